@@ -1,0 +1,209 @@
+//! The arguments. Completions and the man page come from these definitions.
+
+use clap::{Args, Parser, Subcommand};
+use dmafile::{Io, Kind, Load, Method, Pages, Verify};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Moves large files straight between disk and memory that devices can share.
+#[derive(Debug, Parser)]
+#[command(name = "dmafile", version, arg_required_else_help = true)]
+#[command(after_help = "Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Load a file into memory, and hand it to a command
+    Load(LoadArgs),
+    /// Print the plan for a load and the reason for each choice; moves nothing
+    Explain(ExplainArgs),
+    /// Print what this machine can do, what it can't, and the command that would fix it
+    Doctor(DoctorArgs),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff)
+    Man,
+}
+
+/// How a file should come into memory.
+#[derive(Args, Debug)]
+pub struct Knobs {
+    /// The file: a regular file or a block device
+    pub file: PathBuf,
+
+    /// Kind of memory: anon, memfd, fd:N, udmabuf, heap:NAME, dmafile
+    #[arg(long, value_name = "KIND", default_value = "memfd")]
+    pub to: String,
+
+    /// Size of its pages: auto, 4k, thp, huge
+    #[arg(long, value_name = "P", default_value = "auto", value_parser = word::<Pages>)]
+    pub pages: Pages,
+
+    /// How bytes move: auto, uring, threads, read, mmap, sendfile, splice
+    #[arg(long, value_name = "M", default_value = "auto", value_parser = word::<Method>)]
+    pub method: Method,
+
+    /// Past or through the page cache: auto, direct, buffered
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = word::<Io>)]
+    pub io: Io,
+
+    /// First byte that is wanted
+    #[arg(long, value_name = "N", default_value = "0", value_parser = size)]
+    pub offset: u64,
+
+    /// How many bytes are wanted [default: to the end of the file]
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub length: Option<u64>,
+
+    /// How much is allocated before its reads begin, at least a block [default: 128M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub gather: Option<u64>,
+
+    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub block: Option<u64>,
+
+    /// Operations in flight, 1 to 4096
+    #[arg(long, value_name = "N")]
+    pub queue_depth: Option<u32>,
+
+    /// Compute a checksum, and compare it: crc32c, xxh3, blake3, sha256
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = word::<Verify>)]
+    pub verify: Option<Verify>,
+
+    /// Load even what exceeds available memory or a cgroup's limit
+    #[arg(long)]
+    pub no_memory_check: bool,
+}
+
+impl Knobs {
+    /// The load they describe.
+    pub fn load(&self) -> dmafile::Result<Load> {
+        let mut load = Load::new(&self.file)
+            .to(self.to.parse::<Kind>()?)
+            .pages(self.pages)
+            .method(self.method)
+            .io(self.io)
+            .offset(self.offset)
+            .check_memory(!self.no_memory_check);
+        if let Some(length) = self.length {
+            load = load.length(length);
+        }
+        if let Some(gather) = self.gather {
+            load = load.gather(gather);
+        }
+        if let Some(block) = self.block {
+            load = load.block(block);
+        }
+        if let Some(depth) = self.queue_depth {
+            load = load.queue_depth(depth);
+        }
+        if let Some(verify) = &self.verify {
+            load = load.verify(verify.clone());
+        }
+        Ok(load)
+    }
+}
+
+/// `dmafile load`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES the \
+                        file's bytes, DMAFILE_OFFSET where they start. It is exec'd in place: its \
+                        exit status is ours; 127 when it is not found, 126 when it can't be run.\n\n\
+                        Sizes read 4096, 512K, 8M, 1GiB: powers of 1024."
+)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub knobs: Knobs,
+
+    /// Write a timeline that Perfetto opens (Chrome trace format)
+    #[arg(long, value_name = "OUT.json")]
+    pub trace: Option<PathBuf>,
+
+    /// Print the report as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// No text and no progress; errors and JSON remain
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// A command to hand the buffer to
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `dmafile explain`
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    #[command(flatten)]
+    pub knobs: Knobs,
+
+    /// Print the plan as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile doctor`
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// A file or folder whose file system is looked at
+    #[arg(default_value = ".")]
+    pub path: PathBuf,
+
+    /// Print the checks as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Parses a word of the engine; its error says what the choices are.
+fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|error: dmafile::Error| error.to_string())
+}
+
+/// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.
+fn size(text: &str) -> Result<u64, String> {
+    if text.contains(['.', '-']) {
+        return Err("a size is a whole number of bytes, K, M, G or T".to_string());
+    }
+    parse_size::Config::new()
+        .with_binary()
+        .parse_size(text)
+        .map_err(|error| format!("{error}; sizes read 4096, 512K, 8M, 1GiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("512K", 512 << 10),
+            ("8M", 8 << 20),
+            ("1GiB", 1 << 30),
+            ("1MB", 1 << 20),
+        ] {
+            assert_eq!(size(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "x", "1.5M", "-1", "99999999999999999999", "4KK"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

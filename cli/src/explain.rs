@@ -1,0 +1,12 @@
+//! `dmafile explain`
+
+use crate::args::ExplainArgs;
+use crate::{Failure, text, write_json, write_stdout};
+
+pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
+    let plan = args.knobs.load()?.plan()?;
+    if args.json {
+        return write_json(&plan);
+    }
+    write_stdout(text::plan(&plan).as_bytes())
+}

@@ -1,0 +1,124 @@
+//! Plans and reports for people.
+
+use dmafile::{Plan, Report};
+use indicatif::{BinaryBytes, DecimalBytes};
+use std::fmt::Write;
+
+/// The plan, a line a choice, with its reason.
+pub(crate) fn plan(plan: &Plan) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, choice: &str, why: &str| {
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "  {name:<11} {choice:<24} {why}");
+    };
+    line(
+        "file",
+        &BinaryBytes(plan.bytes).to_string(),
+        &plan.file.display().to_string(),
+    );
+    let place = match plan.offset {
+        0 => String::new(),
+        offset => format!("from byte {offset}, at byte {} of the buffer", plan.lead),
+    };
+    line("to", &plan.kind, &place);
+    for reason in &plan.reasons {
+        line(reason.about, &reason.choice, &reason.why);
+    }
+    let ladder: Vec<_> = plan
+        .ladder
+        .iter()
+        .skip(1)
+        .map(ToString::to_string)
+        .collect();
+    if !ladder.is_empty() {
+        line("if refused", &ladder.join(", then "), "");
+    }
+    let shape = format!("{} x {}", BinaryBytes(plan.block), plan.queue_depth);
+    line(
+        "block",
+        &shape,
+        &format!("in flight, aligned to {} bytes", plan.align),
+    );
+    line(
+        "gather",
+        &BinaryBytes(plan.gather).to_string(),
+        "allocated before its reads begin",
+    );
+    let bytes = format!(
+        "{} from disk, {} from the page cache, {} of holes",
+        BinaryBytes(plan.to_read),
+        BinaryBytes(plan.to_copy),
+        BinaryBytes(plan.holes),
+    );
+    line("bytes", &bytes, "");
+    text.lines().fold(String::from("plan\n"), |all, line| {
+        all + line.trim_end() + "\n"
+    })
+}
+
+/// The report.
+pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
+    let mut text = String::new();
+    // What the transfer itself found out, after the plan was shown.
+    for reason in report
+        .reasons
+        .iter()
+        .filter(|reason| !planned.contains(reason))
+    {
+        let _ = writeln!(
+            text,
+            "  {:<11} {:<24} {}",
+            reason.about, reason.choice, reason.why
+        );
+    }
+    let rate = (report.bytes as f64 / report.seconds) as u64;
+    let _ = writeln!(
+        text,
+        "loaded {} in {:.3} s: {}/s, CPU {:.3} s (user {:.3}, system {:.3})",
+        BinaryBytes(report.bytes),
+        report.seconds,
+        DecimalBytes(rate),
+        report.cpu.user + report.cpu.system,
+        report.cpu.user,
+        report.cpu.system,
+    );
+    let _ = writeln!(
+        text,
+        "  by {}, {} direct, {} from the page cache, {} of holes; {} on {} pages",
+        report.method,
+        BinaryBytes(report.bytes_direct),
+        BinaryBytes(report.bytes_buffered),
+        BinaryBytes(report.bytes_hole),
+        report.kind,
+        report.pages,
+    );
+    let order = [
+        "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
+    ];
+    let phases: Vec<_> = order
+        .iter()
+        .filter_map(|&name| Some(format!("{name} {}", ms(*report.phases.get(name)?))))
+        .collect();
+    let _ = writeln!(text, "  phases in ms: {}", phases.join(", "));
+    let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
+    let _ = writeln!(
+        text,
+        "  T(alloc) {} ms, T(I/O) {} ms, {} ms of allocation hidden behind the reads",
+        ms(alloc),
+        ms(report.io_seconds),
+        ms(report.hidden),
+    );
+    if let Some(verified) = &report.verify {
+        let end = if verified.matched {
+            "as expected"
+        } else {
+            "computed"
+        };
+        let _ = writeln!(text, "  {} {} ({end})", verified.algorithm, verified.digest);
+    }
+    text
+}
+
+fn ms(seconds: f64) -> String {
+    format!("{:.1}", seconds * 1000.0)
+}

@@ -1,0 +1,54 @@
+//! `anon`: private memory of this process.
+
+use super::pages::Tactic;
+use super::{Memory, cannot_map};
+use crate::error::Result;
+use crate::options::Pages;
+use crate::sys::Errno;
+use crate::sys::map::{Mapping, Region};
+
+pub(super) struct Anon {
+    map: Mapping,
+    tactic: Tactic,
+}
+
+impl Anon {
+    pub(super) fn new(capacity: u64, pages: Pages) -> Result<Self> {
+        let tactic = Tactic::new(pages, false);
+        let grain = tactic.grain();
+        let map = if pages == Pages::Huge {
+            Mapping::anon_huge(capacity.next_multiple_of(grain) as usize)
+        } else {
+            Mapping::anon(capacity as usize, grain as usize)
+        };
+        let map = map.map_err(|errno| cannot_map(errno, pages))?;
+        tactic.advise(&map.region());
+        Ok(Self { map, tactic })
+    }
+}
+
+impl Memory for Anon {
+    fn region(&self) -> Region<'_> {
+        self.map.region()
+    }
+
+    fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
+        self.tactic.populate(&self.map.region(), at, len)
+    }
+
+    fn grain(&self) -> u64 {
+        self.tactic.grain()
+    }
+
+    fn pages(&self) -> (String, Option<String>) {
+        self.tactic.got(&self.map.region())
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.map.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        self.map.bytes_mut()
+    }
+}

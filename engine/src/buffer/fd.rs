@@ -1,0 +1,145 @@
+//! `fd:N`: a memfd that exists already.
+
+use super::pages::Tactic;
+use super::{Memory, cannot_map};
+use crate::error::{Error, Result};
+use crate::options::Pages;
+use crate::plan::Place;
+use crate::sys::map::{Mapping, Region};
+use crate::sys::{Errno, file, memfd};
+use rustix::fs::SealFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+const DMABUF_MAGIC: u64 = 0x444d_4142;
+
+/// Looks at a descriptor that is to be filled, without touching its contents.
+pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
+    let refuse = |why: &str, errno, remedy: &str| {
+        Error::new("cannot fill the descriptor", why)
+            .with_errno(errno)
+            .at(format!("fd:{number}"))
+            .remedy(remedy)
+    };
+    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+    if stat.fs_magic == DMABUF_MAGIC {
+        let why = "it is a dma-buf, which this version does not fill yet";
+        return Err(refuse(why, Errno::OPNOTSUPP, "fill a memfd"));
+    }
+    let seals = memfd::seals(fd).map_err(|_| {
+        refuse(
+            "it is no memfd",
+            Errno::INVAL,
+            "make one with memfd_create(2)",
+        )
+    })?;
+    if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        return Err(refuse(
+            "it is sealed against writing",
+            Errno::PERM,
+            "fill it before sealing",
+        ));
+    }
+    Ok(Place {
+        bytes: stat.size,
+        address: 0,
+        empty: stat.empty && stat.fs_magic != HUGETLBFS_MAGIC,
+    })
+}
+
+pub(super) struct Existing {
+    map: Mapping,
+    fd: Arc<OwnedFd>,
+    tactic: Tactic,
+    /// It was empty when it came, and so every byte of it was zero.
+    fresh: bool,
+    /// Its owner may cut it short: then the CPU reaches it through the descriptor, where that
+    /// gives an error, and not through the mapping, where it raises SIGBUS.
+    may_shrink: bool,
+}
+
+impl Existing {
+    pub(super) fn new(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Self> {
+        let fail = |errno| cannot_map(errno, pages);
+        let stat = file::stat(fd.as_fd()).map_err(fail)?;
+        let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
+        let hugetlb = stat.fs_magic == HUGETLBFS_MAGIC;
+        let tactic = Tactic::new(pages, true);
+        let align = if hugetlb { 1 } else { tactic.grain() };
+        let map =
+            Mapping::shared(fd.as_fd(), stat.size as usize, align as usize, true).map_err(fail)?;
+        if pages == Pages::Thp {
+            tactic.advise(&map.region());
+        }
+        Ok(Self {
+            map,
+            fd: Arc::clone(fd),
+            tactic,
+            fresh: stat.empty,
+            // hugetlbfs has no write(2); its owner is trusted not to shrink it.
+            may_shrink: !hugetlb && !seals.contains(SealFlags::SHRINK),
+        })
+    }
+}
+
+impl Memory for Existing {
+    fn region(&self) -> Region<'_> {
+        self.map.region()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
+    fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
+        self.tactic.populate(&self.map.region(), at, len)
+    }
+
+    fn grain(&self) -> u64 {
+        self.tactic.grain()
+    }
+
+    fn pages(&self) -> (String, Option<String>) {
+        self.tactic.got(&self.map.region())
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), Errno> {
+        const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        if !self.may_shrink {
+            self.map.region().zero(at, len);
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(ZEROS.len() as u64);
+            file::pwrite_all(self.fd.as_fd(), &ZEROS[..step as usize], at + done)?;
+            done += step;
+        }
+        Ok(())
+    }
+
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        if self.may_shrink {
+            return file::pread_all(self.fd.as_fd(), into, at);
+        }
+        self.map.region().copy_out(at, into);
+        Ok(())
+    }
+
+    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        if self.may_shrink {
+            return file::pwrite_all(self.fd.as_fd(), from, at);
+        }
+        self.map.region().copy_in(at, from);
+        Ok(())
+    }
+
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        self.fd.try_clone().ok()
+    }
+}

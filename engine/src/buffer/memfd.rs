@@ -1,0 +1,156 @@
+//! `memfd`: memory with a descriptor, whose size is sealed when it is handed out.
+
+use super::pages::Tactic;
+use super::{Memory, cannot_map};
+use crate::error::Result;
+use crate::options::Pages;
+use crate::plan::Plan;
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{Errno, file, memfd};
+use rustix::fs::SealFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+pub(super) struct Memfd {
+    /// Taken only while it is sealed, and put back: writable mappings forbid `F_SEAL_WRITE`.
+    map: Option<Mapping>,
+    fd: OwnedFd,
+    tactic: Tactic,
+    len: u64,
+    /// The size in which it is handed out; hugetlb memory comes in whole pages only.
+    final_size: u64,
+    writable: bool,
+}
+
+impl Memfd {
+    pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
+        let tactic = Tactic::new(pages, true);
+        let exact = plan.lead + plan.bytes;
+        let (size, len, final_size) = if pages == Pages::Huge {
+            let whole = plan.capacity.next_multiple_of(tactic.grain());
+            (whole, whole, whole)
+        } else if plan.capacity == exact.next_multiple_of(page_size()) {
+            // A read may go beyond the end of the file, inside its last page.
+            (exact, plan.capacity, exact)
+        } else {
+            (plan.capacity, plan.capacity, exact)
+        };
+        let name = plan.file.file_name().unwrap_or_default().to_string_lossy();
+        // The kernel takes at most 249 bytes and no NUL.
+        let name: String = name.chars().take(48).filter(|c| *c != '\0').collect();
+        let mapped = || {
+            let fd = memfd::create(&name, pages == Pages::Huge)?;
+            memfd::resize(fd.as_fd(), size)?;
+            let align = if pages == Pages::Huge {
+                1
+            } else {
+                tactic.grain()
+            };
+            let map = Mapping::shared(fd.as_fd(), len as usize, align as usize, true)?;
+            Ok((fd, map))
+        };
+        let (fd, map) = mapped().map_err(|errno| cannot_map(errno, pages))?;
+        tactic.advise(&map.region());
+        Ok(Self {
+            map: Some(map),
+            fd,
+            tactic,
+            len,
+            final_size,
+            writable: true,
+        })
+    }
+
+    /// Takes over a memfd that somebody sent, after a check that it cannot shrink below `end`.
+    pub(super) fn adopt(fd: OwnedFd, end: u64) -> Result<Self, String> {
+        let seals = memfd::seals(fd.as_fd()).map_err(|_| "its descriptor is no memfd")?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err("its memfd may shrink under us".to_string());
+        }
+        let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
+        if end > stat.size {
+            return Err("its range lies outside its memfd".to_string());
+        }
+        let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
+        let sealed = seals.contains(SealFlags::WRITE);
+        let map = if sealed {
+            Mapping::sealed(fd.as_fd(), len)
+        } else {
+            Mapping::shared(fd.as_fd(), len, 1, true)
+        };
+        let map = map.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
+        Ok(Self {
+            map: Some(map),
+            fd,
+            tactic: Tactic::new(Pages::Auto, true),
+            len: stat.size,
+            final_size: stat.size,
+            writable: !sealed,
+        })
+    }
+
+    fn map(&self) -> &Mapping {
+        self.map.as_ref().expect("mapped but while it is sealed")
+    }
+}
+
+impl Memory for Memfd {
+    fn region(&self) -> Region<'_> {
+        self.map().region()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
+    fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
+        self.tactic.populate(&self.region(), at, len)
+    }
+
+    fn grain(&self) -> u64 {
+        self.tactic.grain()
+    }
+
+    fn pages(&self) -> (String, Option<String>) {
+        self.tactic.got(&self.region())
+    }
+
+    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        if !self.writable {
+            return Err(Errno::PERM);
+        }
+        self.region().copy_in(at, from);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Errno> {
+        if self.len != self.final_size.next_multiple_of(page_size()) {
+            memfd::resize(self.fd.as_fd(), self.final_size)?;
+        }
+        // Whoever receives it can rely on its size, and udmabuf asks for F_SEAL_SHRINK.
+        memfd::seal(self.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        self.map().bytes()
+    }
+
+    fn seal(&mut self) -> Result<(), Errno> {
+        let mapped = self.final_size as usize;
+        self.map = None;
+        let sealed = memfd::seal(
+            self.fd.as_fd(),
+            SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW,
+        );
+        let map = match sealed {
+            Ok(()) => Mapping::sealed(self.fd.as_fd(), mapped)?,
+            Err(_) => Mapping::shared(self.fd.as_fd(), mapped, 1, true)?,
+        };
+        self.writable = sealed.is_err();
+        self.map = Some(map);
+        sealed
+    }
+
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        Some(self.fd)
+    }
+}

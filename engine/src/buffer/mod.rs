@@ -1,0 +1,358 @@
+//! Memory that holds a file's bytes, one file a kind.
+
+mod anon;
+mod caller;
+mod fd;
+mod memfd;
+mod pages;
+
+use crate::error::{Error, Result};
+use crate::options::{Kind, Pages};
+use crate::plan::Plan;
+use crate::sys::map::Region;
+use crate::sys::{Errno, file, socket};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+pub(crate) use caller::Lent;
+pub(crate) use fd::look_at;
+
+/// A kind of memory, while it is filled and after.
+pub(crate) trait Memory: Send + Sync {
+    /// All of it.
+    fn region(&self) -> Region<'_>;
+
+    /// Its descriptor, where it has one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Makes the pages of a range present.
+    fn populate(&self, at: u64, len: u64) -> Result<(), Errno>;
+
+    /// Multiple in which it is best populated.
+    fn grain(&self) -> u64;
+
+    /// Which pages it got, and a remark where that needs one.
+    fn pages(&self) -> (String, Option<String>);
+
+    /// Every byte that nobody has written is zero.
+    fn is_fresh(&self) -> bool {
+        true
+    }
+
+    /// Zeroes a range.
+    fn zero(&self, at: u64, len: u64) -> Result<(), Errno> {
+        self.region().zero(at, len);
+        Ok(())
+    }
+
+    /// Copies bytes out.
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.region().copy_out(at, into);
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        self.region().copy_in(at, from);
+        Ok(())
+    }
+
+    /// All that was to be written is: brings it into the shape in which it is handed out.
+    fn finish(&mut self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// The bytes, where nobody else can change them.
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// The bytes, where nobody else can reach them.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// Forbids any change for good.
+    fn seal(&mut self) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Gives up the mapping and keeps the descriptor.
+    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
+        None
+    }
+}
+
+/// Makes the memory of a plan, and the reasons for what it became.
+pub(crate) fn make(
+    kind: &Kind,
+    plan: &Plan,
+    asked: Pages,
+    reasons: &mut Vec<crate::plan::Reason>,
+) -> Result<Box<dyn Memory>> {
+    let made = match make_with(kind, plan, plan.pages) {
+        // A pool that had room a moment ago has none now: another size will do, unless it was
+        // this one that was asked for.
+        Err(error)
+            if plan.pages == Pages::Huge
+                && asked == Pages::Auto
+                && error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) =>
+        {
+            reasons.push(crate::plan::Reason {
+                about: "pages",
+                choice: Pages::Thp.to_string(),
+                why: "the hugetlb pool has given its room away meanwhile".to_string(),
+            });
+            make_with(kind, plan, Pages::Thp)
+        }
+        made => made,
+    };
+    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.capacity)))
+}
+
+fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> {
+    Ok(match kind {
+        Kind::Anon => Box::new(anon::Anon::new(plan.capacity, pages)?),
+        Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
+        Kind::Fd { fd, .. } => Box::new(fd::Existing::new(fd, pages)?),
+        Kind::Udmabuf | Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
+            unreachable!("the plan refuses them, or brings its own memory")
+        }
+    })
+}
+
+/// A mapping failed: ENOMEM has more causes than too little memory.
+fn cannot_map(errno: Errno, pages: Pages) -> Error {
+    let error = Error::os("cannot make the buffer", errno);
+    match (errno, pages, crate::sys::host::address_space()) {
+        (Errno::NOMEM, Pages::Huge, _) => error
+            .why("the hugetlb pool has no room for it")
+            .remedy("make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"),
+        (Errno::NOMEM, _, Some(limit)) => error
+            .why(format!(
+                "it does not fit the limit on address space, {limit} bytes"
+            ))
+            .remedy("raise it: ulimit -v"),
+        (Errno::NOMEM, ..) => error.remedy("free memory, or raise vm.overcommit_memory's limit"),
+        (Errno::INVAL, Pages::Huge, _) => error
+            .why("this kernel has no hugetlb pages")
+            .remedy("use --pages thp"),
+        (Errno::FBIG, ..) => error
+            .why("it exceeds the limit on file size")
+            .remedy("raise it: ulimit -f"),
+        _ => error,
+    }
+}
+
+/// A filled buffer: the wanted bytes of the file, and around them zeros.
+///
+/// The memory may begin before the first wanted byte ([`Buffer::offset`]) so that direct reads
+/// land where they belong. Dropping it unmaps the memory and closes the descriptor.
+pub struct Buffer {
+    memory: Box<dyn Memory>,
+    kind: String,
+    offset: u64,
+    len: u64,
+}
+
+impl Buffer {
+    pub(crate) fn new(memory: Box<dyn Memory>, kind: String, offset: u64, len: u64) -> Self {
+        Self {
+            memory,
+            kind,
+            offset,
+            len,
+        }
+    }
+
+    /// The kind of memory, as the command line names it.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's
+    /// direct alignment where that is larger.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many bytes were wanted.
+    #[expect(clippy::len_without_is_empty, reason = "a load of no bytes is refused")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The descriptor, to be mapped, sent or inherited; None for private memory.
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.descriptor()
+    }
+
+    /// Gives up the mapping and keeps the descriptor; None for private memory.
+    pub fn into_fd(self) -> Option<OwnedFd> {
+        self.memory.into_descriptor()
+    }
+
+    /// As [`Buffer::into_fd`], for programs that this process executes: close-on-exec is off.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for private memory, which nobody can inherit.
+    pub fn into_inherited_fd(self) -> Result<OwnedFd> {
+        let cannot = |errno| Error::os("cannot hand the buffer on", errno);
+        let fd = self.into_fd().ok_or_else(|| {
+            cannot(Errno::OPNOTSUPP)
+                .why("private memory has no descriptor")
+                .remedy("load it --to memfd")
+        })?;
+        file::inherit(fd.as_fd()).map_err(cannot)?;
+        Ok(fd)
+    }
+
+    /// The wanted bytes, where nobody else can change them: private memory, or sealed.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        let (start, end) = self.range();
+        self.memory.bytes().map(|bytes| &bytes[start..end])
+    }
+
+    /// The wanted bytes, where nobody else can reach them: private memory.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        let (start, end) = self.range();
+        self.memory.bytes_mut().map(|bytes| &mut bytes[start..end])
+    }
+
+    fn range(&self) -> (usize, usize) {
+        (self.offset as usize, (self.offset + self.len) as usize)
+    }
+
+    /// Brackets access by the CPU to memory that others may reach at the same time.
+    pub fn access(&self) -> CpuAccess<'_> {
+        CpuAccess { buffer: self }
+    }
+
+    /// Forbids any change of the contents or the size, here and everywhere, for good
+    /// (`F_SEAL_WRITE`, fcntl(2)). [`Buffer::as_slice`] works from then on.
+    ///
+    /// # Errors
+    /// EBUSY while somebody else has it mapped for writing or pinned (a udmabuf over it does),
+    /// EOPNOTSUPP for private memory, EPERM for a memfd made without `MFD_ALLOW_SEALING`.
+    pub fn seal(&mut self) -> Result<()> {
+        self.memory.seal().map_err(|errno| {
+            let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
+            match errno {
+                Errno::OPNOTSUPP => error.why("private memory is nobody else's to change"),
+                Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
+                _ => error,
+            }
+        })
+    }
+
+    /// Sends the descriptor over a Unix socket (SCM_RIGHTS, unix(7)), with where its bytes lie.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for private memory; what sendmsg(2) says.
+    pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        let fd = self.as_fd().ok_or_else(|| {
+            Error::os("cannot send the buffer", Errno::OPNOTSUPP)
+                .at(&self.kind)
+                .why("private memory has no descriptor")
+                .remedy("load it --to memfd")
+        })?;
+        let mut message = MAGIC.to_vec();
+        message.extend(self.offset.to_le_bytes());
+        message.extend(self.len.to_le_bytes());
+        socket::send(socket.as_fd(), &message, fd)
+            .map_err(|errno| Error::os("cannot send the buffer", errno))
+    }
+
+    /// Receives what [`Buffer::send`] sent.
+    ///
+    /// The sender is not trusted: the descriptor must be a memfd that cannot shrink and holds the
+    /// range it claims.
+    ///
+    /// # Errors
+    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away.
+    pub fn receive(socket: &UnixStream) -> Result<Self> {
+        let mut message = [0; 24];
+        let fd = socket::receive(socket.as_fd(), &mut message)
+            .map_err(|errno| Error::os("cannot receive a buffer", errno))?;
+        let refuse =
+            |why: &str| Error::new("cannot receive a buffer", why).with_errno(Errno::PROTO);
+        let number =
+            |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
+        let fd = fd.ok_or_else(|| refuse("no descriptor came with it"))?;
+        if message[..8] != *MAGIC {
+            return Err(refuse("what came is no buffer of ours"));
+        }
+        let (offset, len) = (number(8), number(16));
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        let end = end.ok_or_else(|| refuse("its range is empty or has no end"))?;
+        let memory = memfd::Memfd::adopt(fd, end).map_err(|why| refuse(&why))?;
+        Ok(Self::new(
+            Box::new(memory),
+            "memfd".to_string(),
+            offset,
+            len,
+        ))
+    }
+}
+
+/// First bytes of a message that carries a buffer.
+const MAGIC: &[u8; 8] = b"dmafile1";
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("kind", &self.kind)
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+/// Access by the CPU to a buffer that other processes or devices may reach, from when it is made
+/// until it is dropped. Offsets count from the first wanted byte.
+pub struct CpuAccess<'b> {
+    buffer: &'b Buffer,
+}
+
+impl CpuAccess<'_> {
+    /// Copies `into.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// EINVAL outside the buffer.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let at = self.inside(offset, into.len())?;
+        self.buffer
+            .memory
+            .copy_out(at, into)
+            .map_err(|errno| self.failed(errno, offset))
+    }
+
+    /// Copies `from` to `offset`.
+    ///
+    /// # Errors
+    /// EINVAL outside the buffer, EPERM for a buffer that is sealed.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let at = self.inside(offset, from.len())?;
+        self.buffer
+            .memory
+            .copy_in(at, from)
+            .map_err(|errno| self.failed(errno, offset))
+    }
+
+    fn inside(&self, offset: u64, len: usize) -> Result<u64> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.buffer.len => Ok(self.buffer.offset + offset),
+            _ => Err(self.failed(Errno::INVAL, offset)),
+        }
+    }
+
+    fn failed(&self, errno: Errno, offset: u64) -> Error {
+        Error::os("cannot access the buffer", errno).at(format!(
+            "{} at byte {offset} of {}",
+            self.buffer.kind, self.buffer.len
+        ))
+    }
+}

@@ -1,0 +1,123 @@
+//! How the pages of a buffer come into being.
+
+use crate::options::Pages;
+use crate::sys::Errno;
+use crate::sys::host;
+use crate::sys::map::{Region, page_size};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Tries for one size of pages and takes what it gets.
+pub(super) struct Tactic {
+    pages: Pages,
+    /// Size of the huge pages that are tried for; 0 without.
+    huge: u64,
+    /// Collapse on request, instead of huge faults: the way for memory with a descriptor.
+    collapse: bool,
+    collapsed: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// After this many huge pages in a row that could not be had, memory is taken to be fragmented.
+const GIVE_UP_AFTER: u64 = 8;
+
+impl Tactic {
+    pub(super) fn new(pages: Pages, collapse: bool) -> Self {
+        let pool = || host::kilobytes("/proc/meminfo", "Hugepagesize");
+        let thp = || host::number("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
+        let huge = match pages {
+            Pages::Huge => pool().unwrap_or(0),
+            Pages::Thp => thp().unwrap_or(0),
+            Pages::Auto | Pages::Small => 0,
+        };
+        Self {
+            pages,
+            huge,
+            collapse,
+            collapsed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Multiple at which memory should start and be populated.
+    pub(super) fn grain(&self) -> u64 {
+        self.huge.max(page_size())
+    }
+
+    /// Tells the kernel what size is wanted, once, for all of a fresh mapping.
+    pub(super) fn advise(&self, region: &Region<'_>) {
+        // Advice: where the kernel does not take it, pages come as they come, and are counted.
+        let _ = match self.pages {
+            Pages::Thp => region.want_huge(),
+            Pages::Small => region.want_small(),
+            Pages::Auto | Pages::Huge => Ok(()),
+        };
+    }
+
+    /// Makes the pages of a range present.
+    pub(super) fn populate(&self, region: &Region<'_>, at: u64, len: u64) -> Result<(), Errno> {
+        if self.pages == Pages::Thp && self.collapse && self.huge > 0 {
+            self.collapse_within(region, at, len);
+        }
+        // Does nothing where huge pages are there already.
+        region.populate(at, len)
+    }
+
+    fn collapse_within(&self, region: &Region<'_>, at: u64, len: u64) {
+        let start = at.next_multiple_of(self.huge);
+        let end = (at + len) - (at + len) % self.huge;
+        if start >= end || self.refused.load(Ordering::Relaxed) >= GIVE_UP_AFTER {
+            return;
+        }
+        if region.collapse(start, end - start, self.huge).is_ok() {
+            self.collapsed.fetch_add(end - start, Ordering::Relaxed);
+            return;
+        }
+        // One of them could not be had; find out which, and take the others.
+        for page in (start..end).step_by(self.huge as usize) {
+            if region.collapse(page, self.huge, self.huge).is_ok() {
+                self.collapsed.fetch_add(self.huge, Ordering::Relaxed);
+                self.refused.store(0, Ordering::Relaxed);
+            } else if self.refused.fetch_add(1, Ordering::Relaxed) + 1 >= GIVE_UP_AFTER {
+                return;
+            }
+        }
+    }
+
+    /// Which pages there are, and a remark where that is not what was tried for.
+    pub(super) fn got(&self, region: &Region<'_>) -> (String, Option<String>) {
+        if self.pages != Pages::Thp {
+            let pages = if self.pages == Pages::Auto {
+                Pages::Small
+            } else {
+                self.pages
+            };
+            return (pages.to_string(), None);
+        }
+        let huge = if self.collapse {
+            Some(self.collapsed.load(Ordering::Relaxed))
+        } else {
+            host::huge_bytes(region)
+        };
+        let Some(huge) = huge else {
+            return (
+                "thp".to_string(),
+                Some("asked for; /proc/self/smaps cannot say".to_string()),
+            );
+        };
+        let mib = |bytes: u64| bytes >> 20;
+        let all = region.len() - region.len() % self.huge.max(1);
+        let remark = format!(
+            "{} of {} MiB lie on huge pages",
+            mib(huge),
+            mib(region.len())
+        );
+        match huge {
+            0 => (
+                "4k".to_string(),
+                Some(format!("{remark}: none could be had")),
+            ),
+            some if some >= all => ("thp".to_string(), Some(remark)),
+            _ => ("thp+4k".to_string(), Some(remark)),
+        }
+    }
+}

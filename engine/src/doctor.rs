@@ -1,0 +1,386 @@
+//! What this machine can do, what it cannot, and the command that would change it.
+//!
+//! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
+
+use crate::error::{Result, errno_name};
+use crate::facts::{File, Host};
+use crate::options::Pages;
+use crate::plan::registered_need;
+use crate::sys::{Errno, file, host, map::Mapping, memfd};
+use serde::Serialize;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// As good as it gets.
+    Good,
+    /// It works, and could work better.
+    Fair,
+    /// It is not to be had here.
+    Missing,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Good => "good",
+            Self::Fair => "fair",
+            Self::Missing => "missing",
+        })
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What.
+    pub name: &'static str,
+    /// How it came out.
+    pub health: Health,
+    /// What was found.
+    pub found: String,
+    /// The command, or the setting, that would improve it.
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, health: Health, found: impl Into<String>) -> Self {
+        Self {
+            name,
+            health,
+            found: found.into(),
+            remedy: None,
+        }
+    }
+
+    fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+/// Looks at this machine as this process may see it, and at the file system of `path`.
+///
+/// # Errors
+/// Where `path` cannot be looked at.
+pub fn doctor(path: &Path) -> Result<Vec<Check>> {
+    let host = Host::probe();
+    let mut checks = vec![
+        kernel(&host),
+        io_uring(&host),
+        memlock(&host),
+        thp(&host),
+        memfd_thp(&host),
+        hugetlb(&host),
+        udmabuf(),
+    ];
+    checks.extend(heaps());
+    checks.push(module());
+    checks.push(memory(&host));
+    checks.push(container(&host));
+    checks.push(file_system(path)?);
+    Ok(checks)
+}
+
+fn kernel(host: &Host) -> Check {
+    let release = host::text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let found = format!(
+        "Linux {release}, {} processors, pages of {}",
+        host.cpus, host.page
+    );
+    // MADV_POPULATE_WRITE came with 5.14: tried, not compared.
+    let populates = Mapping::anon(host.page as usize, host.page as usize)
+        .and_then(|map| map.region().populate(0, host.page));
+    match populates {
+        Ok(()) => Check::new("kernel", Health::Good, found),
+        Err(_) => Check::new(
+            "kernel",
+            Health::Fair,
+            format!("{found}; cannot allocate ahead"),
+        )
+        .remedy("Linux 5.14 or later has MADV_POPULATE_WRITE"),
+    }
+}
+
+fn io_uring(host: &Host) -> Check {
+    let Some(errno) = &host.uring_refused else {
+        return Check::new("io_uring", Health::Good, "a ring can be set up");
+    };
+    let sysctl = host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0);
+    let found = format!("refused ({errno}); loads use a pool of threads");
+    let remedy = match (errno.as_str(), sysctl) {
+        ("EPERM", 1..) => "sysctl -w kernel.io_uring_disabled=0",
+        ("EPERM", _) => {
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of \
+             this container"
+        }
+        ("ENOMEM", _) => "ulimit -l unlimited",
+        _ => "Linux 5.1 or later has io_uring",
+    };
+    Check::new("io_uring", Health::Fair, found).remedy(remedy)
+}
+
+fn memlock(host: &Host) -> Check {
+    let need = registered_need();
+    let name = "memlock";
+    match host.memlock {
+        _ if host.pins_freely => Check::new(
+            name,
+            Health::Good,
+            "CAP_IPC_LOCK: buffers can be registered",
+        ),
+        None => Check::new(name, Health::Good, "no limit: buffers can be registered"),
+        Some(limit) if limit >= need => {
+            Check::new(name, Health::Good, format!("{} MiB", limit >> 20))
+        }
+        Some(limit) => {
+            let found = format!(
+                "{} MiB; registered buffers want {} MiB, loads read into plain ones",
+                limit >> 20,
+                need >> 20
+            );
+            Check::new(name, Health::Fair, found).remedy(format!(
+                "ulimit -l {} (and a line 'USER - memlock {0}' in /etc/security/limits.conf)",
+                need >> 10
+            ))
+        }
+    }
+}
+
+fn thp(host: &Host) -> Check {
+    let name = "transparent huge pages";
+    match host.thp.as_deref() {
+        Some(setting @ ("always" | "madvise")) => Check::new(
+            name,
+            Health::Good,
+            format!("{setting}, of {} KiB", host.thp_size >> 10),
+        ),
+        Some(setting) => Check::new(name, Health::Fair, format!("switched off ({setting})"))
+            .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
+        None => Check::new(name, Health::Missing, "not in this kernel, or hidden"),
+    }
+}
+
+/// What `shmem_enabled` says hardly matters: a memfd is collapsed on request.
+fn memfd_thp(host: &Host) -> Check {
+    let name = "huge pages for memfd";
+    let setting = host.shmem_thp.as_deref().unwrap_or("not there");
+    let huge = host.thp_size;
+    let try_one = || -> Result<(), Errno> {
+        if huge == 0 {
+            return Err(Errno::NOSYS);
+        }
+        let fd = memfd::create("dmafile-doctor", false)?;
+        memfd::resize(fd.as_fd(), huge)?;
+        let map = Mapping::shared(fd.as_fd(), huge as usize, huge as usize, true)?;
+        map.region().collapse(0, huge, huge)
+    };
+    match try_one() {
+        Ok(()) => Check::new(
+            name,
+            Health::Good,
+            format!("MADV_COLLAPSE works (shmem_enabled: {setting})"),
+        ),
+        Err(errno) => {
+            let errno = errno_name(errno.raw_os_error());
+            let found = format!("MADV_COLLAPSE fails ({errno}; shmem_enabled: {setting})");
+            Check::new(name, Health::Fair, found).remedy(
+                "Linux 6.1 or later collapses; before that: \
+                 echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            )
+        }
+    }
+}
+
+fn hugetlb(host: &Host) -> Check {
+    let name = "hugetlb pool";
+    let (page, free) = (host.pool_page, host.pool_free);
+    if page == 0 {
+        return Check::new(name, Health::Missing, "not in this kernel, or hidden");
+    }
+    let total = host::number("/proc/sys/vm/nr_hugepages").unwrap_or(0) * page;
+    let found = format!(
+        "{} of {} MiB free, pages of {} KiB",
+        free >> 20,
+        total >> 20,
+        page >> 10
+    );
+    match free {
+        0 => Check::new(
+            name,
+            Health::Fair,
+            format!("{found}; --pages {} cannot be had", Pages::Huge),
+        )
+        .remedy(format!(
+            "sysctl -w vm.nr_hugepages=N (N pages of {} KiB)",
+            page >> 10
+        )),
+        _ => Check::new(name, Health::Good, found),
+    }
+}
+
+fn udmabuf() -> Check {
+    let name = "udmabuf";
+    let parameter = |what: &str| host::number(format!("/sys/module/udmabuf/parameters/{what}"));
+    match file::try_node(Path::new("/dev/udmabuf")) {
+        Ok(()) => {
+            let size = parameter("size_limit_mb").unwrap_or(64);
+            let list = parameter("list_limit").unwrap_or(1024);
+            let found = format!("can be opened; dma-bufs up to {size} MiB, of {list} ranges");
+            Check::new(name, Health::Good, found)
+                .remedy("echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb")
+        }
+        Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
+            Check::new(name, Health::Missing, "no /dev/udmabuf")
+                .remedy("modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host)")
+        }
+        Err(errno) => {
+            let errno = errno_name(errno.raw_os_error());
+            Check::new(
+                name,
+                Health::Fair,
+                format!("/dev/udmabuf cannot be opened ({errno})"),
+            )
+            .remedy("usermod -aG kvm USER, or a udev rule that gives its group access")
+        }
+    }
+}
+
+fn heaps() -> Vec<Check> {
+    let name = "dma-heap";
+    let dir = Path::new("/dev/dma_heap");
+    let mut nodes: Vec<PathBuf> = std::fs::read_dir(dir)
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    nodes.sort();
+    if nodes.is_empty() {
+        let check = Check::new(name, Health::Missing, "no /dev/dma_heap");
+        return vec![
+            check.remedy("a kernel with CONFIG_DMABUF_HEAPS_SYSTEM; Debian's 6.12 has it"),
+        ];
+    }
+    let check = |node: PathBuf| match file::try_node(&node) {
+        Ok(()) => Check::new(
+            name,
+            Health::Good,
+            format!("{} can be opened", node.display()),
+        ),
+        Err(errno) => {
+            let errno = errno_name(errno.raw_os_error());
+            let found = format!("{} cannot be opened ({errno})", node.display());
+            Check::new(name, Health::Fair, found).remedy(format!(
+                "chgrp video {0} && chmod g+r {0}, or a udev rule",
+                node.display()
+            ))
+        }
+    };
+    nodes.into_iter().map(check).collect()
+}
+
+fn module() -> Check {
+    let name = "dmafile.ko";
+    match file::try_node(Path::new("/dev/dmafile")) {
+        Ok(()) => Check::new(name, Health::Good, "/dev/dmafile can be opened"),
+        Err(errno) => {
+            let errno = errno_name(errno.raw_os_error());
+            Check::new(
+                name,
+                Health::Missing,
+                format!("/dev/dmafile: {errno}; this version has none"),
+            )
+        }
+    }
+}
+
+fn memory(host: &Host) -> Check {
+    let name = "memory";
+    match host.available {
+        Some(bytes) => Check::new(name, Health::Good, format!("{} MiB available", bytes >> 20)),
+        None => Check::new(
+            name,
+            Health::Fair,
+            "/proc/meminfo cannot be read: loads are not checked",
+        ),
+    }
+}
+
+fn container(host: &Host) -> Check {
+    let name = "container limits";
+    let seccomp = host::text("/proc/self/status")
+        .and_then(|text| {
+            let mode = text
+                .lines()
+                .find_map(|line| line.strip_prefix("Seccomp:"))?;
+            Some(mode.trim() != "0")
+        })
+        .unwrap_or(false);
+    let filter = if seccomp {
+        "a seccomp filter is on"
+    } else {
+        "no seccomp filter"
+    };
+    match &host.cgroup {
+        Some((room, file)) => {
+            let found = format!("{} MiB left by {}; {filter}", room >> 20, file.display());
+            let health = match host.available {
+                Some(available) if *room < available => Health::Fair,
+                _ => Health::Good,
+            };
+            let check = Check::new(name, health, found);
+            match health {
+                Health::Good => check,
+                _ => check.remedy("raise the memory limit of this container or slice"),
+            }
+        }
+        None => Check::new(name, Health::Good, format!("no memory limit; {filter}")),
+    }
+}
+
+/// A file tells most. Of a directory, the largest of its files speaks for the rest.
+fn file_system(path: &Path) -> Result<Check> {
+    const MOST: usize = 4096;
+    let name = "file system";
+    let mut file = path.to_path_buf();
+    if path.is_dir() {
+        let largest = std::fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .take(MOST)
+            .filter_map(|entry| {
+                let data = entry
+                    .metadata()
+                    .ok()
+                    .filter(|data| data.is_file() && data.len() > 0)?;
+                Some((data.len(), entry.path()))
+            })
+            .max();
+        let Some((_, largest)) = largest else {
+            let found = format!("{}: no file in it to try with", path.display());
+            return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
+        };
+        file = largest;
+    }
+    let facts = File::probe(&file)?;
+    let (at, fs) = (file.display(), &facts.file_system);
+    Ok(match &facts.direct_refused {
+        None => {
+            let source = if facts.align_told { "statx" } else { "tried" };
+            let found = format!(
+                "{at}: {fs}, direct I/O in multiples of {} ({source})",
+                facts.align
+            );
+            Check::new(name, Health::Good, found)
+        }
+        Some(why) => Check::new(
+            name,
+            Health::Fair,
+            format!("{at}: {fs}, no direct I/O: {why}"),
+        )
+        .remedy("keep large files on ext4, xfs, f2fs or another file system with direct I/O"),
+    })
+}

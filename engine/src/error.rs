@@ -1,0 +1,187 @@
+//! What went wrong, where, why, and what to do about it.
+
+use rustix::io::Errno;
+use std::fmt;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How a caller should take an [`Error`]; the command turns it into its exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request itself cannot be meant: a value out of range, a pair that excludes itself.
+    Usage,
+    /// The request was fine and could not be carried out.
+    Failed,
+    /// A [`CancelToken`](crate::CancelToken) was set.
+    Cancelled,
+}
+
+/// One failure: `what: where: why (ERRNO); remedy`.
+///
+/// The parts can be asked for one by one; [`Display`](fmt::Display) joins them in that order and
+/// leaves out those that are not known.
+#[derive(Clone)]
+pub struct Error(Box<Parts>);
+
+#[derive(Clone, Debug)]
+struct Parts {
+    kind: ErrorKind,
+    what: String,
+    place: String,
+    why: String,
+    errno: Option<Errno>,
+    remedy: String,
+}
+
+impl Error {
+    /// A failure that the kernel reported with an errno.
+    pub(crate) fn os(what: impl Into<String>, errno: Errno) -> Self {
+        let why = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
+        Self(Box::new(Parts {
+            kind: ErrorKind::Failed,
+            what: what.into(),
+            place: String::new(),
+            why: why.to_string(),
+            errno: Some(errno),
+            remedy: usual_remedy(errno).to_string(),
+        }))
+    }
+
+    /// A failure found without asking the kernel.
+    pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self(Box::new(Parts {
+            kind: ErrorKind::Failed,
+            what: what.into(),
+            place: String::new(),
+            why: why.into(),
+            errno: None,
+            remedy: String::new(),
+        }))
+    }
+
+    /// A request that cannot be meant.
+    pub(crate) fn usage(what: impl Into<String>, why: impl Into<String>) -> Self {
+        let mut error = Self::new(what, why);
+        error.0.kind = ErrorKind::Usage;
+        error
+    }
+
+    /// The transfer was cancelled by its token.
+    pub(crate) fn cancelled(place: impl Into<String>) -> Self {
+        let mut error = Self::new("load", "cancelled before it was whole").at(place);
+        error.0.kind = ErrorKind::Cancelled;
+        error.0.errno = Some(Errno::CANCELED);
+        error
+    }
+
+    pub(crate) fn at(mut self, place: impl Into<String>) -> Self {
+        self.0.place = place.into();
+        self
+    }
+
+    pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
+        self.0.why = why.into();
+        self
+    }
+
+    pub(crate) fn with_errno(mut self, errno: Errno) -> Self {
+        self.0.errno = Some(errno);
+        self
+    }
+
+    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.0.remedy = remedy.into();
+        self
+    }
+
+    /// How to take it.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The errno behind it, as the positive number of `errno(3)`, where there is one.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        self.0.errno.map(Errno::raw_os_error)
+    }
+
+    /// The file, offset or limit it happened at; empty where there is none.
+    pub fn place(&self) -> &str {
+        &self.0.place
+    }
+
+    /// What would mend it; empty where nothing is known to.
+    pub fn remedy_text(&self) -> &str {
+        &self.0.remedy
+    }
+}
+
+/// The name of an errno (`ENOENT`), as `errno(3)` spells it.
+pub fn errno_name(raw: i32) -> String {
+    match nix::errno::Errno::from_raw(raw) {
+        nix::errno::Errno::UnknownErrno => format!("errno {raw}"),
+        // nix names the twin of EAGAIN and EOPNOTSUPP by their first spelling, as Linux does.
+        named => format!("{named:?}"),
+    }
+}
+
+/// What helps most often; callers that know better say so with `remedy`.
+fn usual_remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOENT => "check the path",
+        Errno::ACCESS => "ask for read permission on it, or run as its owner",
+        Errno::LOOP => "the path is a loop of symbolic links: mend the links",
+        Errno::MFILE => "raise the limit on open files: ulimit -n",
+        Errno::NFILE => "the system has no file left: raise fs.file-max",
+        Errno::IO => "the device failed to read: see the kernel log",
+        _ => "",
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = &*self.0;
+        f.write_str(&parts.what)?;
+        if !parts.place.is_empty() {
+            write!(f, ": {}", parts.place)?;
+        }
+        write!(f, ": {}", parts.why)?;
+        if let Some(errno) = parts.errno {
+            write!(f, " ({})", errno_name(errno.raw_os_error()))?;
+        }
+        if !parts.remedy.is_empty() {
+            write!(f, "; {}", parts.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} [{:?}]", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_stand_in_their_order() {
+        let error = Error::os("cannot open", Errno::NOENT).at("model.gguf");
+        assert_eq!(
+            error.to_string(),
+            "cannot open: model.gguf: No such file or directory (ENOENT); check the path"
+        );
+        assert_eq!(error.raw_os_error(), Some(2));
+    }
+
+    #[test]
+    fn errnos_have_their_names() {
+        assert_eq!(errno_name(22), "EINVAL");
+        assert_eq!(errno_name(95), "EOPNOTSUPP");
+        assert_eq!(errno_name(4242), "errno 4242");
+    }
+}

@@ -1,0 +1,232 @@
+//! What is true of this machine and of a file: what `plan` decides by and `doctor` shows.
+
+use crate::error::{Result, errno_name};
+use crate::source::Source;
+use crate::sys::{self, Errno, host};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What this machine offers and allows to this process now. Sizes are bytes.
+///
+/// Every capability is found by trying it, not by a version number. `None` is not known: a
+/// container may hide it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// Base page size.
+    pub page: u64,
+    /// Size of a transparent huge page; 0 where the kernel has none.
+    pub thp_size: u64,
+    /// `/sys/kernel/mm/transparent_hugepage/enabled`.
+    pub thp: Option<String>,
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`.
+    pub shmem_thp: Option<String>,
+    /// Default size of a hugetlb page; 0 where the kernel has none.
+    pub pool_page: u64,
+    /// Bytes of the hugetlb pool that are neither used nor promised.
+    pub pool_free: u64,
+    /// Memory the kernel could give out without swapping (`MemAvailable`).
+    pub available: Option<u64>,
+    /// Memory that the tightest cgroup still allows, and the file that limits it.
+    pub cgroup: Option<(u64, PathBuf)>,
+    /// RLIMIT_MEMLOCK; `None` is no limit.
+    pub memlock: Option<u64>,
+    /// CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not bind.
+    pub pins_freely: bool,
+    /// Processors this process may run on.
+    pub cpus: usize,
+    /// Why io_uring cannot be used, by errno name; `None` where it can.
+    pub uring_refused: Option<String>,
+}
+
+impl Host {
+    /// Looks at this machine, as this process may see it.
+    pub fn probe() -> Self {
+        let thp_dir = Path::new("/sys/kernel/mm/transparent_hugepage");
+        let pool_page = host::kilobytes("/proc/meminfo", "Hugepagesize").unwrap_or(0);
+        let pool = |name: &str| {
+            let kb = pool_page >> 10;
+            host::number(format!("/sys/kernel/mm/hugepages/hugepages-{kb}kB/{name}")).unwrap_or(0)
+        };
+        let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
+        Self {
+            page: sys::map::page_size(),
+            thp_size: host::number(thp_dir.join("hpage_pmd_size")).unwrap_or(0),
+            thp: host::choice(thp_dir.join("enabled")),
+            shmem_thp: host::choice(thp_dir.join("shmem_enabled")),
+            pool_page,
+            pool_free: free * pool_page,
+            available: host::kilobytes("/proc/meminfo", "MemAvailable"),
+            cgroup: host::cgroup_room(),
+            memlock: host::memlock(),
+            pins_freely: host::may_pin_freely(),
+            cpus: host::cpus(),
+            uring_refused: sys::uring::Ring::probe()
+                .err()
+                .map(|errno| errno_name(errno.raw_os_error())),
+        }
+    }
+
+    /// Bytes that may be pinned at once, as far as limits say; the kernel has the last word.
+    pub(crate) fn pin_limit(&self) -> u64 {
+        match self.memlock {
+            Some(limit) if !self.pins_freely => limit,
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// What is true of one file. Sizes are bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct File {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size when it was opened.
+    pub size: u64,
+    /// Its file system.
+    pub file_system: String,
+    /// Multiple that direct reads need in offset, length and memory.
+    pub align: u64,
+    /// `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
+    pub align_told: bool,
+    /// Why direct I/O cannot be used; `None` where it can.
+    pub direct_refused: Option<String>,
+}
+
+impl File {
+    /// Opens a file and looks at it; nothing is moved but at most one block to try direct I/O.
+    ///
+    /// # Errors
+    /// As [`Load::run`](crate::Load::run): what has no contents of a known size is refused.
+    pub fn probe(path: impl AsRef<Path>) -> Result<Self> {
+        Source::open(path.as_ref()).map(|source| Self::of(&source))
+    }
+
+    pub(crate) fn of(source: &Source) -> Self {
+        Self {
+            path: source.path().to_path_buf(),
+            size: source.size(),
+            file_system: source.file_system(),
+            align: source.align(),
+            align_told: source.align_is_told(),
+            direct_refused: source.direct().err().map(str::to_string),
+        }
+    }
+}
+
+/// A range of the file that holds data, and whether it is copied from the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub start: u64,
+    pub end: u64,
+    pub cached: bool,
+}
+
+/// Where the bytes of a range of a file are.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Data, in file order, without overlap.
+    pub runs: Vec<Run>,
+    /// How residency in the page cache was learned, or why not.
+    pub learned: String,
+}
+
+/// How finely a partly cached file is told apart.
+const CACHE_GRAIN: u64 = 1 << 20;
+/// Bytes looked at before a file that `cachestat` will not speak of counts as cold.
+const PEEKS: u64 = 16;
+
+impl Layout {
+    /// Finds holes in `[start, end)` and, where `look` is set, what sits in the page cache.
+    pub(crate) fn of(source: &Source, start: u64, end: u64, look: bool) -> Self {
+        // A hole shorter than this costs less to read than the extra operation to skip it.
+        const SMALL_HOLE: u64 = 64 << 10;
+        let data = source.data(start, end, SMALL_HOLE);
+        if !look {
+            let runs = data.into_iter().map(|(start, end)| Run {
+                start,
+                end,
+                cached: false,
+            });
+            return Self {
+                runs: runs.collect(),
+                learned: "not asked".to_string(),
+            };
+        }
+        let bytes: u64 = data.iter().map(|(start, end)| end - start).sum();
+        match source.resident(start, end) {
+            Ok(0) => Self::told(&data, |_| false, "cachestat: nothing is cached"),
+            Ok(cached) if cached >= bytes => {
+                Self::told(&data, |_| true, "cachestat: all of it is cached")
+            }
+            Ok(_) => Self::told(
+                &data,
+                |(start, end)| {
+                    source
+                        .resident(start, end)
+                        .is_ok_and(|cached| cached == end - start)
+                },
+                "cachestat, by the MiB: partly cached",
+            ),
+            Err(errno) => Self::peeked(source, &data, errno),
+        }
+    }
+
+    /// The second way to learn: read single bytes without waiting.
+    fn peeked(source: &Source, data: &[(u64, u64)], errno: Errno) -> Self {
+        let name = errno_name(errno.raw_os_error());
+        source.no_readahead();
+        let bytes: u64 = data.iter().map(|(start, end)| end - start).sum();
+        let step = (bytes / PEEKS).max(1);
+        let sample = data
+            .iter()
+            .flat_map(|&(start, end)| (start..end).step_by(step as usize));
+        if sample
+            .take(2 * PEEKS as usize)
+            .any(|offset| source.peek(offset))
+        {
+            let how = format!("RWF_NOWAIT, by the MiB (cachestat: {name})");
+            Self::told(
+                data,
+                |(start, end)| source.peek(start) && source.peek(end - 1),
+                &how,
+            )
+        } else {
+            let how = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached");
+            Self::told(data, |_| false, &how)
+        }
+    }
+
+    fn told(
+        data: &[(u64, u64)],
+        mut cached: impl FnMut((u64, u64)) -> bool,
+        learned: &str,
+    ) -> Self {
+        let mut runs: Vec<Run> = Vec::new();
+        for &(start, end) in data {
+            let mut from = start;
+            while from < end {
+                let to = (from + 1).next_multiple_of(CACHE_GRAIN).min(end);
+                let run = Run {
+                    start: from,
+                    end: to,
+                    cached: cached((from, to)),
+                };
+                match runs.last_mut() {
+                    Some(last) if last.end == from && last.cached == run.cached => last.end = to,
+                    _ => runs.push(run),
+                }
+                from = to;
+            }
+        }
+        Self {
+            runs,
+            learned: learned.to_string(),
+        }
+    }
+
+    /// Bytes of data that are (or are not) cached.
+    pub(crate) fn bytes(&self, cached: bool) -> u64 {
+        let runs = self.runs.iter().filter(|run| run.cached == cached);
+        runs.map(|run| run.end - run.start).sum()
+    }
+}

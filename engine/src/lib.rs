@@ -1,0 +1,42 @@
+//! Moves large files straight between disk and memory that devices can share, at the speed of
+//! the disk and with almost no CPU time.
+//!
+//! A **file** and a **buffer** meet in a **plan**; a **method** carries it out, extent by extent,
+//! while the buffer is still being allocated; what comes back is a file descriptor, mapped and
+//! accounted for.
+//!
+//! ```no_run
+//! use dmafile::{Kind, Load};
+//!
+//! let loaded = Load::new("model.safetensors").to(Kind::Memfd).run()?;
+//! println!("{} bytes in {:?}", loaded.buffer.len(), loaded.report.seconds);
+//! let fd = loaded.buffer.as_fd(); // pass it on: SCM_RIGHTS, exec, an import ioctl
+//! # Ok::<(), dmafile::Error>(())
+//! ```
+//!
+//! Linux only. Kernels from 5.1 (io_uring) load directly; what an older or locked-down one lacks
+//! is found by trying and replaced by the next best way, with the reason in the plan.
+
+mod buffer;
+mod doctor;
+mod error;
+pub mod facts;
+mod load;
+mod method;
+mod options;
+mod plan;
+mod source;
+mod sys;
+mod trace;
+mod transfer;
+mod verify;
+
+pub use buffer::{Buffer, CpuAccess};
+pub use doctor::{Check, Health, doctor};
+pub use error::{Error, ErrorKind, Result, errno_name};
+pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
+pub use options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+pub use plan::{Allocation, Plan, Reason, Rung};
+pub use verify::{Algorithm, Verified, Verify};
+
+pub(crate) use load::ProgressFn;

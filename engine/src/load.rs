@@ -1,0 +1,489 @@
+//! Load: the request, what it gives, and what it reports.
+
+use crate::buffer::{self, Buffer, Lent, Memory};
+use crate::error::{Error, Result};
+use crate::facts::{File, Host, Layout};
+use crate::options::{Io, Kind, Method, Pages};
+use crate::plan::{self, Place, Plan, Reason, Request};
+use crate::source::Source;
+use crate::sys::usage;
+use crate::trace;
+use crate::transfer::Transfer;
+use crate::transfer::meter::{Meter, Phase};
+use crate::verify::{Verified, Verify};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Asks a transfer to stop. Clones share one state; once set, it stays set.
+///
+/// The transfer ends as soon as what is in flight has landed (a disk read cannot be taken back),
+/// with an error of kind [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and leaves
+/// nothing behind.
+#[derive(Clone, Debug, Default)]
+pub struct CancelToken(Arc<AtomicBool>);
+
+impl CancelToken {
+    /// A token that is not set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets it. Safe to call from any thread, and in a signal handler.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is set.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The flag itself, for signal libraries that set one.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// How far a transfer has come, in bytes of data; holes do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// In place.
+    pub done: u64,
+    /// In all.
+    pub total: u64,
+}
+
+pub(crate) type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;
+
+/// A load in the making: a file, and how its bytes should come into memory.
+///
+/// ```no_run
+/// use dmafile::{CancelToken, Io, Kind, Load, Pages};
+///
+/// let token = CancelToken::new();
+/// let loaded = Load::new("model.gguf")
+///     .to(Kind::Anon)
+///     .pages(Pages::Thp)
+///     .io(Io::Direct)
+///     .offset(4096)
+///     .length(1 << 20)
+///     .cancel(token.clone())
+///     .progress(|progress| eprintln!("{} of {}", progress.done, progress.total))
+///     .run()?;
+/// let bytes: &[u8] = loaded.buffer.as_slice().expect("private memory");
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+pub struct Load {
+    path: PathBuf,
+    request: Request,
+    verify: Option<Verify>,
+    trace: bool,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<Box<dyn FnOnce(&Plan) + Send>>,
+}
+
+impl Load {
+    /// A load of the whole of `path` into a memfd, everything else left to the plan.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            request: Request {
+                kind: Kind::Memfd,
+                pages: Pages::Auto,
+                method: Method::Auto,
+                io: Io::Auto,
+                offset: 0,
+                length: None,
+                gather: None,
+                block: None,
+                queue_depth: None,
+                check_memory: true,
+                place: None,
+            },
+            verify: None,
+            trace: false,
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+        }
+    }
+
+    /// The kind of memory; default [`Kind::Memfd`].
+    pub fn to(mut self, kind: Kind) -> Self {
+        self.request.kind = kind;
+        self
+    }
+
+    /// The size of its pages; default [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.request.pages = pages;
+        self
+    }
+
+    /// How bytes move; default [`Method::Auto`].
+    pub fn method(mut self, method: Method) -> Self {
+        self.request.method = method;
+        self
+    }
+
+    /// Past or through the page cache; default [`Io::Auto`].
+    pub fn io(mut self, io: Io) -> Self {
+        self.request.io = io;
+        self
+    }
+
+    /// First byte of the file that is wanted; default 0.
+    pub fn offset(mut self, bytes: u64) -> Self {
+        self.request.offset = bytes;
+        self
+    }
+
+    /// How many bytes are wanted, at least 1; default to the end of the file.
+    pub fn length(mut self, bytes: u64) -> Self {
+        self.request.length = Some(bytes);
+        self
+    }
+
+    /// How much of the buffer is allocated before its reads begin, in bytes: at least a block;
+    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER). The first and the last ones are smaller.
+    pub fn gather(mut self, bytes: u64) -> Self {
+        self.request.gather = Some(bytes);
+        self
+    }
+
+    /// The size of one operation in bytes, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a
+    /// multiple of the file's direct alignment; default left to the plan.
+    pub fn block(mut self, bytes: u64) -> Self {
+        self.request.block = Some(bytes);
+        self
+    }
+
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default left
+    /// to the plan.
+    pub fn queue_depth(mut self, operations: u32) -> Self {
+        self.request.queue_depth = Some(operations);
+        self
+    }
+
+    /// Computes a checksum while the bytes come; where one is expected and differs, the load
+    /// fails (EBADMSG) and nothing is handed out.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.verify = Some(verify);
+        self
+    }
+
+    /// Whether to refuse early what exceeds available memory or a cgroup's limit; default true.
+    pub fn check_memory(mut self, check: bool) -> Self {
+        self.request.check_memory = check;
+        self
+    }
+
+    /// Records a timeline, to be had from [`Report::trace`]; default false.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Lets `token` end the load early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Calls `progress` now and then, at most 30 times a second, from the threads that move the
+    /// bytes, and once at the end. It should return soon.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Calls `show` with the plan once it is made, before anything is moved.
+    pub fn on_plan(mut self, show: impl FnOnce(&Plan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+
+    /// What would be done and why. Opens the file and tries what the machine offers; moves
+    /// nothing, but for one block where direct I/O can only be found out by reading.
+    ///
+    /// # Errors
+    /// As [`Load::run`], as far as they can be foreseen.
+    pub fn plan(mut self) -> Result<Plan> {
+        plan::check(&self.request)?;
+        let source = Source::open(&self.path)?;
+        self.look_at_place()?;
+        self.decide(&source).map(|(plan, _)| plan)
+    }
+
+    /// Loads into memory that it allocates.
+    ///
+    /// # Errors
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything
+    /// else, with the errno of the call that failed: ENOENT, EACCES, EISDIR and their like for
+    /// the file, ENODATA for an empty file or one that is cut short meanwhile, EIO from the
+    /// disk, ENOMEM where memory is short, EOPNOTSUPP for a pair of method and memory that cannot
+    /// be, EBADMSG for a wrong digest. Nothing is left behind, except in an `fd:N` that was being
+    /// filled: its contents are undefined then.
+    pub fn run(mut self) -> Result<Loaded> {
+        let clock = Clock::start();
+        plan::check(&self.request)?;
+        let source = Source::open(&self.path)?;
+        self.look_at_place()?;
+        let opened = clock.begin.elapsed();
+        let (plan, layout) = self.decide(&source)?;
+        let meter = self.meter(&clock, &layout);
+        meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
+        meter.add_step(Phase::Plan, opened);
+
+        let mut reasons = plan.reasons.clone();
+        let start = meter.now();
+        let kind = self.request.kind.clone();
+        let mut memory = buffer::make(&kind, &plan, self.request.pages, &mut reasons)?;
+        meter.add_step(Phase::Alloc, start);
+        let outcome = self.transfer(&plan, &layout, &source, &*memory, &meter)?;
+        let start = meter.now();
+        memory
+            .finish()
+            .map_err(|errno| Error::os("cannot finish the buffer", errno).at(&plan.kind))?;
+        meter.add_step(Phase::Export, start);
+        let buffer = |memory| Buffer::new(memory, plan.kind.clone(), plan.lead, plan.bytes);
+        let report = Report::of(&plan, &meter, &clock, reasons, outcome, &*memory);
+        Ok(Loaded {
+            buffer: buffer(memory),
+            report,
+        })
+    }
+
+    /// Loads into memory of the caller, whose first byte becomes the first wanted byte of the
+    /// file; what lies behind the last one is zeroed.
+    ///
+    /// Direct reads need memory whose address is congruent with the offset in the file, modulo
+    /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere the
+    /// bytes come through the page cache, and the plan says so.
+    ///
+    /// # Errors
+    /// As [`Load::run`]; EINVAL where `memory` is too small. After an error its contents are
+    /// undefined.
+    pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
+        let clock = Clock::start();
+        self.request.kind = Kind::Caller;
+        self.request.place = Some(Place {
+            address: memory.as_ptr().addr() as u64,
+            bytes: memory.len() as u64,
+            empty: false,
+        });
+        plan::check(&self.request)?;
+        let source = Source::open(&self.path)?;
+        let opened = clock.begin.elapsed();
+        let (plan, layout) = self.decide(&source)?;
+        let meter = self.meter(&clock, &layout);
+        meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
+        meter.add_step(Phase::Plan, opened);
+        let lent = Lent::new(memory);
+        let outcome = self.transfer(&plan, &layout, &source, &lent, &meter)?;
+        let reasons = plan.reasons.clone();
+        Ok(Report::of(&plan, &meter, &clock, reasons, outcome, &lent))
+    }
+
+    /// Memory that exists sets bounds to the plan.
+    fn look_at_place(&mut self) -> Result<()> {
+        if let Kind::Fd { fd, number } = &self.request.kind {
+            self.request.place = Some(buffer::look_at(fd.as_fd(), *number)?);
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, source: &Source) -> Result<(Plan, Layout)> {
+        let file = File::of(source);
+        let (start, end) = plan::range(&self.request, &file)?;
+        let host = Host::probe();
+        // Only methods that can read some extents directly and copy others need to know.
+        let look = self.request.io == Io::Auto
+            && matches!(
+                self.request.method,
+                Method::Auto | Method::Uring | Method::Threads
+            )
+            && file.direct_refused.is_none();
+        let layout = Layout::of(source, start, end, look);
+        let plan = plan::decide(&self.request, &file, &host, &layout)?;
+        if let Some(show) = self.on_plan.take() {
+            show(&plan);
+        }
+        Ok((plan, layout))
+    }
+
+    fn meter(&self, clock: &Clock, layout: &Layout) -> Meter<'_> {
+        let total = layout.bytes(true) + layout.bytes(false);
+        let progress = self.progress.as_ref();
+        Meter::new(
+            clock.begin,
+            total,
+            self.trace,
+            self.verify.is_some(),
+            progress,
+        )
+    }
+
+    fn transfer(
+        &self,
+        plan: &Plan,
+        layout: &Layout,
+        source: &Source,
+        memory: &dyn Memory,
+        meter: &Meter<'_>,
+    ) -> Result<crate::transfer::Outcome> {
+        let transfer = Transfer {
+            plan,
+            layout,
+            source,
+            memory,
+            meter,
+            cancel: &self.cancel,
+            verify: self.verify.as_ref(),
+        };
+        let outcome = transfer.run()?;
+        meter.tell_progress(true);
+        Ok(outcome)
+    }
+}
+
+/// A whole load: the buffer and how it went.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The memory.
+    pub buffer: Buffer,
+    /// The account.
+    pub report: Report,
+}
+
+/// When a load began, by the wall and by the CPU.
+struct Clock {
+    begin: Instant,
+    cpu: (std::time::Duration, std::time::Duration),
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self {
+            begin: Instant::now(),
+            cpu: usage::cpu(),
+        }
+    }
+}
+
+/// Processor time of the whole process during the load, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cpu {
+    /// In user space.
+    pub user: f64,
+    /// In the kernel.
+    pub system: f64,
+}
+
+/// How a load went. Serialised, it is the JSON that the command prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Bytes of the file that were wanted, and are there.
+    pub bytes: u64,
+    /// Where they start in the buffer.
+    pub offset: u64,
+    /// Wall time from open to hand-over.
+    pub seconds: f64,
+    /// The method that moved the last byte.
+    pub method: Method,
+    /// Direct, buffered, or auto where some bytes came each way.
+    pub io: Io,
+    /// Kind of memory.
+    pub kind: String,
+    /// The pages it got: `4k`, `thp`, `huge`, or `thp+4k` where huge pages ran out.
+    pub pages: String,
+    /// Seconds by phase: `open`, `plan`, `alloc`, `submit`, `wait`, `copy`, `verify`, `export`,
+    /// `total`. Phases overlap, and those that several threads work in are summed over them.
+    pub phases: BTreeMap<&'static str, f64>,
+    /// Processor time.
+    pub cpu: Cpu,
+    /// Seconds in which reads were in flight: T(I/O).
+    pub io_seconds: f64,
+    /// Seconds of allocation that passed while reads were in flight. The smaller of T(I/O) and
+    /// `phases.alloc` is hidden entirely when this equals it (AR-22).
+    pub hidden: f64,
+    /// Bytes that came from the disk directly.
+    pub bytes_direct: u64,
+    /// Bytes that were copied from the page cache.
+    pub bytes_buffered: u64,
+    /// Bytes of holes, which were not read.
+    pub bytes_hole: u64,
+    /// What was decided, and what was given up on the way.
+    pub reasons: Vec<Reason>,
+    /// The checksum, where one was asked for.
+    pub verify: Option<Verified>,
+    #[serde(skip)]
+    trace: Option<serde_json::Value>,
+}
+
+impl Report {
+    fn of(
+        plan: &Plan,
+        meter: &Meter<'_>,
+        clock: &Clock,
+        mut reasons: Vec<Reason>,
+        outcome: crate::transfer::Outcome,
+        memory: &dyn Memory,
+    ) -> Self {
+        let (pages, remark) = memory.pages();
+        reasons.extend(outcome.reasons);
+        if let Some(why) = remark {
+            reasons.push(Reason {
+                about: "got",
+                choice: pages.clone(),
+                why,
+            });
+        }
+        let (io, hidden) = meter.overlap();
+        let (direct, buffered) = meter.moved();
+        let mut phases: BTreeMap<_, _> = Phase::ALL
+            .iter()
+            .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))
+            .collect();
+        let seconds = meter.now().as_secs_f64();
+        phases.insert("total", seconds);
+        let (user, system) = usage::cpu();
+        Self {
+            bytes: plan.bytes,
+            offset: plan.lead,
+            seconds,
+            method: outcome.rung.method,
+            io: match (direct, buffered) {
+                (_, 0) => Io::Direct,
+                (0, _) => Io::Buffered,
+                _ => Io::Auto,
+            },
+            kind: plan.kind.clone(),
+            pages,
+            phases,
+            cpu: Cpu {
+                user: (user.saturating_sub(clock.cpu.0)).as_secs_f64(),
+                system: (system.saturating_sub(clock.cpu.1)).as_secs_f64(),
+            },
+            io_seconds: io.as_secs_f64(),
+            hidden: hidden.as_secs_f64(),
+            bytes_direct: direct,
+            bytes_buffered: buffered,
+            bytes_hole: plan.holes,
+            reasons,
+            verify: outcome.verified,
+            trace: meter.spans().map(|spans| trace::render(&spans)),
+        }
+    }
+
+    /// The timeline in the Chrome trace format, where [`Load::trace`] asked for one.
+    pub fn trace(&self) -> Option<&serde_json::Value> {
+        self.trace.as_ref()
+    }
+}

@@ -1,0 +1,112 @@
+//! What every method does with the answer to a read.
+
+use super::{Job, Stop};
+use crate::error::Error;
+use crate::source::Source;
+use crate::sys::{Errno, file};
+use crate::transfer::feed::Extent;
+use std::os::fd::BorrowedFd;
+
+/// What is left to do for an extent of which `got` bytes came.
+pub(super) enum Rest {
+    /// All that is wanted is there.
+    Nothing,
+    /// This much is still to be read in the same way.
+    Again(Extent),
+    /// The rest does not start where a direct read may.
+    Buffered(Extent),
+}
+
+/// Judges a read. The file's end inside the wanted range means that it was cut short.
+pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> Result<Rest, Stop> {
+    if got >= extent.need {
+        return Ok(Rest::Nothing);
+    }
+    if got == 0 {
+        return Err(Stop::Failed(cut_short(job.source, extent.file)));
+    }
+    // A short read is legal (a signal, a network file system): go on from where it stopped, for
+    // direct reads from the last place that is aligned.
+    let skip = if direct {
+        got - got % job.plan.align
+    } else {
+        got
+    };
+    let rest = Extent {
+        file: extent.file + skip,
+        at: extent.at + skip,
+        len: extent.len - skip,
+        need: extent.need - skip,
+        ..*extent
+    };
+    Ok(match skip {
+        0 => Rest::Buffered(rest),
+        _ => Rest::Again(rest),
+    })
+}
+
+/// Reads an extent to its end through the page cache.
+pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
+    loop {
+        let got = pread(job, job.source.buffered(), &extent)
+            .map_err(|errno| failed(job, &extent, errno))?;
+        match judge(job, &extent, got, false)? {
+            Rest::Nothing => return Ok(()),
+            Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
+        }
+    }
+}
+
+/// Reads an extent to its end past the page cache. EINVAL means that direct I/O does not work here
+/// after all: the extent is then to be moved in another way, whole.
+pub(super) fn read_direct(job: &Job<'_>, fd: BorrowedFd<'_>, extent: Extent) -> Result<(), Stop> {
+    let mut left = extent;
+    loop {
+        let got = match pread(job, fd, &left) {
+            Ok(got) => got,
+            Err(errno) if is_refusal(errno) => return Err(refused(job, errno)),
+            Err(errno) => return Err(failed(job, &left, errno).into()),
+        };
+        match judge(job, &left, got, true)? {
+            Rest::Nothing => return Ok(()),
+            Rest::Again(rest) => left = rest,
+            Rest::Buffered(rest) => return read_buffered(job, rest),
+        }
+    }
+}
+
+fn pread(job: &Job<'_>, fd: BorrowedFd<'_>, extent: &Extent) -> Result<u64, Errno> {
+    // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
+    file::retry(|| file::pread(fd, &job.region, extent.at, extent.len, extent.file))
+}
+
+/// Whether an errno says that direct I/O is not to be had, rather than that the disk failed.
+pub(super) fn is_refusal(errno: Errno) -> bool {
+    matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
+}
+
+/// Direct I/O was promised at open and refused at a read.
+pub(super) fn refused(job: &Job<'_>, errno: Errno) -> Stop {
+    Stop::Refused(
+        Error::os("direct read refused", errno)
+            .at(job.source.place(0))
+            .remedy("use --io buffered, or leave it to --io auto"),
+    )
+}
+
+/// A read that failed for good.
+pub(super) fn failed(job: &Job<'_>, extent: &Extent, errno: Errno) -> Error {
+    Error::os("cannot read", errno).at(job.source.place(extent.file))
+}
+
+/// The file ended where its size at open promised more.
+pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
+    let size = source.size();
+    Error::new(
+        "cannot read",
+        format!("the file was cut short while it was loaded, from {size} bytes"),
+    )
+    .with_errno(Errno::NODATA)
+    .at(source.place(offset))
+    .remedy("load it again when nobody writes to it")
+}

@@ -1,0 +1,170 @@
+//! Ways of moving bytes, one file each.
+//!
+//! A method takes extents from the feed until it is drained and puts their bytes where they
+//! belong. It knows memory as a region and, where there is one, a descriptor; never as a kind.
+
+mod fill;
+mod mmap;
+mod pool;
+mod sendfile;
+mod splice;
+mod uring;
+
+use crate::CancelToken;
+use crate::error::Error;
+use crate::options::{Kind, Method, Pages};
+use crate::plan::{Plan, Rung};
+use crate::source::Source;
+use crate::sys::map::Region;
+use crate::transfer::feed::{Extent, Feed, Lane};
+use crate::transfer::meter::{Meter, Phase, ROW_READS};
+use std::os::fd::BorrowedFd;
+
+pub(crate) use fill::cut_short;
+pub(crate) use pool::copy_cached;
+
+/// What a method is given.
+pub(crate) struct Job<'a> {
+    pub plan: &'a Plan,
+    pub rung: Rung,
+    pub source: &'a Source,
+    pub region: Region<'a>,
+    /// The buffer's descriptor, for methods that write into one.
+    pub descriptor: Option<BorrowedFd<'a>>,
+    pub feed: &'a Feed,
+    pub meter: &'a Meter<'a>,
+    pub cancel: &'a CancelToken,
+}
+
+impl<'a> Job<'a> {
+    /// The descriptor of the file that this rung reads.
+    fn file(&self) -> Result<BorrowedFd<'a>, Error> {
+        if !self.rung.direct {
+            return Ok(self.source.buffered());
+        }
+        self.source
+            .direct()
+            .map_err(|why| Error::new("no direct I/O", why).at(self.source.place(0)))
+    }
+
+    /// The descriptor of the buffer, for methods that write into it.
+    fn target(&self) -> Result<BorrowedFd<'a>, Error> {
+        self.descriptor
+            .ok_or_else(|| Error::new("no descriptor", "this method writes into one"))
+    }
+}
+
+/// Why a method ended before its time.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The transfer has failed.
+    Failed(Error),
+    /// This way does not work here; what was not moved is back in the feed. The next rung may.
+    Refused(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Moves the main lane of the feed by one rung of the ladder.
+pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    match job.rung.method {
+        Method::Auto => unreachable!("the plan has decided"),
+        Method::Uring => uring::run(job),
+        Method::Threads => pool::run(job, job.plan.workers(job.rung)),
+        Method::Read => pool::run(job, 1),
+        Method::Mmap => mmap::run(job),
+        Method::Sendfile => sendfile::run(job),
+        Method::Splice => splice::run(job),
+    }
+}
+
+/// Takes extents one after the other until there are none, or one fails. `step` moves an extent
+/// and says whether its bytes came directly.
+fn work(
+    job: &Job<'_>,
+    lane: Lane,
+    row: u64,
+    step: impl Fn(&Extent) -> Result<bool, Stop>,
+) -> Result<(), Stop> {
+    while let Some(extent) = job.feed.wait(lane) {
+        let start = job.meter.now();
+        job.meter.io_begins();
+        let moved = if job.cancel.is_set() {
+            Err(Stop::Failed(Error::cancelled(
+                job.source.place(extent.file),
+            )))
+        } else {
+            step(&extent)
+        };
+        job.meter.io_ends();
+        match moved {
+            Ok(direct) => {
+                let (phase, name) = match direct {
+                    true => (Phase::Wait, "read"),
+                    false => (Phase::Copy, "copy"),
+                };
+                job.meter.add(phase, start);
+                job.meter
+                    .span(name, ROW_READS + row, start, extent.file, extent.need);
+                job.meter.landed(&extent, direct);
+            }
+            Err(stop) => {
+                match &stop {
+                    // The other workers and lanes need not go on.
+                    Stop::Failed(error) => job.feed.stop(Some(error.clone())),
+                    Stop::Refused(_) => job.feed.put_back(extent),
+                }
+                return Err(stop);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a method can serve a kind of memory and an I/O mode at all; why not.
+pub(crate) fn serves(rung: Rung, kind: &Kind, pages: Pages) -> Result<(), String> {
+    match rung.method {
+        Method::Mmap if rung.direct => {
+            Err("a mapping of a file always goes through the page cache".to_string())
+        }
+        Method::Sendfile | Method::Splice => writes_into(kind, pages),
+        _ => Ok(()),
+    }
+}
+
+/// sendfile and splice need a descriptor that can be written.
+fn writes_into(kind: &Kind, pages: Pages) -> Result<(), String> {
+    match (kind, pages) {
+        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".to_string()),
+        (_, Pages::Huge) => {
+            Err("hugetlb memory cannot be written through its descriptor".to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The reason to have chosen a rung.
+pub(crate) fn describe(rung: Rung, asked: Method) -> String {
+    let what = match (rung.method, rung.direct, rung.registered) {
+        (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
+        (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
+        (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
+        (Method::Threads, true, _) => "a pool of direct preads, no copy",
+        (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
+        (Method::Read, true, _) => "one direct pread after the other",
+        (Method::Read, false, _) => "one pread after the other, copied from the page cache",
+        (Method::Mmap, ..) => "copied from a mapping of the file",
+        (Method::Sendfile, ..) => "copied inside the kernel",
+        (Method::Splice, ..) => "copied inside the kernel, through a pipe",
+        (Method::Auto, ..) => "",
+    };
+    if asked == Method::Auto {
+        format!("the first of the ladder that works: {what}")
+    } else {
+        format!("asked for: {what}")
+    }
+}

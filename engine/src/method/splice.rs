@@ -1,0 +1,39 @@
+//! `splice`: as `sendfile`, with a larger pipe of our own in between (AR-5c).
+
+use super::fill::{cut_short, failed, is_refusal, refused};
+use super::{Job, Stop, work};
+use crate::error::Error;
+use crate::sys::pipe::Pipe;
+use crate::transfer::feed::Lane;
+
+/// An ordinary user's largest pipe (/proc/sys/fs/pipe-max-size).
+const PIPE: usize = 1 << 20;
+
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let (from, to) = (job.file()?, job.target()?);
+    let pipe = Pipe::new(PIPE).map_err(|errno| Error::os("cannot make a pipe", errno))?;
+    work(job, Lane::Main, 0, |extent| {
+        let fail = |errno| Stop::Failed(failed(job, extent, errno));
+        let mut done = 0;
+        while done < extent.need {
+            // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
+            let mut held = match pipe.fill(from, extent.file + done, extent.len - done) {
+                Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
+                Ok(got) => got,
+                Err(errno) if job.rung.direct && is_refusal(errno) => {
+                    return Err(refused(job, errno));
+                }
+                Err(errno) => return Err(fail(errno)),
+            };
+            while held > 0 {
+                let got = pipe.drain(to, extent.at + done, held).map_err(fail)?;
+                if got == 0 {
+                    return Err(fail(crate::sys::Errno::IO));
+                }
+                held -= got;
+                done += got;
+            }
+        }
+        Ok(job.rung.direct)
+    })
+}

@@ -1,0 +1,299 @@
+//! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and
+//! registered buffers in windows where the pin limit allows.
+
+use super::fill::{Rest, failed, is_refusal, judge, read_buffered, refused};
+use super::{Job, Stop};
+use crate::error::Error;
+use crate::plan::WINDOWS;
+use crate::sys::Errno;
+use crate::sys::uring::{Done, Ring};
+use crate::transfer::feed::{Extent, Lane, Take};
+use crate::transfer::meter::{Phase, ROW_READS};
+use std::time::Duration;
+
+/// The token of the bell; reads are numbered from 0.
+const BELL: u64 = u64::MAX;
+
+/// A read in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    /// What was taken from the feed.
+    whole: Extent,
+    /// What is left of it after short reads.
+    left: Extent,
+    window: Option<usize>,
+    start: Duration,
+}
+
+/// A range of the buffer that is registered, and pinned while it is.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    start: u64,
+    end: u64,
+    in_flight: u32,
+}
+
+/// Registered windows, used in turn as the reads advance.
+struct Windows {
+    slots: [Window; WINDOWS as usize],
+    current: usize,
+    largest: u64,
+}
+
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let mut ring = Ring::new(job.file()?, job.region, job.plan.queue_depth)
+        .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
+    let windows = if job.rung.registered {
+        Some(Windows::open(&mut ring, job.plan.pin_budget / WINDOWS)?)
+    } else {
+        None
+    };
+    let depth = job.plan.queue_depth as usize;
+    let mut pump = Pump {
+        job,
+        ring,
+        windows,
+        flights: vec![None; depth],
+        free: (0..depth).rev().collect(),
+        listening: false,
+        stop: None,
+    };
+    pump.run();
+    if let (true, Some(bell)) = (pump.listening, &job.feed.bell) {
+        // The ring waits for all it was given when it is dropped, the bell included.
+        bell.ring();
+    }
+    pump.stop.map_or(Ok(()), Err)
+}
+
+struct Pump<'a, 'j> {
+    job: &'a Job<'j>,
+    ring: Ring<'a>,
+    windows: Option<Windows>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    listening: bool,
+    /// Why nothing new is started; what is in flight is still waited for.
+    stop: Option<Stop>,
+}
+
+impl Pump<'_, '_> {
+    fn run(&mut self) {
+        let mut done = Vec::new();
+        loop {
+            let starved = self.stop.is_none() && self.fill();
+            if self.in_flight() == 0 {
+                if self.stop.is_some() || !starved {
+                    return;
+                }
+                // Nothing to wait for in the ring: wait for memory.
+                match self.job.feed.wait(Lane::Main) {
+                    Some(extent) => self.launch(extent),
+                    None => return,
+                }
+                continue;
+            }
+            if starved {
+                self.listen();
+            }
+            let start = self.job.meter.now();
+            let waited = self.ring.submit_and_wait();
+            self.job.meter.add(Phase::Wait, start);
+            if let Err(errno) = waited
+                && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::BUSY)
+            {
+                self.end(Stop::Failed(Error::os("io_uring failed", errno)));
+                return;
+            }
+            if self.job.cancel.is_set() {
+                self.end(Stop::Failed(Error::cancelled(self.job.source.place(0))));
+            }
+            self.ring.completed(&mut done);
+            for done in &done {
+                self.land(*done);
+            }
+        }
+    }
+
+    /// Starts reads up to the queue depth. True when more is to come but its memory is not there.
+    fn fill(&mut self) -> bool {
+        let start = self.job.meter.now();
+        let mut queued = false;
+        let starved = loop {
+            if self.free.is_empty() || self.stop.is_some() {
+                break false;
+            }
+            match self.job.feed.take(Lane::Main) {
+                Take::Extent(extent) => self.launch(extent),
+                Take::NotYet => break true,
+                Take::Drained => break false,
+            }
+            queued = true;
+        };
+        if queued {
+            // Submitting here and not in the wait keeps the two times apart; an error shows
+            // again there.
+            let _ = self.ring.submit();
+            self.job.meter.add(Phase::Submit, start);
+        }
+        starved
+    }
+
+    fn launch(&mut self, extent: Extent) {
+        let window = match &mut self.windows {
+            Some(windows) => match windows.cover(&mut self.ring, self.job, &extent) {
+                Ok(window) => window,
+                Err(errno) => {
+                    // The limit is shared with the user's other processes: it may be used up at
+                    // any time. The next rung reads without registered buffers.
+                    self.job.feed.put_back(extent);
+                    let error = Error::os("buffers cannot be registered", errno)
+                        .remedy("raise the limit on locked memory: ulimit -l");
+                    return self.end(Stop::Refused(error));
+                }
+            },
+            None => None,
+        };
+        let index = self.free.pop().expect("the caller has seen a free entry");
+        let start = self.job.meter.now();
+        self.job.meter.io_begins();
+        let flight = Flight {
+            whole: extent,
+            left: extent,
+            window,
+            start,
+        };
+        self.queue(index, flight);
+    }
+
+    fn queue(&mut self, index: usize, flight: Flight) {
+        let slot = flight.window.map(|window| window as u32);
+        let left = flight.left;
+        self.ring
+            .read(index as u64, left.at, left.len, left.file, slot);
+        self.flights[index] = Some(flight);
+    }
+
+    /// Has the ring wake us when memory is added.
+    fn listen(&mut self) {
+        if let (Some(bell), false) = (&self.job.feed.bell, self.listening) {
+            self.ring.listen(BELL, bell);
+            self.listening = true;
+        }
+    }
+
+    fn land(&mut self, done: Done) {
+        if done.token == BELL {
+            self.listening = false;
+            if let Some(bell) = &self.job.feed.bell {
+                bell.hush();
+            }
+            return;
+        }
+        let (job, index) = (self.job, done.token as usize);
+        let flight = self.flights[index].expect("a completion belongs to a read in flight");
+        let direct = job.rung.direct;
+        let rest = match done.result {
+            Ok(got) => judge(job, &flight.left, got, direct),
+            // A read in a worker thread may be cut short by a signal, or want a second try.
+            Err(Errno::INTR | Errno::AGAIN) => Ok(Rest::Again(flight.left)),
+            Err(errno) if direct && is_refusal(errno) => Err(refused(job, errno)),
+            Err(errno) => Err(Stop::Failed(failed(job, &flight.left, errno))),
+        };
+        match rest {
+            Ok(Rest::Again(left)) if self.stop.is_none() => {
+                return self.queue(index, Flight { left, ..flight });
+            }
+            // Nothing new is started after a stop: the extent is moved again, whole.
+            Ok(Rest::Again(_)) => {
+                self.retire(index, &flight);
+                job.feed.put_back(flight.whole);
+                return;
+            }
+            _ => {}
+        }
+        self.retire(index, &flight);
+        let landed = match rest {
+            Ok(Rest::Buffered(left)) => read_buffered(job, left),
+            other => other.map(drop),
+        };
+        match landed {
+            Ok(()) => {
+                let row = ROW_READS + index as u64;
+                let Extent { file, need, .. } = flight.whole;
+                job.meter.span("read", row, flight.start, file, need);
+                job.meter.landed(&flight.whole, direct);
+            }
+            Err(stop) => {
+                job.feed.put_back(flight.whole);
+                self.end(stop);
+            }
+        }
+    }
+
+    fn retire(&mut self, index: usize, flight: &Flight) {
+        self.flights[index] = None;
+        self.free.push(index);
+        self.job.meter.io_ends();
+        if let (Some(windows), Some(window)) = (&mut self.windows, flight.window) {
+            windows.slots[window].in_flight -= 1;
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+
+    /// A failure counts more than a refusal, and the first of each is kept.
+    fn end(&mut self, stop: Stop) {
+        match (&self.stop, &stop) {
+            (None, _) | (Some(Stop::Refused(_)), Stop::Failed(_)) => self.stop = Some(stop),
+            _ => {}
+        }
+    }
+}
+
+impl Windows {
+    fn open(ring: &mut Ring<'_>, largest: u64) -> Result<Self, Stop> {
+        ring.open_slots(WINDOWS as u32)
+            .map_err(|errno| Stop::Refused(Error::os("buffers cannot be registered", errno)))?;
+        Ok(Self {
+            slots: Default::default(),
+            current: 0,
+            largest,
+        })
+    }
+
+    /// The window that covers an extent, registered now if none does. None where all are in use:
+    /// that extent is read without.
+    fn cover(
+        &mut self,
+        ring: &mut Ring<'_>,
+        job: &Job<'_>,
+        extent: &Extent,
+    ) -> Result<Option<usize>, Errno> {
+        let (start, end) = (extent.at, extent.at + extent.len);
+        let window = &self.slots[self.current];
+        if !(window.start <= start && end <= window.end) {
+            let next = (self.current + 1) % self.slots.len();
+            if self.slots[next].in_flight > 0 {
+                return Ok(None);
+            }
+            // As far as data and allocated memory reach: registering would allocate the rest.
+            let reach = extent
+                .run_end
+                .min(job.feed.frontier())
+                .min(start + self.largest);
+            let reach = reach.max(end);
+            ring.fill_slot(next as u32, start, reach - start)?;
+            self.slots[next] = Window {
+                start,
+                end: reach,
+                in_flight: 0,
+            };
+            self.current = next;
+        }
+        self.slots[self.current].in_flight += 1;
+        Ok(Some(self.current))
+    }
+}

@@ -1,0 +1,229 @@
+//! The words of a request: kinds of memory, pages, methods, I/O modes, and their ranges.
+
+use crate::error::{Error, Result};
+use crate::sys;
+use serde::Serialize;
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Smallest and largest block, in bytes.
+pub const BLOCK_RANGE: (u64, u64) = (4 << 10, 64 << 20);
+/// Smallest and largest queue depth, in operations.
+pub const QUEUE_DEPTH_RANGE: (u32, u32) = (1, 4096);
+/// How much of a buffer is allocated before its reads begin, unless asked otherwise (AR-16).
+pub const DEFAULT_GATHER: u64 = 128 << 20;
+
+/// What kind of memory a buffer is made of.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// Private memory of this process, without a descriptor.
+    Anon,
+    /// A sealable memfd (memfd_create(2)).
+    Memfd,
+    /// A memfd that exists already; made with [`Kind::fd`] or parsed from `fd:N`.
+    Fd {
+        /// The descriptor, shared with the buffer.
+        fd: Arc<OwnedFd>,
+        /// The number it is known by to whoever asked.
+        number: i32,
+    },
+    /// A dma-buf over a memfd (`/dev/udmabuf`).
+    Udmabuf,
+    /// A dma-buf from `/dev/dma_heap/NAME`.
+    Heap(String),
+    /// A dma-buf from dmafile.ko.
+    Dmafile,
+    /// Memory handed in by the caller; [`Load::run_into`](crate::Load::run_into) sets it.
+    #[doc(hidden)]
+    Caller,
+}
+
+impl Kind {
+    /// Fill the memory behind a descriptor that exists.
+    pub fn fd(fd: OwnedFd) -> Self {
+        let number = fd.as_raw_fd();
+        Self::Fd {
+            fd: Arc::new(fd),
+            number,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anon => f.write_str("anon"),
+            Self::Memfd => f.write_str("memfd"),
+            Self::Fd { number, .. } => write!(f, "fd:{number}"),
+            Self::Udmabuf => f.write_str("udmabuf"),
+            Self::Heap(name) => write!(f, "heap:{name}"),
+            Self::Dmafile => f.write_str("dmafile"),
+            Self::Caller => f.write_str("caller"),
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    /// `anon`, `memfd`, `fd:N`, `udmabuf`, `heap:NAME`, `dmafile`. `fd:N` duplicates the
+    /// descriptor; EBADF where N is not open.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "anon" => return Ok(Self::Anon),
+            "memfd" => return Ok(Self::Memfd),
+            "udmabuf" => return Ok(Self::Udmabuf),
+            "dmafile" => return Ok(Self::Dmafile),
+            _ => {}
+        }
+        if let Some(name) = text.strip_prefix("heap:")
+            && !name.is_empty()
+            && !name.contains('/')
+        {
+            return Ok(Self::Heap(name.to_string()));
+        }
+        if let Some(number) = text.strip_prefix("fd:") {
+            let bad = || Error::usage("--to", format!("'{text}' names no descriptor"));
+            let number: i32 = number.parse().map_err(|_| bad())?;
+            let fd = sys::file::duplicate(number).map_err(|errno| {
+                Error::os("cannot use the descriptor", errno)
+                    .at(text)
+                    .remedy("pass an open memfd, for example from the shell with N<>/proc/PID/fd/M")
+            })?;
+            return Ok(Self::Fd {
+                fd: Arc::new(fd),
+                number,
+            });
+        }
+        Err(Error::usage(
+            "--to",
+            format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile"),
+        ))
+    }
+}
+
+/// Declares an enum whose variants are words of the command line.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        pub enum $name {
+            $($(#[$variant_doc])* #[serde(rename = $word)] $variant),+
+        }
+
+        impl $name {
+            /// Every value, in the order the documentation lists them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word for it on the command line and in JSON.
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word),+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.word())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                Self::ALL
+                    .iter()
+                    .copied()
+                    .find(|value| value.word() == text)
+                    .ok_or_else(|| {
+                        let words: Vec<_> = Self::ALL.iter().map(|value| value.word()).collect();
+                        Error::usage(
+                            stringify!($name).to_lowercase(),
+                            format!("'{text}' is none of {}", words.join(", ")),
+                        )
+                    })
+            }
+        }
+    };
+}
+
+words! {
+    /// How large the pages of a buffer should be.
+    Pages {
+        /// Huge wherever an ordinary user gets them.
+        Auto = "auto",
+        /// Base pages, whatever their size is on this machine.
+        Small = "4k",
+        /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
+        Thp = "thp",
+        /// Pages of the hugetlb pool.
+        Huge = "huge",
+    }
+}
+
+words! {
+    /// How bytes move.
+    Method {
+        /// The fastest that works here.
+        Auto = "auto",
+        /// io_uring, buffers registered where the pin limit allows.
+        Uring = "uring",
+        /// pread(2) on a pool of threads.
+        Threads = "threads",
+        /// pread(2), one after the other: the plain baseline.
+        Read = "read",
+        /// Copy from a mapping of the file.
+        Mmap = "mmap",
+        /// sendfile(2) into the buffer's descriptor.
+        Sendfile = "sendfile",
+        /// splice(2) through a pipe into the buffer's descriptor.
+        Splice = "splice",
+    }
+}
+
+words! {
+    /// Whether reads pass by the page cache.
+    Io {
+        /// Per extent: what sits in the page cache is copied from it, the rest is read directly.
+        Auto = "auto",
+        /// `O_DIRECT` only.
+        Direct = "direct",
+        /// Through the page cache only.
+        Buffered = "buffered",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn words_round_trip() {
+        for &method in Method::ALL {
+            assert_eq!(method.word().parse::<Method>().unwrap(), method);
+        }
+        let error = "slow".parse::<Io>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "io: 'slow' is none of auto, direct, buffered"
+        );
+    }
+
+    #[test]
+    fn kinds_are_parsed_strictly() {
+        for word in ["anon", "memfd", "udmabuf", "heap:system", "dmafile"] {
+            assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
+        }
+        for word in ["", "heap:", "heap:../x", "fd:", "fd:x", "memfd "] {
+            let error = word.parse::<Kind>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{word}");
+        }
+        let error = "fd:987654".parse::<Kind>().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+}

@@ -1,0 +1,642 @@
+//! What will be done and why: decided from facts, without touching anything.
+
+use crate::error::{Error, Result};
+use crate::facts::{self, Host, Layout};
+use crate::method;
+use crate::options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub kind: Kind,
+    pub pages: Pages,
+    pub method: Method,
+    pub io: Io,
+    pub offset: u64,
+    pub length: Option<u64>,
+    pub gather: Option<u64>,
+    pub block: Option<u64>,
+    pub queue_depth: Option<u32>,
+    pub check_memory: bool,
+    /// Memory that exists: the caller's, or that of an `fd:N`.
+    pub place: Option<Place>,
+}
+
+/// What is true of memory that exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its address, or 0 where it will be mapped at the start of a page.
+    pub address: u64,
+    /// Nothing is allocated in it yet, so that its pages may still be chosen.
+    pub empty: bool,
+}
+
+/// When the pages of the buffer come into being.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// By a thread of its own, one gather ahead of the reads (AR-15).
+    Ahead,
+    /// Inside the read, page by page as it lands.
+    InRead,
+}
+
+/// One way of moving the bytes, tried in the order of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Rung {
+    /// The method.
+    pub method: Method,
+    /// Reads pass by the page cache.
+    pub direct: bool,
+    /// io_uring with registered buffers.
+    pub registered: bool,
+}
+
+impl std::fmt::Display for Rung {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {}",
+            self.method,
+            if self.direct { "direct" } else { "buffered" }
+        )?;
+        if self.registered {
+            f.write_str(" registered")?;
+        }
+        Ok(())
+    }
+}
+
+/// One choice and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// What was decided: `method`, `io`, `pages`, …
+    pub about: &'static str,
+    /// What it was decided to be.
+    pub choice: String,
+    /// Why.
+    pub why: String,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}: {}", self.about, self.choice, self.why)
+    }
+}
+
+/// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The file to load.
+    pub file: PathBuf,
+    /// First byte of the file that is wanted.
+    pub offset: u64,
+    /// Bytes that are wanted.
+    pub bytes: u64,
+    /// Kind of memory.
+    pub kind: String,
+    /// Pages that will be tried for.
+    pub pages: Pages,
+    /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
+    pub ladder: Vec<Rung>,
+    /// Size of one operation.
+    pub block: u64,
+    /// Operations in flight.
+    pub queue_depth: u32,
+    /// How much is allocated before its reads begin.
+    pub gather: u64,
+    /// When pages come into being.
+    pub allocation: Allocation,
+    /// Multiple that direct reads keep to.
+    pub align: u64,
+    /// Where the wanted bytes start in the buffer, so that file and memory are congruent.
+    pub lead: u64,
+    /// Bytes of memory that the kernel may write to: the wanted range, rounded out to `align`.
+    pub capacity: u64,
+    /// Bytes that will be read from the disk.
+    pub to_read: u64,
+    /// Bytes that will be copied from the page cache.
+    pub to_copy: u64,
+    /// Bytes of holes, which are not read.
+    pub holes: u64,
+    /// Bytes of registered buffers at once; 0 without.
+    pub pin_budget: u64,
+    /// Worker threads for copies and for `threads`.
+    pub threads: usize,
+    /// The reasons, one a choice.
+    pub reasons: Vec<Reason>,
+}
+
+impl Plan {
+    /// The first rung: what will be tried first.
+    pub fn first(&self) -> Rung {
+        self.ladder[0]
+    }
+
+    /// How many threads read at once by `threads`.
+    pub(crate) fn workers(&self, rung: Rung) -> usize {
+        // More than a few dozen threads queue for the same disk and the same locks.
+        const MOST: u32 = 64;
+        match rung.direct {
+            true => self.queue_depth.min(MOST) as usize,
+            false => self.threads,
+        }
+    }
+
+    /// The I/O mode as the command line names it.
+    pub fn io(&self) -> Io {
+        match (self.to_read > 0 && self.first().direct, self.to_copy > 0) {
+            (true, true) => Io::Auto,
+            (true, false) => Io::Direct,
+            _ => Io::Buffered,
+        }
+    }
+}
+
+/// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations
+/// (docs/measuring.md has the sweep).
+const DIRECT_BLOCK: u64 = 4 << 20;
+const DIRECT_DEPTH: u32 = 8;
+/// Reads through the page cache: a block that stays in the CPU's cache on its way.
+const BUFFERED_BLOCK: u64 = 1 << 20;
+/// Below this, a second thread costs more than what it hides.
+const SMALL_FILE: u64 = 4 << 20;
+/// Registered windows in turn: one being read, one being filled, one being emptied.
+pub(crate) const WINDOWS: u64 = 3;
+/// The largest window that is worth a registration of its own.
+const WINDOW: u64 = 64 << 20;
+
+/// Bytes that must be allowed to be pinned for registered buffers, unless other blocks or depths
+/// are asked for.
+pub(crate) fn registered_need() -> u64 {
+    DIRECT_BLOCK * u64::from(DIRECT_DEPTH) * WINDOWS
+}
+
+/// Checks the values of a request that need no file.
+pub(crate) fn check(request: &Request) -> Result<()> {
+    let range = |name: &str, value: u64, (low, high): (u64, u64)| {
+        if (low..=high).contains(&value) {
+            return Ok(());
+        }
+        Err(Error::usage(
+            name,
+            format!("{value} is out of range: {low} to {high}"),
+        ))
+    };
+    if let Some(block) = request.block {
+        range("--block", block, BLOCK_RANGE)?;
+    }
+    if let Some(depth) = request.queue_depth {
+        let (low, high) = QUEUE_DEPTH_RANGE;
+        range("--queue-depth", depth.into(), (low.into(), high.into()))?;
+    }
+    if let Some(gather) = request.gather {
+        let least = request.block.unwrap_or(BLOCK_RANGE.0);
+        range("--gather", gather, (least, i64::MAX as u64))?;
+    }
+    if request.length == Some(0) {
+        range("--length", 0, (1, i64::MAX as u64))?;
+    }
+    Ok(())
+}
+
+/// The wanted range `[start, end)` of a file of `size` bytes.
+pub(crate) fn range(request: &Request, file: &facts::File) -> Result<(u64, u64)> {
+    let past = |what: &str, value: u64| {
+        Error::new(
+            "cannot load",
+            format!("{what} {value} lies past the end, {} bytes", file.size),
+        )
+        .at(file.path.display().to_string())
+        .with_errno(rustix::io::Errno::INVAL)
+        .remedy("choose a range inside the file")
+    };
+    let start = request.offset;
+    if start >= file.size {
+        return Err(past("--offset", start));
+    }
+    match request.length {
+        None => Ok((start, file.size)),
+        Some(length) => match start.checked_add(length) {
+            Some(end) if end <= file.size => Ok((start, end)),
+            _ => Err(past("--length", length)),
+        },
+    }
+}
+
+/// Decides. `layout` covers exactly the wanted range.
+pub(crate) fn decide(
+    request: &Request,
+    file: &facts::File,
+    host: &Host,
+    layout: &Layout,
+) -> Result<Plan> {
+    let (start, end) = range(request, file)?;
+    let mut reasons = Reasons::default();
+    let kind = kind(request)?;
+    let pages = pages(request, host, end - start, &mut reasons)?;
+    let direct = congruence(request, file);
+    let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
+    let mut ladder = ladder(request, host, pages, &direct, &mut reasons)?;
+
+    let first = ladder[0];
+    let block = request.block.unwrap_or(if first.direct {
+        DIRECT_BLOCK.next_multiple_of(file.align)
+    } else {
+        BUFFERED_BLOCK
+    });
+    if ladder.iter().any(|rung| rung.direct) && block % file.align != 0 {
+        return Err(Error::usage(
+            "--block",
+            format!(
+                "{block} is no multiple of the file's direct alignment, {}",
+                file.align
+            ),
+        ));
+    }
+    let queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
+    let gather = request.gather.unwrap_or(DEFAULT_GATHER).max(block);
+    if request.gather.is_some_and(|asked| asked < block) {
+        let asked = request.gather.unwrap_or(0);
+        return Err(Error::usage(
+            "--gather",
+            format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
+        ));
+    }
+
+    let pin_budget = pin_budget(&mut ladder, host, block, queue_depth, &mut reasons);
+    let first = ladder[0];
+    describe_io(request, first, &direct, layout, &mut reasons);
+    reasons.add(
+        "method",
+        first.to_string(),
+        method::describe(first, request.method),
+    );
+    let allocation = allocation(request, pages, first, end - start, host, &mut reasons);
+
+    // File and memory are congruent, so that every block lands where it belongs.
+    let grain = file.align.max(host.page);
+    let (lead, capacity) = match request.place {
+        Some(place) if place.bytes < end - start => {
+            return Err(too_small(request, place, end - start));
+        }
+        Some(place) => (0, place.bytes),
+        None => {
+            let lead = start % grain;
+            (lead, (lead + end - start).next_multiple_of(grain))
+        }
+    };
+    let plan = Plan {
+        file: file.path.clone(),
+        offset: start,
+        bytes: end - start,
+        kind,
+        pages,
+        ladder,
+        block,
+        queue_depth,
+        gather,
+        allocation,
+        align: file.align,
+        lead,
+        capacity,
+        to_read,
+        to_copy,
+        holes: end - start - to_copy - to_read,
+        pin_budget,
+        threads: host.cpus.clamp(1, 4),
+        reasons: reasons.0,
+    };
+    if request.check_memory {
+        check_memory(&plan, request, host)?;
+    }
+    Ok(plan)
+}
+
+fn too_small(request: &Request, place: Place, need: u64) -> Error {
+    Error::new(
+        "cannot load",
+        format!("{need} bytes do not fit into {}", place.bytes),
+    )
+    .with_errno(rustix::io::Errno::INVAL)
+    .at(request.kind.to_string())
+    .remedy("make the memory larger (ftruncate(2) for a memfd), or load a range")
+}
+
+#[derive(Default)]
+struct Reasons(Vec<Reason>);
+
+impl Reasons {
+    fn add(&mut self, about: &'static str, choice: impl ToString, why: impl Into<String>) {
+        self.0.push(Reason {
+            about,
+            choice: choice.to_string(),
+            why: why.into(),
+        });
+    }
+}
+
+/// The kinds that this build can make.
+fn kind(request: &Request) -> Result<String> {
+    let refuse = |why: &str, remedy: &str| {
+        Err(Error::new("cannot make the buffer", why)
+            .at(request.kind.to_string())
+            .with_errno(rustix::io::Errno::OPNOTSUPP)
+            .remedy(remedy))
+    };
+    match &request.kind {
+        Kind::Udmabuf => refuse(
+            "this version makes no dma-bufs yet",
+            "load with --to memfd and hand the descriptor to UDMABUF_CREATE on /dev/udmabuf",
+        ),
+        Kind::Heap(_) => refuse(
+            "this version fills no dma-heap buffers yet: their mappings refuse direct I/O (EFAULT)",
+            "load with --to memfd, which udmabuf turns into a dma-buf",
+        ),
+        Kind::Dmafile => refuse(
+            "dmafile.ko is not part of this version",
+            "load with --to memfd",
+        ),
+        made => Ok(made.to_string()),
+    }
+}
+
+/// Whether direct reads can land where the bytes belong.
+fn congruence(request: &Request, file: &facts::File) -> Result<(), String> {
+    if let Some(why) = &file.direct_refused {
+        return Err(why.clone());
+    }
+    match request.place {
+        Some(place) if place.address % file.align != request.offset % file.align => Err(format!(
+            "the memory's address and --offset are not congruent modulo {}",
+            file.align
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn pages(request: &Request, host: &Host, bytes: u64, reasons: &mut Reasons) -> Result<Pages> {
+    if let Some(place) = request.place {
+        let may_choose = place.empty && request.pages != Pages::Huge;
+        if request.pages != Pages::Auto && !may_choose {
+            return Err(Error::usage(
+                "--pages",
+                format!(
+                    "'{}' cannot be had: memory that exists keeps its pages",
+                    request.pages
+                ),
+            ));
+        }
+        if !may_choose {
+            reasons.add("pages", "4k", "memory that exists keeps its pages");
+            return Ok(Pages::Auto);
+        }
+    }
+    if request.pages != Pages::Auto {
+        reasons.add("pages", request.pages, "asked for");
+        return Ok(request.pages);
+    }
+    let (choice, why) = best_pages(&request.kind, host, bytes);
+    reasons.add("pages", choice, why);
+    Ok(choice)
+}
+
+/// Huge pages wherever an ordinary user gets them.
+fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
+    let exists = matches!(kind, Kind::Fd { .. });
+    let pool_need = if host.pool_page == 0 {
+        0
+    } else {
+        bytes.next_multiple_of(host.pool_page)
+    };
+    if !exists && host.pool_page > 0 && bytes >= host.pool_page && host.pool_free >= pool_need {
+        return (
+            Pages::Huge,
+            "the hugetlb pool has room for all of it".to_string(),
+        );
+    }
+    let pool = if exists {
+        ""
+    } else {
+        ", and the hugetlb pool has no room"
+    };
+    if host.thp_size == 0 {
+        return (
+            Pages::Small,
+            format!("this kernel has no transparent huge pages{pool}"),
+        );
+    }
+    if bytes < host.thp_size {
+        return (Pages::Small, "smaller than one huge page".to_string());
+    }
+    match (kind, host.thp.as_deref()) {
+        (Kind::Anon, Some("never")) => (
+            Pages::Small,
+            format!("transparent huge pages are switched off{pool}"),
+        ),
+        (Kind::Anon, _) => (Pages::Thp, "MADV_HUGEPAGE".to_string()),
+        _ => (
+            Pages::Thp,
+            "MADV_COLLAPSE, which needs no privilege and no shmem_enabled".to_string(),
+        ),
+    }
+}
+
+/// The ways to try, in order, with the reasons for those left out.
+fn ladder(
+    request: &Request,
+    host: &Host,
+    pages: Pages,
+    direct: &Result<(), String>,
+    reasons: &mut Reasons,
+) -> Result<Vec<Rung>> {
+    let rung = |method, direct, registered| Rung {
+        method,
+        direct,
+        registered,
+    };
+    let uring = [
+        rung(Method::Uring, true, true),
+        rung(Method::Uring, true, false),
+    ];
+    let asked = request.method;
+    let all: Vec<Rung> = match asked {
+        Method::Auto => vec![
+            uring[0],
+            uring[1],
+            rung(Method::Threads, true, false),
+            rung(Method::Threads, false, false),
+        ],
+        Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
+        Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
+        // The baselines do what their names say: through the page cache, unless told otherwise.
+        _ if request.io == Io::Direct => vec![rung(asked, true, false)],
+        _ => vec![rung(asked, false, false)],
+    };
+    let mut left_out = None;
+    let mut kept = Vec::new();
+    for rung in all {
+        let why = match (request.io, rung.direct) {
+            (Io::Direct, false) | (Io::Buffered, true) => continue,
+            (_, true) => direct.clone(),
+            _ => Ok(()),
+        }
+        .and_then(|()| match &host.uring_refused {
+            Some(errno) if rung.method == Method::Uring => {
+                Err(format!("io_uring_setup is refused ({errno})"))
+            }
+            _ => method::serves(rung, &request.kind, pages),
+        });
+        match why {
+            Ok(()) => kept.push(rung),
+            Err(why) => {
+                reasons.add("not", rung, why.clone());
+                left_out.get_or_insert((rung, why));
+            }
+        }
+    }
+    if kept.is_empty() {
+        let (rung, why) = left_out.unwrap_or((
+            rung(asked, false, false),
+            "no way is left by --io".to_string(),
+        ));
+        return Err(Error::new("cannot load this way", why)
+            .at(format!("{rung} to {}", request.kind))
+            .with_errno(rustix::io::Errno::OPNOTSUPP)
+            .remedy("leave --method and --io to auto, or see `dmafile explain`"));
+    }
+    Ok(kept)
+}
+
+/// How much may be pinned in registered windows; drops the registered rung where it is too
+/// little for the reads in flight.
+fn pin_budget(
+    ladder: &mut Vec<Rung>,
+    host: &Host,
+    block: u64,
+    depth: u32,
+    reasons: &mut Reasons,
+) -> u64 {
+    if !ladder.iter().any(|rung| rung.registered) {
+        return 0;
+    }
+    let in_flight = block * u64::from(depth);
+    // One window must hold what is in flight, or reads would wait for registrations.
+    let need = in_flight.saturating_mul(WINDOWS);
+    let limit = host.pin_limit();
+    if need > limit {
+        ladder.retain(|rung| !rung.registered);
+        reasons.add(
+            "not",
+            "uring direct registered",
+            format!(
+                "{WINDOWS} windows of {in_flight} bytes exceed the limit on pinned memory, {limit} \
+                 (RLIMIT_MEMLOCK)"
+            ),
+        );
+        return 0;
+    }
+    limit.min(WINDOW.max(in_flight) * WINDOWS)
+}
+
+fn describe_io(
+    request: &Request,
+    first: Rung,
+    direct: &Result<(), String>,
+    layout: &Layout,
+    reasons: &mut Reasons,
+) {
+    match (request.io, direct) {
+        (Io::Direct | Io::Buffered, _) => reasons.add("io", request.io, "asked for"),
+        (Io::Auto, Err(why)) => reasons.add("io", Io::Buffered, why.clone()),
+        (Io::Auto, Ok(())) if !first.direct => {
+            reasons.add("io", Io::Buffered, format!("what {} is for", first.method));
+        }
+        (Io::Auto, Ok(())) => {
+            let choice = match (layout.bytes(true), layout.bytes(false)) {
+                (0, _) => Io::Direct,
+                (_, 0) => Io::Buffered,
+                _ => Io::Auto,
+            };
+            reasons.add("io", choice, layout.learned.clone());
+        }
+    }
+}
+
+/// Whether a thread allocates ahead of the reads, or the reads fault their pages in.
+fn allocation(
+    request: &Request,
+    pages: Pages,
+    first: Rung,
+    bytes: u64,
+    host: &Host,
+    reasons: &mut Reasons,
+) -> Allocation {
+    let huge = matches!(pages, Pages::Thp | Pages::Huge);
+    let (choice, why) = if matches!(first.method, Method::Sendfile | Method::Splice) {
+        (
+            Allocation::InRead,
+            "the kernel allocates pages as it writes them, without zeroing",
+        )
+    } else if matches!(request.kind, Kind::Caller) {
+        (Allocation::InRead, "the caller's memory is there")
+    } else if bytes <= SMALL_FILE {
+        (
+            Allocation::InRead,
+            "small: a second thread costs more than it hides",
+        )
+    } else if huge {
+        (
+            Allocation::Ahead,
+            "one gather of huge pages is zeroed while the last one is read",
+        )
+    } else if first.method == Method::Read || host.cpus == 1 {
+        (
+            Allocation::InRead,
+            "one thread does all of it: faulting where it reads is cheaper",
+        )
+    } else {
+        (
+            Allocation::Ahead,
+            "faulting inside the submission would hold up the reads",
+        )
+    };
+    let word = match choice {
+        Allocation::Ahead => "ahead",
+        Allocation::InRead => "in-read",
+    };
+    reasons.add("allocation", word, why);
+    choice
+}
+
+/// Refuses early what cannot fit.
+fn check_memory(plan: &Plan, request: &Request, host: &Host) -> Result<()> {
+    if request.place.is_some_and(|place| !place.empty) {
+        return Ok(());
+    }
+    // Holes take no memory; a hugetlb pool is counted by the kernel when it is mapped.
+    let need = plan.to_read + plan.to_copy;
+    if plan.pages == Pages::Huge {
+        return Ok(());
+    }
+    let refuse = |room: u64, limit: String| {
+        Err(Error::new(
+            "not enough memory",
+            format!("{need} bytes are needed and {room} are available ({limit})"),
+        )
+        .at(plan.file.display().to_string())
+        .with_errno(rustix::io::Errno::NOMEM)
+        .remedy("free memory, load a range (--offset, --length), or try all the same with --no-memory-check"))
+    };
+    if let Some(room) = host.available.filter(|room| *room < need) {
+        return refuse(room, "MemAvailable".to_string());
+    }
+    if let Some((room, file)) = host.cgroup.as_ref().filter(|(room, _)| *room < need) {
+        return refuse(*room, file.display().to_string());
+    }
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! The file a load reads: two descriptors for it, one of them past the page cache.
+
+use crate::error::{Error, Result};
+use crate::sys::file::{self, Stat};
+use crate::sys::map::Mapping;
+use crate::sys::{Errno, cache};
+use rustix::fs::FileType;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// An open file.
+pub(crate) struct Source {
+    path: PathBuf,
+    buffered: OwnedFd,
+    direct: Result<OwnedFd, String>,
+    stat: Stat,
+    align: u64,
+}
+
+/// File systems whose files are made up while they are read, or are already memory.
+const PSEUDO: &[(u64, &str)] = &[
+    (0x9fa0, "proc"),
+    (0x6265_6572, "sysfs"),
+    (0x6462_6720, "debugfs"),
+    (0x7472_6163, "tracefs"),
+    (0x0027_e0eb, "cgroup"),
+    (0x6367_7270, "cgroup2"),
+    (0x7363_6673, "securityfs"),
+    (0x6265_6570, "configfs"),
+    (0xcafe_4a11, "bpf"),
+];
+const MEMORY: &[(u64, &str)] = &[
+    (0x0102_1994, "tmpfs"),
+    (0x8584_58f6, "ramfs"),
+    (0x9584_58f6, "hugetlbfs"),
+];
+const DISK: &[(u64, &str)] = &[
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0xf2f5_2010, "f2fs"),
+    (0x794c_7630, "overlayfs"),
+    (0x7371_7368, "squashfs"),
+    (0xe0f5_e1e2, "erofs"),
+    (0x6573_5546, "fuse"),
+    (0x6969, "nfs"),
+    (0xff53_4d42, "cifs"),
+    (0xfe53_4d42, "smb2"),
+    (0x0102_1997, "9p"),
+    (0x2fc1_2fc1, "zfs"),
+    (0xca45_1a4e, "bcachefs"),
+    (0x4d44, "vfat"),
+    (0x2011_bab0, "exfat"),
+];
+
+fn named(list: &[(u64, &'static str)], magic: u64) -> Option<&'static str> {
+    // Some architectures sign-extend the 32-bit magic.
+    let magic = magic & 0xffff_ffff;
+    list.iter()
+        .find(|(known, _)| *known == magic)
+        .map(|(_, name)| *name)
+}
+
+impl Source {
+    /// Opens a regular file or a block device, plainly and with `O_DIRECT`.
+    ///
+    /// Refuses what has no contents of a known size: directories, FIFOs, sockets, character
+    /// devices, files of `/proc` and its like, and files without a byte.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let place = path.display().to_string();
+        let refuse = |why: &str, errno, remedy: &str| {
+            Error::new("cannot load", why)
+                .with_errno(errno)
+                .at(&place)
+                .remedy(remedy)
+        };
+        let buffered = file::open(path, false).map_err(|errno| match errno {
+            // open(2) says so of a socket.
+            Errno::NXIO => refuse("is a socket or a device without a driver", errno, REGULAR),
+            _ => Error::os("cannot open", errno).at(&place),
+        })?;
+        let stat = file::stat(buffered.as_fd())
+            .map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
+        match stat.kind {
+            FileType::RegularFile | FileType::BlockDevice => {}
+            FileType::Directory => {
+                return Err(refuse("is a directory", Errno::ISDIR, "name a file in it"));
+            }
+            FileType::Fifo => return Err(refuse("is a FIFO", Errno::SPIPE, REGULAR)),
+            _ => return Err(refuse("is not a regular file", Errno::INVAL, REGULAR)),
+        }
+        if let Some(fs) = named(PSEUDO, stat.fs_magic) {
+            let why = format!("{fs} makes this file up while it is read and gives it no size");
+            return Err(refuse(
+                &why,
+                Errno::INVAL,
+                "copy it to a regular file first",
+            ));
+        }
+        if stat.size == 0 {
+            return Err(refuse(
+                "is empty",
+                Errno::NODATA,
+                "a buffer needs at least one byte",
+            ));
+        }
+        let mut source = Self {
+            path: path.to_path_buf(),
+            buffered,
+            direct: Err(String::new()),
+            stat,
+            align: stat.fs_block.max(crate::sys::map::page_size()),
+        };
+        source.direct = source.open_direct();
+        Ok(source)
+    }
+
+    /// The second descriptor and the alignment its reads need, or why there is none.
+    fn open_direct(&mut self) -> Result<OwnedFd, String> {
+        if let Some(fs) = named(MEMORY, self.stat.fs_magic) {
+            return Err(format!(
+                "{fs} keeps its files in memory: nothing to pass by"
+            ));
+        }
+        if self.stat.direct.is_some_and(|(_, offset)| offset == 0) {
+            return Err("statx says that this file allows no direct I/O".to_string());
+        }
+        let named_open = |errno: Errno| {
+            format!(
+                "O_DIRECT is refused at open ({})",
+                crate::error::errno_name(errno.raw_os_error())
+            )
+        };
+        let direct = file::open(&self.path, true).map_err(named_open)?;
+        let again = file::stat(direct.as_fd()).map_err(named_open)?;
+        if again.identity != self.stat.identity {
+            return Err("the path led to another file when it was opened again".to_string());
+        }
+        self.align = match self.stat.direct {
+            Some((memory, offset)) => u64::from(memory.max(offset)),
+            None => self.probe_align(direct.as_fd())?,
+        };
+        Ok(direct)
+    }
+
+    /// The alignment of direct reads where `statx` does not tell: the smallest that a read
+    /// accepts, from the file system's block upwards. Larger than needed does no harm, smaller
+    /// makes btrfs and f2fs fall back to the page cache without a word.
+    fn probe_align(&self, direct: BorrowedFd<'_>) -> Result<u64, String> {
+        const LARGEST: u64 = 1 << 20;
+        let mut align = self.stat.fs_block.next_power_of_two();
+        if !(512..=LARGEST).contains(&align) {
+            align = crate::sys::map::page_size();
+        }
+        let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
+            .map_err(|errno| format!("no memory to try direct reads in ({errno:?})"))?;
+        while align <= LARGEST {
+            match file::retry(|| file::pread(direct, &memory.region(), 0, align, 0)) {
+                Ok(_) => return Ok(align),
+                Err(Errno::INVAL) => align *= 2,
+                Err(errno) => {
+                    return Err(format!(
+                        "the first direct read fails ({})",
+                        crate::error::errno_name(errno.raw_os_error())
+                    ));
+                }
+            }
+        }
+        Err("direct reads are refused (EINVAL) at every alignment".to_string())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The size when it was opened: the one that counts.
+    pub(crate) fn size(&self) -> u64 {
+        self.stat.size
+    }
+
+    /// The size now.
+    pub(crate) fn size_now(&self) -> Result<u64> {
+        let stat = file::stat(self.buffered.as_fd())
+            .map_err(|errno| Error::os("cannot ask about", errno).at(self.place(0)))?;
+        Ok(stat.size)
+    }
+
+    /// The name of its file system; a number in hexadecimal where it is not one we know.
+    pub(crate) fn file_system(&self) -> String {
+        [DISK, MEMORY]
+            .iter()
+            .find_map(|list| named(list, self.stat.fs_magic))
+            .map_or_else(|| format!("{:#x}", self.stat.fs_magic), str::to_string)
+    }
+
+    /// Offsets, lengths and memory of direct reads are multiples of this many bytes.
+    pub(crate) fn align(&self) -> u64 {
+        self.align
+    }
+
+    /// Where the alignment comes from.
+    pub(crate) fn align_is_told(&self) -> bool {
+        self.stat.direct.is_some()
+    }
+
+    pub(crate) fn buffered(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
+    }
+
+    pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, &str> {
+        match &self.direct {
+            Ok(fd) => Ok(fd.as_fd()),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// `path` or `path at byte N`, for error messages.
+    pub(crate) fn place(&self, offset: u64) -> String {
+        match offset {
+            0 => self.path.display().to_string(),
+            _ => format!("{} at byte {offset}", self.path.display()),
+        }
+    }
+
+    /// The parts of `[start, end)` that hold data; the rest are holes and need no reading.
+    ///
+    /// Holes shorter than `small` are left inside the data: reading zeros is cheaper than
+    /// breaking a read in two. The list is at most 64 Ki long; what lies behind counts as data.
+    pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
+        let mut list: Vec<(u64, u64)> = Vec::new();
+        let mut from = start;
+        while from < end {
+            // An error means that the file system cannot tell: all of it counts as data.
+            let whole = (from, end);
+            let next = if list.len() < 1 << 16 {
+                file::next_data(self.buffered(), from).unwrap_or(Some(whole))
+            } else {
+                Some(whole)
+            };
+            let Some((data, hole)) = next.filter(|(data, _)| *data < end) else {
+                break;
+            };
+            match list.last_mut() {
+                Some(last) if data - last.1 < small => last.1 = hole.min(end),
+                _ => list.push((data, hole.min(end))),
+            }
+            from = hole;
+        }
+        list
+    }
+
+    /// Bytes of `[start, end)` in the page cache, in whole pages; EPERM where the kernel keeps
+    /// that from us, ENOSYS where it cannot say.
+    pub(crate) fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
+        let page = crate::sys::map::page_size();
+        let first = start - start % page;
+        let pages = cache::resident(self.buffered(), first, end - first)?;
+        Ok((pages * page).min(end - start))
+    }
+
+    /// Whether the page cache holds the byte at `offset`, found by reading it without waiting:
+    /// for those whom `cachestat` refuses. A miss may bring in that one page.
+    pub(crate) fn peek(&self, offset: u64) -> bool {
+        let mut byte = [0_u8];
+        let region = crate::sys::map::Region::lent(&mut byte);
+        file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1)
+    }
+
+    /// Keeps misses of [`Source::peek`] from reading ahead.
+    pub(crate) fn no_readahead(&self) {
+        cache::no_readahead(self.buffered());
+    }
+}
+
+const REGULAR: &str = "name a regular file or a block device";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Seek, SeekFrom, Write};
+
+    #[test]
+    fn holes_are_found_and_small_ones_bridged() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = dir.path().join("sparse");
+        let mut file = std::fs::File::create(&path).unwrap();
+        for at in [0, 64 << 10, 4 << 20] {
+            file.seek(SeekFrom::Start(at)).unwrap();
+            file.write_all(&[1; 4096]).unwrap();
+        }
+        file.set_len(8 << 20).unwrap();
+        file.sync_all().unwrap();
+        let source = Source::open(&path).unwrap();
+        let small = 4096;
+        let whole = source.data(0, 8 << 20, small);
+        assert_eq!(
+            whole,
+            [(0, 4096), (64 << 10, 68 << 10), (4 << 20, (4 << 20) + 4096)]
+        );
+        let bridged = source.data(0, 8 << 20, 128 << 10);
+        assert_eq!(bridged, [(0, 68 << 10), (4 << 20, (4 << 20) + 4096)]);
+        assert_eq!(source.data(5 << 20, 8 << 20, small), []);
+        assert_eq!(source.data(100, 200, small), [(100, 200)]);
+    }
+
+    #[test]
+    fn what_has_no_contents_is_refused() {
+        let refused = |path: &str| Source::open(Path::new(path)).err().unwrap().to_string();
+        assert!(refused("/proc/self/maps").contains("proc makes this file up"));
+        assert!(refused("/dev/null").contains("is not a regular file"));
+        assert!(refused("/tmp").contains("is a directory (EISDIR)"));
+        assert!(refused("/no/such/file").contains("(ENOENT); check the path"));
+    }
+}

@@ -1,0 +1,194 @@
+//! Files: opening, what they are, where their data lies, and reading into a region.
+
+use super::Errno;
+use super::map::Region;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// What `statx(2)` and `fstatfs(2)` say of an open file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    pub kind: FileType,
+    pub size: u64,
+    pub identity: (u32, u32, u64),
+    /// Memory and offset alignment of direct I/O, where the kernel tells (STATX_DIOALIGN, Linux
+    /// 6.1). Zeros mean that it tells and says no.
+    pub direct: Option<(u32, u32)>,
+    pub fs_magic: u64,
+    pub fs_block: u64,
+    /// Nothing is allocated for it yet.
+    pub empty: bool,
+}
+
+/// Opens for reading without waiting for a FIFO's writer.
+pub(crate) fn open(path: &Path, direct: bool) -> Result<OwnedFd, Errno> {
+    let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    flags.set(OFlags::DIRECT, direct);
+    retry(|| rustix::fs::open(path, flags, Mode::empty()))
+}
+
+/// Whether a device node can be opened for reading and writing.
+pub(crate) fn try_node(path: &Path) -> Result<(), Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    retry(|| rustix::fs::open(path, flags, Mode::empty())).map(drop)
+}
+
+/// A second descriptor for the file behind a number that the process was given.
+pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
+    if number < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the borrow ends with this call; a number that is not open answers EBADF.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_dupfd_cloexec(borrowed, 3)
+}
+
+pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
+    let asked = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let statx = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, asked)?;
+    let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
+    let fs = rustix::fs::fstatfs(fd)?;
+    let kind = FileType::from_raw_mode(statx.stx_mode.into());
+    let size = if kind == FileType::BlockDevice {
+        rustix::fs::seek(fd, SeekFrom::End(0))?
+    } else {
+        statx.stx_size
+    };
+    Ok(Stat {
+        kind,
+        size,
+        identity: (statx.stx_dev_major, statx.stx_dev_minor, statx.stx_ino),
+        direct: told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align)),
+        fs_magic: fs.f_type as u64,
+        fs_block: fs.f_bsize as u64,
+        empty: statx.stx_blocks == 0,
+    })
+}
+
+/// The next range of data at or after `from`: `SEEK_DATA` and `SEEK_HOLE` (lseek(2)).
+///
+/// None where only a hole is left. A file system that knows of no holes answers with the rest
+/// of the file.
+pub(crate) fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<(u64, u64)>, Errno> {
+    match rustix::fs::seek(fd, SeekFrom::Data(from)) {
+        Ok(data) => {
+            let hole = rustix::fs::seek(fd, SeekFrom::Hole(data))?;
+            Ok(Some((data, hole)))
+        }
+        Err(Errno::NXIO) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// pread(2) into `len` bytes at `at` of the region.
+pub(crate) fn pread(
+    fd: impl AsFd,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+    offset: u64,
+) -> Result<u64, Errno> {
+    // SAFETY: the target goes straight to the system call.
+    let target = unsafe { region.target(at, len) };
+    let (got, _) = rustix::io::pread(fd, target, offset)?;
+    Ok(got.len() as u64)
+}
+
+/// As [`pread`], but only what the page cache holds already (RWF_NOWAIT, Linux 4.14).
+pub(crate) fn pread_cached(
+    fd: impl AsFd,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+    offset: u64,
+) -> Result<u64, Errno> {
+    let iov = libc::iovec {
+        iov_base: region.span(at, len).cast(),
+        iov_len: len as usize,
+    };
+    // SAFETY: one vector over memory inside the region, for the time of the call.
+    let got = unsafe {
+        libc::preadv2(
+            std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()),
+            &raw const iov,
+            1,
+            offset as libc::off_t,
+            libc::RWF_NOWAIT,
+        )
+    };
+    u64::try_from(got).map_err(|_| super::last_errno())
+}
+
+/// Copies from memory of this process that may vanish (a mapped file that is cut short): a fault
+/// comes back as EFAULT, not as SIGBUS (process_vm_readv(2) on ourselves).
+pub(crate) fn copy_mapped(
+    from: &Region<'_>,
+    from_at: u64,
+    into: &Region<'_>,
+    at: u64,
+    len: u64,
+) -> Result<u64, Errno> {
+    let local = libc::iovec {
+        iov_base: into.span(at, len).cast(),
+        iov_len: len as usize,
+    };
+    let remote = libc::iovec {
+        iov_base: from.span(from_at, len).cast(),
+        iov_len: len as usize,
+    };
+    // SAFETY: both vectors lie inside live regions; the kernel checks the pages themselves.
+    let got = unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+    };
+    u64::try_from(got).map_err(|_| super::last_errno())
+}
+
+/// Writes all of `bytes` at `offset`.
+pub(crate) fn pwrite_all(
+    fd: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    mut offset: u64,
+) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        let done = retry(|| rustix::io::pwrite(fd, bytes, offset))?;
+        if done == 0 {
+            return Err(Errno::IO);
+        }
+        bytes = &bytes[done..];
+        offset += done as u64;
+    }
+    Ok(())
+}
+
+/// Lets a program that this process executes inherit the descriptor.
+pub(crate) fn inherit(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
+}
+
+/// Reads exactly `into.len()` bytes at `offset`; EIO where the file ends before.
+pub(crate) fn pread_all(
+    fd: BorrowedFd<'_>,
+    mut into: &mut [u8],
+    mut offset: u64,
+) -> Result<(), Errno> {
+    while !into.is_empty() {
+        let done = retry(|| rustix::io::pread(fd, &mut *into, offset))?;
+        if done == 0 {
+            return Err(Errno::IO);
+        }
+        into = &mut into[done..];
+        offset += done as u64;
+    }
+    Ok(())
+}
+
+/// Runs a call again for as long as a signal cuts it short.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => continue,
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Limits and settings of this machine, read from `/proc`, `/sys` and `getrlimit(2)`.
+//!
+//! What cannot be read is `None`: a container may hide any of it.
+
+use rustix::process::{Resource, getrlimit};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The first word of a file, as a number.
+pub(crate) fn number(path: impl AsRef<Path>) -> Option<u64> {
+    fs::read_to_string(path)
+        .ok()?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
+/// A file's text, trimmed.
+pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_string())
+}
+
+/// The choice in brackets of a file like `always [madvise] never`.
+pub(crate) fn choice(path: impl AsRef<Path>) -> Option<String> {
+    let text = text(path)?;
+    let start = text.find('[')? + 1;
+    let end = text[start..].find(']')? + start;
+    Some(text[start..end].to_string())
+}
+
+/// A line `NAME: N kB` of a file like `/proc/meminfo`, in bytes.
+pub(crate) fn kilobytes(path: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kb: u64 = line.trim().split_whitespace().next()?.parse().ok()?;
+    kb.checked_mul(1024)
+}
+
+/// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
+pub(crate) fn memlock() -> Option<u64> {
+    getrlimit(Resource::Memlock).current
+}
+
+/// The soft limit on address space, in bytes; None is no limit (RLIMIT_AS).
+pub(crate) fn address_space() -> Option<u64> {
+    getrlimit(Resource::As).current
+}
+
+/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)).
+pub(crate) fn may_pin_freely() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let Some(text) = text("/proc/self/status") else {
+        return false;
+    };
+    text.lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1)
+}
+
+/// Processors this process may run on.
+pub(crate) fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Memory that cgroups still allow this process, the tightest of all levels, in bytes: limit
+/// less usage, page cache that the kernel can take back counted as free. With the file that
+/// sets it.
+pub(crate) fn cgroup_room() -> Option<(u64, PathBuf)> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mut tightest: Option<(u64, PathBuf)> = None;
+    for line in own.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next(), parts.next()?, parts.next()?);
+        let (root, limit, usage) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+            "memory" => (
+                "/sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            ),
+            _ => continue,
+        };
+        let root = Path::new(root);
+        let own = root.join(path.trim_start_matches('/'));
+        for level in own.ancestors().take_while(|level| level.starts_with(root)) {
+            let file = level.join(limit);
+            // "max" is no number, and so no limit; version 1 says it with an absurd one.
+            let Some(limit) = number(&file).filter(|&limit| limit < 1 << 60) else {
+                continue;
+            };
+            let used = number(level.join(usage)).unwrap_or(0);
+            let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
+            let cache: u64 = stat
+                .lines()
+                .filter_map(|line| line.split_once(' '))
+                .filter(|(name, _)| matches!(*name, "inactive_file" | "active_file"))
+                .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
+                .sum();
+            let room = limit.saturating_sub(used.saturating_sub(cache));
+            if tightest.as_ref().is_none_or(|(least, _)| room < *least) {
+                tightest = Some((room, file));
+            }
+        }
+    }
+    tightest
+}
+
+/// Bytes of a mapping that lie on transparent huge pages, from `/proc/self/smaps`.
+pub(crate) fn huge_bytes(region: &super::map::Region<'_>) -> Option<u64> {
+    let (first, last) = (region.address(), region.address() + region.len());
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    let mut bytes = 0;
+    for line in smaps.lines() {
+        if let Some((range, _)) = line.split_once(' ')
+            && let Some((start, end)) = range.split_once('-')
+            && let (Ok(start), Ok(end)) =
+                (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
+        {
+            inside = start < last && end > first;
+        } else if inside
+            && let Some((name, rest)) = line.split_once(':')
+            && matches!(name, "AnonHugePages" | "ShmemPmdMapped")
+        {
+            let kb: u64 = rest.split_whitespace().next()?.parse().ok()?;
+            bytes += kb * 1024;
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_mark_the_choice() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("enabled");
+        fs::write(&file, "always [madvise] never\n").unwrap();
+        assert_eq!(choice(&file).as_deref(), Some("madvise"));
+        fs::write(&file, "madvise\n").unwrap();
+        assert_eq!(choice(&file), None);
+    }
+
+    #[test]
+    fn meminfo_is_in_bytes() {
+        let total = kilobytes("/proc/meminfo", "MemTotal").unwrap();
+        assert!(total > 1 << 20 && total % 1024 == 0);
+        assert_eq!(kilobytes("/proc/meminfo", "MemTotalling"), None);
+    }
+}

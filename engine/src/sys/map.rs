@@ -1,0 +1,366 @@
+//! Mappings, and regions of memory that the kernel fills.
+
+use super::{Errno, last_errno};
+use rustix::fs::SealFlags;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// The size of a base page, in bytes.
+pub(crate) fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// A mapping that is unmapped when dropped.
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    share: Share,
+}
+
+/// Who else can change the bytes of a mapping.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// Nobody: it is private.
+    Private,
+    /// Nobody any more: its file is sealed against writing and shrinking.
+    Sealed,
+    /// Whoever holds the descriptor.
+    Shared,
+}
+
+// SAFETY: a mapping is plain memory; whoever reads or writes through it does so by way of
+// `Region`, whose methods copy or hand the address to the kernel.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Private anonymous memory of `len` bytes whose start is a multiple of `align` (a power of
+    /// two, at least a page), so that transparent huge pages can begin at its first byte.
+    pub(crate) fn anon(len: usize, align: usize) -> Result<Self, Errno> {
+        let hole = Self::reserve(len, align)?;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                hole.base.as_ptr().cast(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )?
+        };
+        debug_assert_eq!(base.cast(), hole.base.as_ptr());
+        Ok(hole)
+    }
+
+    /// Private memory made of hugetlb pages; `len` is a multiple of their size.
+    ///
+    /// ENOMEM where the pool cannot promise all of them: mapping reserves.
+    pub(crate) fn anon_huge(len: usize) -> Result<Self, Errno> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::HUGETLB,
+            )?
+        };
+        Ok(Self::owned(base, len, Share::Private))
+    }
+
+    /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
+    /// it is not.
+    pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let seals = super::memfd::seals(fd)?;
+        if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
+            return Err(Errno::PERM);
+        }
+        let mut map = Self::shared(fd, len, 1, false)?;
+        map.share = Share::Sealed;
+        Ok(map)
+    }
+
+    /// `len` bytes of `fd` from its start, shared. `align` as in [`Mapping::anon`]; 1 leaves the
+    /// place to the kernel, as hugetlb descriptors want.
+    pub(crate) fn shared(
+        fd: BorrowedFd<'_>,
+        len: usize,
+        align: usize,
+        writable: bool,
+    ) -> Result<Self, Errno> {
+        let mut prot = ProtFlags::READ;
+        prot.set(ProtFlags::WRITE, writable);
+        if align <= 1 {
+            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            let base = unsafe {
+                rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?
+            };
+            return Ok(Self::owned(base, len, Share::Shared));
+        }
+        let mut hole = Self::reserve(len, align)?;
+        hole.share = Share::Shared;
+        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        unsafe {
+            rustix::mm::mmap(
+                hole.base.as_ptr().cast(),
+                len,
+                prot,
+                MapFlags::SHARED | MapFlags::FIXED,
+                fd,
+                0,
+            )?;
+        }
+        Ok(hole)
+    }
+
+    /// Address space that holds nothing yet, aligned; the spare ends are given back.
+    fn reserve(len: usize, align: usize) -> Result<Self, Errno> {
+        let page = page_size() as usize;
+        let len = len.next_multiple_of(page);
+        let spare = align.saturating_sub(page);
+        let total = len.checked_add(spare).ok_or(Errno::NOMEM)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                total,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start = base.addr().next_multiple_of(align.max(page));
+        let head = start - base.addr();
+        let tail = total - head - len;
+        // SAFETY: both ends belong to the reservation made above and are outside what is kept.
+        unsafe {
+            if head > 0 {
+                rustix::mm::munmap(base, head)?;
+            }
+            if tail > 0 {
+                rustix::mm::munmap(base.byte_add(head + len), tail)?;
+            }
+            Ok(Self::owned(base.byte_add(head), len, Share::Private))
+        }
+    }
+
+    fn owned(base: *mut c_void, len: usize, share: Share) -> Self {
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0");
+        Self { base, len, share }
+    }
+
+    /// The memory, for as long as the mapping lives.
+    pub(crate) fn region(&self) -> Region<'_> {
+        Region {
+            base: self.base,
+            len: self.len,
+            owner: PhantomData,
+        }
+    }
+
+    /// The bytes as a slice, where nobody else can change them.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        match self.share {
+            // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
+            // `&mut self` or by a transfer that owns it; a sealed file can neither be written nor
+            // shrink, as was checked when it was mapped, and seals cannot be taken off.
+            Share::Private | Share::Sealed => {
+                Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) })
+            }
+            Share::Shared => None,
+        }
+    }
+
+    /// The bytes as a mutable slice, where the memory is private.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match self.share {
+            // SAFETY: mapped, writable, private and borrowed mutably.
+            Share::Private => {
+                Some(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) })
+            }
+            Share::Sealed | Share::Shared => None,
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and no region of it outlives it.
+        // An error would mean that it was not ours; there is nobody to tell in a drop.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory that the kernel may fill: addresses, bounds, and no claim to be the only one there.
+#[derive(Clone, Copy)]
+pub(crate) struct Region<'m> {
+    base: NonNull<u8>,
+    len: usize,
+    owner: PhantomData<&'m [u8]>,
+}
+
+// SAFETY: see `Mapping`.
+unsafe impl Send for Region<'_> {}
+// SAFETY: see `Mapping`.
+unsafe impl Sync for Region<'_> {}
+
+impl<'m> Region<'m> {
+    /// Memory that a caller lends; nobody else can reach it meanwhile.
+    pub(crate) fn lent(memory: &'m mut [u8]) -> Self {
+        let len = memory.len();
+        Self {
+            base: NonNull::from(memory).cast(),
+            len,
+            owner: PhantomData,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// The address of its first byte, to reason about alignment.
+    pub(crate) fn address(&self) -> u64 {
+        self.base.addr().get() as u64
+    }
+
+    /// The address of `len` bytes at `at`, after a check that they lie inside.
+    pub(super) fn span(&self, at: u64, len: u64) -> *mut u8 {
+        let end = at.checked_add(len).expect("extent overflows");
+        assert!(
+            end <= self.len as u64,
+            "extent {at}+{len} lies outside a buffer of {} bytes",
+            self.len
+        );
+        // SAFETY: `at` lies inside the allocation, as just checked.
+        unsafe { self.base.as_ptr().add(at as usize) }
+    }
+
+    /// The bytes as a target for a system call that writes.
+    ///
+    /// # Safety
+    /// The slice goes straight to a system call and nowhere else.
+    pub(super) unsafe fn target(&self, at: u64, len: u64) -> &'m mut [MaybeUninit<u8>] {
+        let start = self.span(at, len);
+        // SAFETY: inside the region; `MaybeUninit` makes no claim about the contents.
+        unsafe { std::slice::from_raw_parts_mut(start.cast(), len as usize) }
+    }
+
+    /// Zeroes `len` bytes at `at`.
+    pub(crate) fn zero(&self, at: u64, len: u64) {
+        let start = self.span(at, len);
+        // SAFETY: inside the region, and writable while a transfer runs.
+        unsafe { std::ptr::write_bytes(start, 0, len as usize) }
+    }
+
+    /// Copies bytes out of the region, whoever else may be writing to it.
+    pub(crate) fn copy_out(&self, at: u64, into: &mut [u8]) {
+        let start = self.span(at, into.len() as u64);
+        // SAFETY: inside the region; `into` is a distinct allocation. Another process may write
+        // meanwhile: the copy then holds old or new bytes, as with read(2).
+        unsafe { std::ptr::copy_nonoverlapping(start, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies bytes into the region; it must be writable.
+    pub(crate) fn copy_in(&self, at: u64, from: &[u8]) {
+        let start = self.span(at, from.len() as u64);
+        // SAFETY: as in `copy_out`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len()) }
+    }
+
+    /// Asks for transparent huge pages wherever the region is touched later (madvise(2)).
+    pub(crate) fn want_huge(&self) -> Result<(), Errno> {
+        // SAFETY: advice on memory that we own changes no contents.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) }
+    }
+
+    /// Refuses transparent huge pages (madvise(2)).
+    pub(crate) fn want_small(&self) -> Result<(), Errno> {
+        // SAFETY: as in `want_huge`.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) }
+    }
+
+    /// Makes every page of the range present and writable; contents stay (MADV_POPULATE_WRITE,
+    /// Linux 5.14). Errors come back where a plain touch would raise SIGBUS.
+    pub(crate) fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
+        let Some((start, len)) = self.pages(at, len) else {
+            return Ok(());
+        };
+        loop {
+            // SAFETY: populating memory that we own changes no contents.
+            match unsafe { rustix::mm::madvise(start, len, Advice::LinuxPopulateWrite) } {
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                done => return done,
+            }
+        }
+    }
+
+    /// Turns the range into transparent huge pages, whatever `shmem_enabled` says
+    /// (MADV_COLLAPSE, Linux 6.1). `at` and `len` are multiples of `huge`; one base page of each
+    /// is made present first, because the kernel collapses only what has a page table.
+    pub(crate) fn collapse(&self, at: u64, len: u64, huge: u64) -> Result<(), Errno> {
+        for page in (at..at + len).step_by(huge as usize) {
+            self.populate(page, 1)?;
+        }
+        let start = self.span(at, len);
+        // SAFETY: collapsing memory that we own changes no contents.
+        match unsafe { libc::madvise(start.cast(), len as usize, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    }
+
+    /// The whole pages that cover a range, clipped to those that lie in the region.
+    fn pages(&self, at: u64, len: u64) -> Option<(*mut c_void, usize)> {
+        let page = page_size();
+        let (first, last) = (self.address(), self.address() + self.len());
+        let down = |address: u64| address - address % page;
+        // A page that is only partly ours at either end of lent memory is left alone.
+        let from = down(first + at).max(first.next_multiple_of(page));
+        let end = (first + at + len).next_multiple_of(page).min(down(last));
+        if from >= end {
+            return None;
+        }
+        let start = self.span(from - first, end - from);
+        Some((start.cast(), (end - from) as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anonymous_memory_is_aligned_and_zero() {
+        let align = 2 << 20;
+        let map = Mapping::anon(3 << 20, align).unwrap();
+        assert_eq!(map.region().address() % align as u64, 0);
+        map.region().populate(5000, 2 << 20).unwrap();
+        let mut bytes = vec![1; 3 << 20];
+        map.region().copy_out(0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn populating_keeps_inside_memory_that_was_lent() {
+        let page = page_size() as usize;
+        let mut memory = vec![7_u8; 3 * page + 100];
+        let region = Region::lent(&mut memory[13..]);
+        let base = region.address();
+        let (start, len) = region.pages(0, region.len()).unwrap();
+        assert!(start.addr() as u64 >= base && (start.addr() + len) as u64 <= base + region.len());
+        region.populate(0, region.len()).unwrap();
+        assert!(memory.iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside")]
+    fn an_extent_past_the_end_is_caught() {
+        let map = Mapping::anon(4096, 4096).unwrap();
+        map.region().zero(4000, 97);
+    }
+}

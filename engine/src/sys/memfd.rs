@@ -1,0 +1,37 @@
+//! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
+
+use super::Errno;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
+pub(crate) fn create(name: &str, huge: bool) -> Result<OwnedFd, Errno> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    flags.set(MemfdFlags::HUGETLB, huge);
+    // Systems with vm.memfd_noexec=2 refuse memfds that may become executable; kernels before
+    // 6.3 do not know the flag.
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        done => done,
+    }
+}
+
+/// Sets the size. The errno is EFBIG where RLIMIT_FSIZE forbids it, without the signal that the
+/// kernel would send.
+pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+    if limit.current.is_some_and(|limit| size > limit) {
+        return Err(Errno::FBIG);
+    }
+    super::file::retry(|| rustix::fs::ftruncate(fd, size))
+}
+
+/// The seals of a memfd; EINVAL for what is none.
+pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
+    rustix::fs::fcntl_get_seals(fd)
+}
+
+/// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping or a pin lives.
+pub(crate) fn seal(fd: BorrowedFd<'_>, seals: SealFlags) -> Result<(), Errno> {
+    rustix::fs::fcntl_add_seals(fd, seals)
+}

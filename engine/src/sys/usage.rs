@@ -1,0 +1,44 @@
+//! CPU time of this process and waking a ring from another thread.
+
+use super::Errno;
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// User and system time of all threads so far, io_uring's workers included (getrusage(2)).
+pub(crate) fn cpu() -> (Duration, Duration) {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure is the kernel's own and lives through the call.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |tv: libc::timeval| {
+        Duration::from_secs(tv.tv_sec as u64) + Duration::from_micros(tv.tv_usec as u64)
+    };
+    (time(usage.ru_utime), time(usage.ru_stime))
+}
+
+/// Wakes whoever waits on it, through poll(2) or a ring (eventfd(2)).
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
+    }
+
+    pub(crate) fn ring(&self) {
+        // EAGAIN means that it has rung 2^64 times unheard: it is awake.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Forgets the rings so far.
+    pub(crate) fn hush(&self) {
+        // EAGAIN means that it has not rung.
+        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,36 @@
+//! The timeline of one transfer in the Chrome trace format, which Perfetto opens
+//! (<https://ui.perfetto.dev>).
+
+use crate::transfer::meter::{ROW_ALLOC, ROW_MAIN, ROW_READS, ROW_VERIFY, Span};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Spans as a trace: complete events (`X`) in microseconds, a named row each.
+pub(crate) fn render(spans: &[Span]) -> Value {
+    let pid = std::process::id();
+    let rows: BTreeSet<u64> = spans.iter().map(|span| span.row).collect();
+    let names = rows.into_iter().map(|row| {
+        let name = match row {
+            ROW_MAIN => "transfer".to_string(),
+            ROW_ALLOC => "allocation".to_string(),
+            ROW_VERIFY => "verify".to_string(),
+            _ => format!("in flight {:02}", row - ROW_READS),
+        };
+        json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": name}})
+    });
+    let bars = spans.iter().map(|span| {
+        json!({
+            "ph": "X",
+            "name": span.name,
+            "pid": pid,
+            "tid": span.row,
+            "ts": span.start.as_nanos() as f64 / 1000.0,
+            "dur": span.length.as_nanos() as f64 / 1000.0,
+            "args": {"offset": span.offset, "bytes": span.bytes},
+        })
+    });
+    json!({
+        "displayTimeUnit": "ms",
+        "traceEvents": names.chain(bars).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,301 @@
+//! The extents still to be moved, handed out in file order as the buffer beneath them comes
+//! into being.
+
+use crate::error::Error;
+use crate::sys::usage::Bell;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// A contiguous range moved by one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Where it starts in the file.
+    pub file: u64,
+    /// Where it starts in the buffer's memory.
+    pub at: u64,
+    /// How much is asked for; direct reads round it up, past the end of what is wanted.
+    pub len: u64,
+    /// How much of it is wanted.
+    pub need: u64,
+    /// Where the data it belongs to ends in the buffer's memory.
+    pub run_end: u64,
+}
+
+/// Who moves an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The method of the plan.
+    Main,
+    /// Threads that copy from the page cache.
+    Copy,
+}
+
+/// What [`Feed::take`] has to give.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    Extent(Extent),
+    /// The memory beneath the next extent is still being allocated.
+    NotYet,
+    /// Nothing more will come.
+    Drained,
+}
+
+/// How a lane's ranges are cut into extents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    /// Largest extent, in bytes.
+    pub block: u64,
+    /// Extents start and end at multiples of this, in the file and in memory.
+    pub align: u64,
+    /// `at = file - base` (wrapping: the base may lie before the file's first byte).
+    pub base: u64,
+    /// End of the memory that may be written.
+    pub capacity: u64,
+}
+
+/// The queue between the allocating thread and those that move bytes.
+pub(crate) struct Feed {
+    cut: Cut,
+    state: Mutex<State>,
+    more: Condvar,
+    /// Rings whenever memory is added, for a lane that waits in its ring and not here.
+    pub bell: Option<Bell>,
+}
+
+struct State {
+    main: VecDeque<(u64, u64)>,
+    copy: VecDeque<(u64, u64)>,
+    returned: Vec<Extent>,
+    /// Memory below this offset of the buffer is there.
+    frontier: u64,
+    stopped: bool,
+    error: Option<Error>,
+}
+
+impl Feed {
+    /// `main` and `copy` are ranges of the file in ascending order. All memory counts as there
+    /// until [`Feed::hold`] says otherwise.
+    pub(crate) fn new(
+        main: impl IntoIterator<Item = (u64, u64)>,
+        copy: impl IntoIterator<Item = (u64, u64)>,
+        cut: Cut,
+        bell: Option<Bell>,
+    ) -> Self {
+        Self {
+            cut,
+            state: Mutex::new(State {
+                main: main.into_iter().collect(),
+                copy: copy.into_iter().collect(),
+                returned: Vec::new(),
+                frontier: u64::MAX,
+                stopped: false,
+                error: None,
+            }),
+            more: Condvar::new(),
+            bell,
+        }
+    }
+
+    /// From now on nothing is handed out before [`Feed::publish`] has said that it is there.
+    pub(crate) fn hold(&self) {
+        self.lock().frontier = 0;
+    }
+
+    /// Memory below `frontier` is there.
+    pub(crate) fn publish(&self, frontier: u64) {
+        let mut state = self.lock();
+        state.frontier = state.frontier.max(frontier);
+        drop(state);
+        self.wake();
+    }
+
+    /// Ends the transfer. The first error is the one that is kept.
+    pub(crate) fn stop(&self, error: Option<Error>) {
+        let mut state = self.lock();
+        state.stopped = true;
+        if state.error.is_none() {
+            state.error = error;
+        }
+        drop(state);
+        self.wake();
+    }
+
+    /// The error that stopped it.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.lock().error.clone()
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
+    /// The next extent of a lane, without waiting.
+    pub(crate) fn take(&self, lane: Lane) -> Take {
+        self.next(&mut self.lock(), lane)
+    }
+
+    /// The next extent of a lane; None when nothing more will come.
+    pub(crate) fn wait(&self, lane: Lane) -> Option<Extent> {
+        let mut state = self.lock();
+        loop {
+            match self.next(&mut state, lane) {
+                Take::Extent(extent) => return Some(extent),
+                Take::Drained => return None,
+                Take::NotYet => {
+                    state = self
+                        .more
+                        .wait(state)
+                        .expect("no holder of this lock panics");
+                }
+            }
+        }
+    }
+
+    /// Memory below the answer is there.
+    pub(crate) fn frontier(&self) -> u64 {
+        self.lock().frontier
+    }
+
+    /// Gives an extent back that the method could not move; the main lane hands it out again.
+    pub(crate) fn put_back(&self, extent: Extent) {
+        self.lock().returned.push(extent);
+    }
+
+    fn next(&self, state: &mut State, lane: Lane) -> Take {
+        if state.stopped {
+            return Take::Drained;
+        }
+        let frontier = state.frontier;
+        let runs = match lane {
+            Lane::Main => {
+                if let Some(extent) = state.returned.pop() {
+                    return Take::Extent(extent);
+                }
+                &mut state.main
+            }
+            Lane::Copy => &mut state.copy,
+        };
+        let Some(run) = runs.front_mut() else {
+            return Take::Drained;
+        };
+        let (extent, next) = self.cut.first(*run);
+        if extent.at + extent.len > frontier {
+            return Take::NotYet;
+        }
+        if next < run.1 {
+            run.0 = next;
+        } else {
+            runs.pop_front();
+        }
+        Take::Extent(extent)
+    }
+
+    fn wake(&self) {
+        self.more.notify_all();
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Cut {
+    /// The first extent of a range of the file, and where the next one starts.
+    fn first(&self, (start, end): (u64, u64)) -> (Extent, u64) {
+        let file = start - start % self.align;
+        let at = file.wrapping_sub(self.base);
+        // Cut where blocks end in memory, so that an extent never lies across two windows of
+        // registered buffers.
+        let stop_at = at - at % self.block + self.block;
+        let next = (file + (stop_at - at)).min(end);
+        let rounded = (next - file).next_multiple_of(self.align);
+        let extent = Extent {
+            file,
+            at,
+            len: rounded.min(self.capacity - at),
+            need: next - file,
+            run_end: end.wrapping_sub(self.base),
+        };
+        (extent, next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn drain(feed: &Feed, lane: Lane) -> Vec<Extent> {
+        std::iter::from_fn(|| feed.wait(lane)).collect()
+    }
+
+    #[test]
+    fn nothing_is_handed_out_before_its_memory_is_there() {
+        let cut = Cut {
+            block: 8192,
+            align: 512,
+            base: 0,
+            capacity: 20480,
+        };
+        let feed = Feed::new([(0, 20000)], [], cut, None);
+        feed.hold();
+        assert_eq!(feed.take(Lane::Main), Take::NotYet);
+        feed.publish(8192);
+        assert!(matches!(feed.take(Lane::Main), Take::Extent(e) if e.at == 0));
+        assert_eq!(feed.take(Lane::Main), Take::NotYet);
+        feed.publish(20480);
+        assert_eq!(drain(&feed, Lane::Main).len(), 2);
+        assert_eq!(feed.take(Lane::Copy), Take::Drained);
+    }
+
+    #[test]
+    fn what_is_given_back_comes_again_and_a_stop_ends_all() {
+        let cut = Cut {
+            block: 4096,
+            align: 4096,
+            base: 0,
+            capacity: 8192,
+        };
+        let feed = Feed::new([(0, 8192)], [], cut, None);
+        let first = feed.wait(Lane::Main).unwrap();
+        feed.put_back(first);
+        assert_eq!(feed.wait(Lane::Main), Some(first));
+        feed.stop(Some(Error::new("a", "b")));
+        feed.stop(Some(Error::new("late", "b")));
+        assert_eq!(feed.wait(Lane::Main), None);
+        assert_eq!(feed.error().unwrap().to_string(), "a: b");
+    }
+
+    proptest! {
+        /// Extents cover exactly what is wanted, in order, aligned, inside the memory, and no
+        /// extent lies across a multiple of the block in memory.
+        #[test]
+        fn extents_cover_the_range(
+            start in 0_u64..100_000,
+            len in 1_u64..1_000_000,
+            block_in_aligns in 1_u64..40,
+            align in prop::sample::select(vec![1_u64, 512, 4096]),
+        ) {
+            let block = block_in_aligns * align.max(512);
+            let lead = start % 4096;
+            let base = start - lead;
+            let capacity = (lead + len).next_multiple_of(4096);
+            let cut = Cut { block, align, base, capacity };
+            let feed = Feed::new([(start, start + len)], [], cut, None);
+            let mut next = start;
+            for extent in drain(&feed, Lane::Main) {
+                prop_assert!(extent.file <= next && next - extent.file < align.max(1));
+                prop_assert_eq!(extent.at, extent.file - base);
+                prop_assert_eq!(extent.file % align, 0);
+                prop_assert!(extent.len >= extent.need && extent.len < extent.need + align);
+                prop_assert!(extent.at + extent.len <= capacity);
+                prop_assert_eq!(extent.at / block, (extent.at + extent.need - 1) / block);
+                next = extent.file + extent.need;
+            }
+            prop_assert_eq!(next, start + len);
+        }
+    }
+}

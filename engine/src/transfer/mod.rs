@@ -1,0 +1,414 @@
+//! The pipeline: memory is allocated gather by gather while earlier gathers are read.
+//!
+//! Total time tends to `T(first gather) + max(T(remaining allocation), T(I/O))` (AR-22).
+
+pub(crate) mod feed;
+pub(crate) mod meter;
+
+use crate::CancelToken;
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+use crate::facts::Layout;
+use crate::method::{self, Job, Stop};
+use crate::plan::{Allocation, Plan, Reason, Rung};
+use crate::source::Source;
+use crate::sys::Errno;
+use crate::sys::usage::Bell;
+use crate::verify::{Hasher, Verified, Verify};
+use feed::{Cut, Feed};
+use meter::{Meter, Phase, ROW_VERIFY};
+
+/// What one transfer works on.
+pub(crate) struct Transfer<'a> {
+    pub plan: &'a Plan,
+    pub layout: &'a Layout,
+    pub source: &'a Source,
+    pub memory: &'a dyn Memory,
+    pub meter: &'a Meter<'a>,
+    pub cancel: &'a CancelToken,
+    pub verify: Option<&'a Verify>,
+}
+
+/// What came of it.
+pub(crate) struct Outcome {
+    pub rung: Rung,
+    pub reasons: Vec<Reason>,
+    pub verified: Option<Verified>,
+}
+
+/// Allocation looks for a cancel at least this often.
+const POPULATE_STEP: u64 = 32 << 20;
+/// The first gather: small, so that reading starts at once.
+const FIRST_GATHER: u64 = 8 << 20;
+
+impl Transfer<'_> {
+    /// Moves every byte, or fails. Either way nothing is in flight when it returns.
+    pub(crate) fn run(&self) -> Result<Outcome> {
+        let (main, copy) = self.lanes();
+        let small = self.plan.bytes <= self.plan.block && self.verify.is_none();
+        let ahead = self.plan.allocation == Allocation::Ahead;
+        let bell = if ahead {
+            // Without a bell a ring that waits for a read notices new memory a little later.
+            Bell::new().ok()
+        } else {
+            None
+        };
+        let copies = !copy.is_empty();
+        let feed = Feed::new(main, copy, self.cut(), bell);
+        if ahead {
+            feed.hold();
+        }
+        let mut outcome = Outcome {
+            rung: self.plan.first(),
+            reasons: Vec::new(),
+            verified: None,
+        };
+        if small && !ahead {
+            // One block: threads would cost more than the read.
+            self.read(&feed, &mut outcome, copies, false);
+            self.finish(&feed)?;
+            return Ok(outcome);
+        }
+        let (mut verified, mut remark) = (None, None);
+        std::thread::scope(|scope| -> Result<()> {
+            let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
+            let no_thread = |error: std::io::Error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+                Error::os("cannot start a thread", errno).remedy("raise the limit: ulimit -u")
+            };
+            // Whatever happens below, nobody is left waiting for what will not come.
+            let ends = Ends {
+                feed: &feed,
+                meter: self.meter,
+            };
+            let allocator = if ahead {
+                let allocate = || self.allocate(&feed);
+                let thread = spawn("dmafile-alloc").spawn_scoped(scope, allocate);
+                Some(thread.map_err(no_thread)?)
+            } else {
+                None
+            };
+            let verifier = match self.verify {
+                Some(verify) => {
+                    let thread = spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify));
+                    Some(thread.map_err(no_thread)?)
+                }
+                None => None,
+            };
+            self.read(&feed, &mut outcome, copies, true);
+            drop(ends);
+            let join = "a thread of ours does not panic";
+            if let Some(thread) = allocator {
+                remark = thread.join().expect(join);
+            }
+            if let Some(thread) = verifier {
+                verified = Some(thread.join().expect(join));
+            }
+            Ok(())
+        })?;
+        outcome.reasons.extend(remark);
+        self.finish(&feed)?;
+        outcome.verified = match (verified, self.verify) {
+            (Some(digest), Some(verify)) => Some(self.judge(digest?, verify)?),
+            _ => None,
+        };
+        Ok(outcome)
+    }
+
+    /// The ranges of the file for the method and for the copy lane.
+    fn lanes(&self) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+        let (mut main, mut copy) = (Vec::new(), Vec::new());
+        let mut done = self.plan.offset;
+        for run in &self.layout.runs {
+            self.meter.skipped(self.at(done), self.at(run.start));
+            done = run.end;
+            if run.cached {
+                copy.push((run.start, run.end));
+                continue;
+            }
+            // Memory that is not ours to write beyond: a part of a block at either end cannot be
+            // read directly.
+            let align = self.plan.align;
+            let mut middle = (run.start, run.end);
+            if self.plan.first().direct {
+                if self.at(run.start) < run.start % align {
+                    middle.0 = run.start.next_multiple_of(align).min(run.end);
+                }
+                if self.at(run.end.next_multiple_of(align)) > self.plan.capacity {
+                    middle.1 = (run.end - run.end % align).max(middle.0);
+                }
+            }
+            copy.extend(
+                [(run.start, middle.0), (middle.1, run.end)]
+                    .iter()
+                    .filter(|r| r.0 < r.1),
+            );
+            main.extend([middle].iter().filter(|r| r.0 < r.1));
+        }
+        self.meter
+            .skipped(self.at(done), self.at(self.plan.offset + self.plan.bytes));
+        (main, copy)
+    }
+
+    /// Where a byte of the file lies in memory.
+    fn at(&self, file: u64) -> u64 {
+        file - self.plan.offset + self.plan.lead
+    }
+
+    fn cut(&self) -> Cut {
+        let direct = self.plan.ladder.iter().any(|rung| rung.direct);
+        Cut {
+            block: self.plan.block,
+            align: if direct { self.plan.align } else { 1 },
+            base: self.plan.offset.wrapping_sub(self.plan.lead),
+            capacity: self.plan.capacity,
+        }
+    }
+
+    /// Walks the ladder until all extents are moved; errors are left in the feed.
+    fn read(&self, feed: &Feed, outcome: &mut Outcome, copies: bool, threads: bool) {
+        let copy_workers = if copies { self.plan.threads } else { 0 };
+        std::thread::scope(|scope| {
+            if copies && threads {
+                let copier = || self.lane_copy(feed, copy_workers);
+                let thread = std::thread::Builder::new()
+                    .name("dmafile-copy".to_string())
+                    .spawn_scoped(scope, copier);
+                if thread.is_err() {
+                    self.lane_copy(feed, 1);
+                }
+            } else if copies {
+                self.lane_copy(feed, 1);
+            }
+            self.lane_main(feed, outcome);
+        });
+    }
+
+    fn job<'j>(&'j self, feed: &'j Feed, rung: Rung) -> Job<'j> {
+        Job {
+            plan: self.plan,
+            rung,
+            source: self.source,
+            region: self.memory.region(),
+            descriptor: self.memory.descriptor(),
+            feed,
+            meter: self.meter,
+            cancel: self.cancel,
+        }
+    }
+
+    fn lane_copy(&self, feed: &Feed, workers: usize) {
+        let job = self.job(feed, self.plan.first());
+        if let Err(Stop::Failed(error) | Stop::Refused(error)) = method::copy_cached(&job, workers)
+        {
+            feed.stop(Some(error));
+        }
+    }
+
+    fn lane_main(&self, feed: &Feed, outcome: &mut Outcome) {
+        let mut rungs = self.plan.ladder.iter().copied().peekable();
+        while let Some(rung) = rungs.next() {
+            outcome.rung = rung;
+            match method::run(&self.job(feed, rung)) {
+                Ok(()) => return,
+                Err(Stop::Failed(error)) => return feed.stop(Some(error)),
+                Err(Stop::Refused(error)) => match rungs.peek() {
+                    Some(next) => outcome.reasons.push(Reason {
+                        about: "method",
+                        choice: next.to_string(),
+                        why: format!("{rung} ended: {error}"),
+                    }),
+                    None => return feed.stop(Some(error)),
+                },
+            }
+        }
+    }
+
+    /// Makes the memory present, gather by gather, ahead of the reads. A remark where the kernel
+    /// cannot do so.
+    fn allocate(&self, feed: &Feed) -> Option<Reason> {
+        let grain = self.memory.grain();
+        let mut made = 0;
+        let end = self.plan.capacity;
+        for run in &self.layout.runs {
+            let run_end = self.at(run.end).next_multiple_of(grain).min(end);
+            let mut at = self.at(run.start).max(made);
+            at -= at % grain;
+            while at < run_end {
+                let gather = self.gather(made, end, grain);
+                let stop_at = (at + gather).min(run_end);
+                let start = self.meter.now();
+                for step in (at..stop_at).step_by(POPULATE_STEP as usize) {
+                    if self.cancel.is_set() {
+                        feed.stop(Some(Error::cancelled(self.source.place(0))));
+                        return None;
+                    }
+                    if feed.stopped() {
+                        return None;
+                    }
+                    let len = POPULATE_STEP.min(stop_at - step);
+                    match self.memory.populate(step, len) {
+                        Ok(()) => {}
+                        // A kernel before 5.14: the reads fault their pages in.
+                        Err(Errno::INVAL) => {
+                            feed.publish(u64::MAX);
+                            return Some(Reason {
+                                about: "allocation",
+                                choice: "in-read".to_string(),
+                                why: "MADV_POPULATE_WRITE is refused (EINVAL)".to_string(),
+                            });
+                        }
+                        Err(errno) => {
+                            let error = Error::os("cannot allocate the buffer", errno)
+                                .at(format!("byte {step} of {end}"))
+                                .remedy("free memory, or load a range (--offset, --length)");
+                            feed.stop(Some(error));
+                            return None;
+                        }
+                    }
+                }
+                self.meter.allocated(start, at, stop_at - at);
+                made = stop_at;
+                feed.publish(made);
+                at = stop_at;
+            }
+        }
+        feed.publish(u64::MAX);
+        None
+    }
+
+    /// The size of the next gather. They double from a small first one, so that reading starts
+    /// at once, up to the size of the plan, and halve towards the end, so that little is left to
+    /// read after the last one.
+    fn gather(&self, made: u64, end: u64, grain: u64) -> u64 {
+        let ramp = made
+            .max(FIRST_GATHER)
+            .min((end - made) / 2)
+            .max(FIRST_GATHER);
+        ramp.min(self.plan.gather).next_multiple_of(grain)
+    }
+
+    /// Hashes the wanted bytes in file order as they land.
+    fn hash(&self, verify: &Verify) -> Result<String> {
+        // Small enough to stay in the CPU's cache between the copy and the hash.
+        let mut scratch = vec![0; 64 << 10];
+        let zeros = vec![0; 64 << 10];
+        let mut hasher = Hasher::new(verify.algorithm);
+        let (mut at, end) = (self.plan.lead, self.plan.lead + self.plan.bytes);
+        let mut runs = self.layout.runs.iter().peekable();
+        while at < end {
+            let Some(upto) = self.meter.wait_landed(at) else {
+                return Err(Error::new("verify", "not all bytes came"));
+            };
+            let start = self.meter.now();
+            let (first, upto) = (at, upto.min(end));
+            while at < upto {
+                while runs.next_if(|run| self.at(run.end) <= at).is_some() {}
+                // Holes are zeros; looking at them would allocate memory for them.
+                let hole_end = runs.peek().map_or(end, |run| self.at(run.start));
+                let hole = at < hole_end;
+                let until = if hole { hole_end.min(upto) } else { upto };
+                let until = match runs.peek() {
+                    Some(run) if !hole => until.min(self.at(run.end)),
+                    _ => until,
+                };
+                let len = (until - at).min(scratch.len() as u64) as usize;
+                if hole {
+                    hasher.update(&zeros[..len]);
+                } else {
+                    self.memory
+                        .copy_out(at, &mut scratch[..len])
+                        .map_err(|errno| Error::os("cannot verify the buffer", errno))?;
+                    hasher.update(&scratch[..len]);
+                }
+                at += len as u64;
+            }
+            self.meter.add(Phase::Verify, start);
+            self.meter.span(
+                "verify",
+                ROW_VERIFY,
+                start,
+                first - self.plan.lead,
+                at - first,
+            );
+        }
+        Ok(hasher.hex())
+    }
+
+    fn judge(&self, digest: String, verify: &Verify) -> Result<Verified> {
+        match &verify.expected {
+            Some(expected) if *expected != digest => Err(Error::new(
+                "wrong digest",
+                format!("{} is {digest} and should be {expected}", verify.algorithm),
+            )
+            .with_errno(Errno::BADMSG)
+            .at(self.source.place(0))
+            .remedy("the file is damaged or another one: fetch it again")),
+            expected => Ok(Verified {
+                algorithm: verify.algorithm,
+                digest,
+                matched: expected.is_some(),
+            }),
+        }
+    }
+
+    /// All lanes have ended: is everything there, and is everything around it zero?
+    fn finish(&self, feed: &Feed) -> Result<()> {
+        if let Some(error) = feed.error() {
+            return Err(error);
+        }
+        if self.cancel.is_set() {
+            return Err(Error::cancelled(self.source.place(0)));
+        }
+        let (direct, buffered) = self.meter.moved();
+        let data: u64 = self.layout.runs.iter().map(|run| run.end - run.start).sum();
+        if direct + buffered < data {
+            // A lane that ends without an error has drained; anything else is our own mistake,
+            // and must not become a buffer with a gap.
+            return Err(Error::new(
+                "load",
+                format!("only {} of {data} bytes came", direct + buffered),
+            ));
+        }
+        // A hole at the end hides that the file was cut short: no read has met its end.
+        let end = self.plan.offset + self.plan.bytes;
+        let now = self.source.size_now()?;
+        if now < end {
+            return Err(method::cut_short(self.source, now));
+        }
+        self.zero_around()
+            .map_err(|errno| Error::os("cannot zero the bytes around the file's", errno))
+    }
+
+    /// Bytes outside the wanted range are zero: rounded-out reads have brought some in, and
+    /// memory that is not fresh holds whatever it held, in holes too.
+    fn zero_around(&self) -> Result<(), Errno> {
+        let (lead, end) = (self.plan.lead, self.plan.lead + self.plan.bytes);
+        let capacity = self.plan.capacity;
+        if !self.memory.is_fresh() {
+            let mut done = lead;
+            for run in &self.layout.runs {
+                self.memory.zero(done, self.at(run.start) - done)?;
+                done = self.at(run.end);
+            }
+            self.memory.zero(done, end - done)?;
+            return self.memory.zero(end, capacity - end);
+        }
+        let touched = end.next_multiple_of(self.plan.align).min(capacity);
+        self.memory.zero(0, lead)?;
+        self.memory.zero(end, touched - end)
+    }
+}
+
+/// Tells all threads of a transfer that it is over, however its scope is left.
+struct Ends<'a> {
+    feed: &'a Feed,
+    meter: &'a Meter<'a>,
+}
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.feed.stop(None);
+        self.meter.over();
+    }
+}

@@ -1,0 +1,89 @@
+"""scripts/need, with everything it runs replaced by stand-ins."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NEED = Path(__file__).with_name("need")
+
+
+class Machine:
+    """A PATH with nothing but what a test puts there, and a tool that the package brings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.tool = folder / "tool"
+        self.log = folder / "log"
+        for name in ("env", "test"):
+            (self.bin / name).symlink_to(str(shutil.which(name)))
+
+    def has(self, name: str, script: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def has_apt(self, effect: str) -> None:
+        self.has("apt-get", f'echo "$*" >> {self.log}\ncase $1 in install) {effect};; esac')
+
+    def need(self) -> subprocess.CompletedProcess[str]:
+        command = ["/bin/sh", str(NEED), "a-package", "test", "-e", str(self.tool)]
+        environment = {"PATH": str(self.bin)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_what_is_there_is_left_alone(machine: Machine) -> None:
+    machine.tool.touch()
+    done = machine.need()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_root_installs(machine: Machine) -> None:
+    machine.has("id", "echo 0")
+    machine.has_apt(f": > {machine.tool}")
+    assert machine.need().returncode == 0
+    assert machine.log.read_text().splitlines() == [
+        "update -qq",
+        "install -qq --no-install-recommends a-package",
+    ]
+
+
+def test_a_sudo_that_asks_nothing_is_used(machine: Machine) -> None:
+    machine.has("id", "echo 1000")
+    machine.has("true", "")
+    machine.has("sudo", 'shift; "$@"')
+    machine.has_apt(f": > {machine.tool}")
+    assert machine.need().returncode == 0
+
+
+def test_others_are_told_what_to_type(machine: Machine) -> None:
+    machine.has("id", "echo 1000")
+    machine.has("sudo", "exit 1")
+    machine.has_apt("")
+    done = machine.need()
+    assert done.returncode == 1
+    assert "apt-get update && apt-get install a-package" in done.stderr
+    assert not machine.log.exists()
+
+
+def test_a_failed_or_useless_installation_is_said(machine: Machine) -> None:
+    machine.has("id", "echo 0")
+    machine.has_apt("exit 100")
+    assert "that failed" in machine.need().stderr
+    machine.has_apt("")
+    done = machine.need()
+    assert done.returncode == 1
+    assert "still fails" in done.stderr
+
+
+def test_without_apt_the_package_is_named(machine: Machine) -> None:
+    done = machine.need()
+    assert done.returncode == 1
+    assert "a-package" in done.stderr
