@@ -5,7 +5,6 @@ use super::fill::{read_buffered, read_direct};
 use super::{Job, Stop, work};
 use crate::sys::file;
 use crate::transfer::feed::{Extent, Lane};
-use std::sync::Mutex;
 
 /// Moves the main lane with `workers` threads.
 pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
@@ -63,30 +62,27 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
 /// Runs `each` on this thread and `workers - 1` others, and joins their ends: a failure counts
 /// more than a refusal.
 fn crowd(workers: usize, each: impl Fn(u64) -> Result<(), Stop> + Sync) -> Result<(), Stop> {
-    let ends = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for row in 1..workers as u64 {
-            let (each, ends) = (&each, &ends);
-            let spawned = std::thread::Builder::new().spawn_scoped(scope, move || {
-                let end = each(row);
-                ends.lock().expect("no holder panics").push(end);
-            });
-            // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
-            if spawned.is_err() {
-                break;
-            }
+        let each = &each;
+        let spawn = |row| {
+            let builder = std::thread::Builder::new().name(format!("dmafile-io-{row}"));
+            builder.spawn_scoped(scope, move || each(row))
+        };
+        // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+        let others: Vec<_> = (1..workers as u64)
+            .map_while(|row| spawn(row).ok())
+            .collect();
+        let mut end = each(0);
+        for other in others {
+            let other = other.join().expect("a thread of ours does not panic");
+            end = match (end, other) {
+                (Err(Stop::Failed(error)), _) | (_, Err(Stop::Failed(error))) => {
+                    Err(Stop::Failed(error))
+                }
+                (Err(refused), _) | (_, Err(refused)) => Err(refused),
+                (Ok(()), Ok(())) => Ok(()),
+            };
         }
-        let end = each(0);
-        ends.lock().expect("no holder panics").push(end);
-    });
-    let ends = ends.into_inner().expect("no holder panics");
-    let (mut failed, mut refused) = (None, None);
-    for end in ends {
-        match end {
-            Err(Stop::Failed(error)) => failed = Some(Stop::Failed(error)),
-            Err(Stop::Refused(error)) => refused = Some(Stop::Refused(error)),
-            Ok(()) => {}
-        }
-    }
-    failed.or(refused).map_or(Ok(()), Err)
+        end
+    })
 }

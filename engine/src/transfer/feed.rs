@@ -45,7 +45,7 @@ pub(crate) enum Take {
 pub(crate) struct Cut {
     /// Largest extent, in bytes.
     pub block: u64,
-    /// Extents start and end at multiples of this, in the file and in memory.
+    /// Extents of the main lane start and end at multiples of this in the file.
     pub align: u64,
     /// `at = file - base` (wrapping: the base may lie before the file's first byte).
     pub base: u64,
@@ -178,7 +178,14 @@ impl Feed {
         let Some(run) = runs.front_mut() else {
             return Take::Drained;
         };
-        let (extent, next) = self.cut.first(*run);
+        let align = match lane {
+            Lane::Main => self.cut.align,
+            // A copy needs no alignment, and in memory of the caller there is no room to round
+            // out into.
+            Lane::Copy => 1,
+        };
+        let cut = Cut { align, ..self.cut };
+        let (extent, next) = cut.first(*run);
         if extent.at + extent.len > frontier {
             return Take::NotYet;
         }

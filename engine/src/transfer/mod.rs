@@ -167,20 +167,25 @@ impl Transfer<'_> {
 
     /// Walks the ladder until all extents are moved; errors are left in the feed.
     fn read(&self, feed: &Feed, outcome: &mut Outcome, copies: bool, threads: bool) {
-        let copy_workers = if copies { self.plan.threads } else { 0 };
+        if !copies {
+            return self.lane_main(feed, outcome);
+        }
+        if !threads {
+            self.lane_copy(feed, 1);
+            return self.lane_main(feed, outcome);
+        }
         std::thread::scope(|scope| {
-            if copies && threads {
-                let copier = || self.lane_copy(feed, copy_workers);
-                let thread = std::thread::Builder::new()
-                    .name("dmafile-copy".to_string())
-                    .spawn_scoped(scope, copier);
-                if thread.is_err() {
-                    self.lane_copy(feed, 1);
-                }
-            } else if copies {
-                self.lane_copy(feed, 1);
-            }
+            let copier = || self.lane_copy(feed, self.plan.threads);
+            let name = "dmafile-copy".to_string();
+            let thread = std::thread::Builder::new()
+                .name(name)
+                .spawn_scoped(scope, copier);
             self.lane_main(feed, outcome);
+            match thread {
+                Ok(thread) => thread.join().expect("a thread of ours does not panic"),
+                // No thread is to be had: one lane after the other.
+                Err(_) => self.lane_copy(feed, 1),
+            }
         });
     }
 

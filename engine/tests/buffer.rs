@@ -1,0 +1,249 @@
+//! A filled buffer: safe access, seals, and its way to another process.
+
+mod common;
+
+use common::{buffer_digest, cold, dir, file_digest};
+use dmafile::{Buffer, Kind, Load, Pages};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+
+const LEN: u64 = (3 << 20) + 123;
+
+fn loaded(kind: Kind) -> (tempfile::TempDir, std::path::PathBuf, Buffer) {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let buffer = Load::new(&path).to(kind).offset(77).run().unwrap().buffer;
+    (dir, path, buffer)
+}
+
+#[test]
+fn only_memory_that_nobody_else_can_change_is_a_slice() {
+    let (_dir, path, mut private) = loaded(Kind::Anon);
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(private.as_slice().unwrap(), &bytes[77..]);
+    private.as_mut_slice().unwrap()[0] ^= 1;
+    assert_eq!(private.as_slice().unwrap()[0], bytes[77] ^ 1);
+    assert!(private.as_fd().is_none());
+    assert_eq!(private.seal().unwrap_err().raw_os_error(), Some(95));
+
+    let (_dir, path, mut shared) = loaded(Kind::Memfd);
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(shared.as_slice().is_none() && shared.as_mut_slice().is_none());
+    shared.seal().unwrap();
+    assert_eq!(shared.as_slice().unwrap(), &bytes[77..]);
+    assert!(shared.as_mut_slice().is_none());
+}
+
+#[test]
+fn the_guard_reads_and_writes_within_the_wanted_bytes() {
+    for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
+        let (_dir, path, buffer) = loaded(kind);
+        let bytes = std::fs::read(&path).unwrap();
+        let access = buffer.access();
+        let mut got = [0; 100];
+        access.read_at(1000, &mut got).unwrap();
+        assert_eq!(got, bytes[1077..1177]);
+        access.write_at(1000, b"hello").unwrap();
+        access.read_at(1000, &mut got[..5]).unwrap();
+        assert_eq!(&got[..5], b"hello");
+        for (offset, len) in [(buffer.len(), 1), (buffer.len() - 99, 100), (u64::MAX, 2)] {
+            let error = access.read_at(offset, &mut got[..len]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(22), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_sealed_buffer_cannot_be_changed_by_anyone() {
+    let (_dir, path, mut buffer) = loaded(Kind::Memfd);
+    // The size is sealed from the start.
+    let fd = buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
+    assert!(rustix::fs::ftruncate(&fd, 1).is_err());
+    assert!(rustix::io::pwrite(&fd, b"x", 100).is_ok());
+    buffer.seal().unwrap();
+    assert!(rustix::io::pwrite(&fd, b"y", 100).is_err());
+    assert!(buffer.access().write_at(0, b"y").is_err());
+    // The byte that was written before the seal went into the buffer, and no other.
+    let mut bytes = std::fs::read(&path).unwrap().split_off(77);
+    bytes[100 - buffer.offset() as usize] = b'x';
+    assert_eq!(buffer.as_slice().unwrap(), bytes);
+}
+
+#[test]
+fn sealing_fails_while_another_can_write_and_harms_nothing() {
+    let (_dir, path, mut buffer) = loaded(Kind::Memfd);
+    let fd = buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
+    let map = unsafe {
+        // SAFETY: a mapping of our own, unmapped below, that nobody reads.
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        mmap(
+            std::ptr::null_mut(),
+            4096,
+            ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &fd,
+            0,
+        )
+        .unwrap()
+    };
+    let error = buffer.seal().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(16), "{error}");
+    assert_eq!(buffer_digest(&buffer), file_digest(&path, 77, LEN - 77));
+    // SAFETY: mapped above, and not used since.
+    unsafe { rustix::mm::munmap(map, 4096).unwrap() };
+    buffer.seal().unwrap();
+}
+
+#[test]
+fn a_buffer_travels_over_a_socket() {
+    for seal in [false, true] {
+        let (_dir, path, mut buffer) = loaded(Kind::Memfd);
+        if seal {
+            buffer.seal().unwrap();
+        }
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        buffer.send(&ours).unwrap();
+        let offset = buffer.offset();
+        drop(buffer);
+        let received = Buffer::receive(&theirs).unwrap();
+        assert_eq!((received.offset(), received.len()), (offset, LEN - 77));
+        assert_eq!(buffer_digest(&received), file_digest(&path, 77, LEN - 77));
+        assert_eq!(received.as_slice().is_some(), seal);
+    }
+}
+
+#[test]
+fn what_a_stranger_sends_is_not_trusted() {
+    let receive = |message: &[u8], fd: Option<std::os::fd::BorrowedFd<'_>>| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        match fd {
+            Some(fd) => send_with(&ours, message, fd),
+            None => ours.write_all(message).unwrap(),
+        }
+        drop(ours);
+        Buffer::receive(&theirs).unwrap_err()
+    };
+    let message = |offset: u64, len: u64| {
+        let parts = [
+            b"dmafile1".as_slice(),
+            &offset.to_le_bytes(),
+            &len.to_le_bytes(),
+        ];
+        parts.concat()
+    };
+    let sealed = common::memfd(8192);
+    let seals = rustix::fs::SealFlags::SHRINK;
+    rustix::fs::fcntl_add_seals(&sealed, seals).unwrap();
+    let sealed = Some(sealed.as_fd());
+    let loose = common::memfd(8192);
+    let dir = dir();
+    let plain = std::fs::File::open(cold(dir.path(), 8192)).unwrap();
+    let cases = [
+        (message(0, 8192), None, "no descriptor"),
+        (message(0, 8192), Some(loose.as_fd()), "may shrink"),
+        (message(0, 8192), Some(plain.as_fd()), "no memfd"),
+        (message(0, 8193), sealed, "outside"),
+        (message(u64::MAX, 2), sealed, "no end"),
+        (message(8192, 0), sealed, "empty"),
+        (
+            b"something else, 24 bytes".to_vec(),
+            sealed,
+            "no buffer of ours",
+        ),
+        (b"short".to_vec(), sealed, "cannot receive"),
+    ];
+    for (message, fd, why) in cases {
+        let error = receive(&message, fd).to_string();
+        assert!(error.contains(why), "{error} should say {why}");
+    }
+}
+
+fn send_with(socket: &UnixStream, message: &[u8], fd: std::os::fd::BorrowedFd<'_>) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let fds = [fd];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let iov = [std::io::IoSlice::new(message)];
+    sendmsg(socket, &iov, &mut control, SendFlags::empty()).unwrap();
+}
+
+#[test]
+fn a_descriptor_outlives_its_buffer() {
+    let (_dir, path, buffer) = loaded(Kind::Memfd);
+    let offset = buffer.offset();
+    let fd = buffer.into_fd().unwrap();
+    let digest = common::descriptor_digest(fd, offset, LEN - 77);
+    assert_eq!(digest, file_digest(&path, 77, LEN - 77));
+}
+
+#[test]
+fn memory_of_the_caller_is_filled_in_place() {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let bytes = std::fs::read(&path).unwrap();
+    common::evict(&path);
+    // Every misalignment of memory and file that matters, dirty memory, room to spare.
+    for skew in [0, 1, 77, 512, 4096 - 77] {
+        for offset in [0_u64, 77, 512, 4096, 5000] {
+            let wanted = &bytes[offset as usize..];
+            let mut memory = vec![0xff; wanted.len() + 4096 + 5000];
+            let skew = memory.as_ptr().align_offset(4096) + skew;
+            let target = &mut memory[skew..];
+            let report = Load::new(&path).offset(offset).run_into(target).unwrap();
+            assert_eq!(report.bytes, wanted.len() as u64);
+            assert!(target.starts_with(wanted), "skew {skew}, offset {offset}");
+            assert!(target[wanted.len()..].iter().all(|&byte| byte == 0));
+            assert!(
+                memory[..skew].iter().all(|&byte| byte == 0xff),
+                "wrote before the memory"
+            );
+        }
+    }
+    let mut exact = vec![0xff; LEN as usize];
+    Load::new(&path).run_into(&mut exact).unwrap();
+    assert_eq!(exact, bytes);
+    let error = Load::new(&path).run_into(&mut exact[1..]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(22), "{error}");
+}
+
+#[test]
+fn aligned_memory_of_the_caller_is_read_into_directly() {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let mut memory = vec![0xff; LEN as usize + 4096];
+    let skew = memory.as_ptr().align_offset(4096);
+    let report = Load::new(&path).run_into(&mut memory[skew..]).unwrap();
+    // All but the last part of a block, where there is no room to round up.
+    assert!(
+        report.bytes_direct >= LEN - 4096,
+        "{} bytes came directly",
+        report.bytes_direct
+    );
+}
+
+#[test]
+fn a_descriptor_of_the_caller_keeps_its_identity() {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let fd = common::memfd(LEN);
+    let number = fd.as_raw_fd();
+    let twin = fd.try_clone().unwrap();
+    let buffer = Load::new(&path).to(Kind::fd(fd)).run().unwrap().buffer;
+    assert_eq!(buffer.as_fd().unwrap().as_raw_fd(), number);
+    assert_eq!(
+        common::descriptor_digest(twin, 0, LEN),
+        file_digest(&path, 0, LEN)
+    );
+    let again = Load::new(&path)
+        .to(Kind::fd(common::memfd(LEN - 1)))
+        .run()
+        .unwrap_err();
+    assert_eq!(again.raw_os_error(), Some(22), "{again}");
+    let huge = Load::new(&path)
+        .to(Kind::fd(common::memfd(LEN)))
+        .pages(Pages::Huge)
+        .run();
+    assert_eq!(huge.unwrap_err().kind(), dmafile::ErrorKind::Usage);
+}

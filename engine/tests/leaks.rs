@@ -1,0 +1,175 @@
+//! Whatever becomes of a load, no descriptor, mapping, pin, ring or thread is left.
+//!
+//! One test, because it counts for the whole process.
+
+mod common;
+
+use common::{cold, dir, memfd};
+use dmafile::{CancelToken, ErrorKind, Io, Kind, Load, Method, Pages, Verify};
+use std::fs;
+
+/// What this process holds.
+#[derive(Debug, PartialEq)]
+struct Held {
+    descriptors: Vec<String>,
+    /// Mappings other than the allocator's and the thread stacks that the C library keeps.
+    mappings: Vec<String>,
+    pinned: u64,
+    locked: u64,
+    threads: u64,
+}
+
+fn held() -> Held {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let number = |name: &str| {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let mut descriptors: Vec<_> = descriptors
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .map(|path| path.display().to_string())
+        .filter(|path| !path.ends_with("/fd"))
+        .collect();
+    descriptors.sort();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let named = |line: &&str| {
+        ["memfd", "io_uring", "noise"]
+            .iter()
+            .any(|name| line.contains(name))
+    };
+    let mut mappings: Vec<_> = maps.lines().filter(named).map(str::to_string).collect();
+    mappings.sort();
+    Held {
+        descriptors,
+        mappings,
+        pinned: number("VmPin:"),
+        locked: number("VmLck:"),
+        threads: number("Threads:"),
+    }
+}
+
+/// What this process holds once the kernel has taken back what it takes back in its own time:
+/// the worker threads of a ring end a moment after it.
+fn settled(wanted: &Held) -> Held {
+    for _ in 0..500 {
+        let now = held();
+        if now == *wanted {
+            return now;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    held()
+}
+
+/// Bytes of private anonymous memory that this process has mapped.
+fn anonymous() -> u64 {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let sizes = maps
+        .lines()
+        .filter(|line| line.split_whitespace().count() == 5)
+        .map(|line| {
+            let (start, end) = line
+                .split_whitespace()
+                .next()
+                .unwrap()
+                .split_once('-')
+                .unwrap();
+            let number = |hex| u64::from_str_radix(hex, 16).unwrap();
+            number(end) - number(start)
+        });
+    sizes.sum()
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let dir = dir();
+    let len = 40 << 20;
+    let path = cold(dir.path(), len);
+    let runs: [(&str, &dyn Fn() -> Load); 10] = [
+        ("whole, registered", &|| {
+            Load::new(&path).method(Method::Uring).io(Io::Direct)
+        }),
+        ("whole, anon", &|| Load::new(&path).to(Kind::Anon)),
+        ("whole, threads", &|| {
+            Load::new(&path).method(Method::Threads).block(1 << 20)
+        }),
+        ("whole, existing", &|| {
+            Load::new(&path).to(Kind::fd(memfd(len as u64)))
+        }),
+        ("whole, splice", &|| Load::new(&path).method(Method::Splice)),
+        ("whole, mmap", &|| Load::new(&path).method(Method::Mmap)),
+        ("whole, 4k", &|| {
+            Load::new(&path).pages(Pages::Small).block(1 << 20)
+        }),
+        ("wrong digest", &|| {
+            let verify = Verify {
+                algorithm: dmafile::Algorithm::Crc32c,
+                expected: Some("0".repeat(8)),
+            };
+            Load::new(&path).verify(verify)
+        }),
+        ("past the end", &|| Load::new(&path).offset(len as u64)),
+        ("no such kind", &|| Load::new(&path).to(Kind::Udmabuf)),
+    ];
+    // The C library and the runtime allocate what they keep on first use.
+    for (_, load) in &runs {
+        drop(load().run());
+    }
+    let before = held();
+    let memory = anonymous();
+    for round in 0..3 {
+        for (name, load) in &runs {
+            drop(load().run());
+            assert_eq!(settled(&before), before, "{name}, round {round}");
+        }
+    }
+    for method in [
+        Method::Uring,
+        Method::Threads,
+        Method::Read,
+        Method::Mmap,
+        Method::Splice,
+    ] {
+        for after in [0, 1, 3, 10] {
+            let token = CancelToken::new();
+            let (flag, mut left) = (token.clone(), after);
+            let count = std::sync::Mutex::new(move || {
+                if left == 0 {
+                    flag.cancel();
+                }
+                left -= 1;
+            });
+            if after == 0 {
+                token.cancel();
+            }
+            let load = Load::new(&path)
+                .method(method)
+                .block(64 << 10)
+                .cancel(token.clone());
+            let load = load.progress(move |_| {
+                if let Ok(mut count) = count.try_lock() {
+                    count();
+                }
+            });
+            match load.run() {
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}"),
+                // It may have been done before the token was set.
+                Ok(loaded) => assert_eq!(loaded.buffer.len(), len as u64),
+            }
+            assert_eq!(
+                settled(&before),
+                before,
+                "cancelled {method} after {after} calls"
+            );
+        }
+    }
+    let after = anonymous();
+    assert!(
+        after < memory + (len as u64) / 2,
+        "{after} bytes mapped, {memory} before"
+    );
+}

@@ -1,0 +1,262 @@
+//! Every kind of memory, method and I/O mode brings the same bytes as sha256sum reads, at sizes
+//! around blocks and gathers, with ranges and holes, and zeros around them.
+
+mod common;
+
+use common::{buffer_digest, cold, dir, dirty_memfd, file_digest, sparse};
+use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
+use std::path::Path;
+
+const METHODS: [Method; 7] = [
+    Method::Auto,
+    Method::Uring,
+    Method::Threads,
+    Method::Read,
+    Method::Mmap,
+    Method::Sendfile,
+    Method::Splice,
+];
+const KINDS: [&str; 3] = ["anon", "memfd", "fd"];
+/// Small, so that small files fill many blocks and gathers.
+const BLOCK: u64 = 64 << 10;
+const GATHER: u64 = 1 << 20;
+
+/// Pairs that cannot be, and must say so.
+fn impossible(kind: &str, method: Method, io: Io) -> bool {
+    let into_descriptor = matches!(method, Method::Sendfile | Method::Splice);
+    (into_descriptor && kind == "anon") || (method == Method::Mmap && io == Io::Direct)
+}
+
+fn make(kind: &str, room: u64) -> Kind {
+    match kind {
+        // Larger than needed and full of ones: what lies behind the file must become zero.
+        "fd" => Kind::fd(dirty_memfd(room + 5000)),
+        word => word.parse().unwrap(),
+    }
+}
+
+fn load(path: &Path, kind: Kind, method: Method, io: Io) -> Load {
+    Load::new(path)
+        .to(kind)
+        .method(method)
+        .io(io)
+        .block(BLOCK)
+        .gather(GATHER)
+}
+
+/// Everything in the descriptor outside the wanted bytes is zero.
+fn assert_zero_around(buffer: &Buffer) {
+    let Some(fd) = buffer.as_fd() else { return };
+    let size = rustix::fs::fstat(fd).unwrap().st_size as u64;
+    let zero = |from: u64, to: u64| {
+        let mut bytes = vec![1; (to - from) as usize];
+        let got = rustix::io::pread(fd, &mut bytes, from).unwrap();
+        assert_eq!(got as u64, to - from);
+        assert!(
+            bytes.iter().all(|&byte| byte == 0),
+            "{from}..{to} is not zero"
+        );
+    };
+    zero(0, buffer.offset());
+    zero(buffer.offset() + buffer.len(), size);
+}
+
+fn check(load: Load, path: &Path, offset: u64, len: u64, what: &str) {
+    let loaded = load.run().unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(loaded.buffer.len(), len, "{what}");
+    assert_eq!(loaded.report.bytes, len, "{what}");
+    assert_eq!(
+        buffer_digest(&loaded.buffer),
+        file_digest(path, offset, len),
+        "{what}"
+    );
+    assert_zero_around(&loaded.buffer);
+}
+
+#[test]
+fn every_way_brings_the_bytes_at_every_size() {
+    let dir = dir();
+    let gather = GATHER as usize;
+    let sizes = [
+        1,
+        511,
+        513,
+        4095,
+        4096,
+        4097,
+        gather - 1,
+        gather,
+        gather + 1,
+        3 * gather + 777,
+    ];
+    for size in sizes {
+        let path = cold(dir.path(), size);
+        for kind in KINDS {
+            for method in METHODS {
+                for &io in Io::ALL {
+                    let what = format!("{size} bytes to {kind} by {method} {io}");
+                    let load = load(&path, make(kind, size as u64), method, io);
+                    if impossible(kind, method, io) {
+                        let error = load.run().unwrap_err();
+                        assert_eq!(error.raw_os_error(), Some(95), "{what}: {error}");
+                    } else {
+                        check(load, &path, 0, size as u64, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_range_is_exact() {
+    let dir = dir();
+    let size = 2 * GATHER + 4099;
+    let path = cold(dir.path(), size as usize);
+    let ranges = [
+        (0, 1),
+        (1, 1),
+        (511, 2),
+        (512, 512),
+        (777, GATHER),
+        (4096, 4096),
+        (4095, 8194),
+        (BLOCK - 1, BLOCK + 2),
+        (GATHER - 513, 1026),
+        (size - 1, 1),
+        (size - 4100, 4099),
+        (12345, size - 12345),
+    ];
+    for (offset, len) in ranges {
+        for kind in KINDS {
+            for method in METHODS {
+                for io in [Io::Auto, Io::Direct] {
+                    let what = format!("{len} bytes from {offset} to {kind} by {method} {io}");
+                    // Memory that exists starts with the first byte: direct reads cannot land
+                    // there unless the offset is aligned, and are refused when insisted on.
+                    let refused = io == Io::Direct && kind == "fd" && offset % 512 != 0;
+                    let load = load(&path, make(kind, len), method, io)
+                        .offset(offset)
+                        .length(len);
+                    if refused || impossible(kind, method, io) {
+                        load.run().expect_err(&what);
+                    } else {
+                        check(load, &path, offset, len, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn holes_are_zero_wherever_they_lie() {
+    let dir = dir();
+    let len = 4 * GATHER + 1000;
+    let mib = 1 << 20;
+    let layouts: [&[(u64, u64)]; 6] = [
+        &[],
+        &[(0, 5000)],
+        &[(len - 700, len)],
+        &[(mib, 2 * mib)],
+        &[(0, 4096), (2 * mib, 2 * mib + 4096), (len - 1, len)],
+        &[(100 << 10, 300 << 10), (301 << 10, 302 << 10)],
+    ];
+    for (index, data) in layouts.iter().enumerate() {
+        let sub = dir.path().join(index.to_string());
+        std::fs::create_dir(&sub).unwrap();
+        let path = sparse(&sub, len, data);
+        for kind in KINDS {
+            for method in METHODS
+                .into_iter()
+                .filter(|&m| !impossible(kind, m, Io::Auto))
+            {
+                for pages in [Pages::Small, Pages::Auto] {
+                    if kind == "fd" && pages == Pages::Small {
+                        continue;
+                    }
+                    let what = format!("layout {index} to {kind} by {method} on {pages}");
+                    let load = load(&path, make(kind, len), method, Io::Auto).pages(pages);
+                    check(load, &path, 0, len, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn holes_take_no_memory_and_no_reads() {
+    let dir = dir();
+    let len = 64 << 20;
+    let path = sparse(dir.path(), len, &[(32 << 20, 33 << 20)]);
+    let loaded = Load::new(&path).pages(Pages::Small).run().unwrap();
+    assert_eq!(loaded.report.bytes_hole, len - (1 << 20));
+    assert_eq!(loaded.report.bytes_direct, 1 << 20);
+    let stat = rustix::fs::fstat(loaded.buffer.as_fd().unwrap()).unwrap();
+    assert_eq!(stat.st_size as u64, len);
+    let allocated = stat.st_blocks as u64 * 512;
+    assert!(
+        allocated < 2 << 20,
+        "{allocated} bytes are allocated for one MiB of data"
+    );
+}
+
+#[test]
+fn odd_blocks_depths_and_gathers_bring_the_bytes() {
+    let dir = dir();
+    let size = 5 * GATHER + 333;
+    let path = cold(dir.path(), size as usize);
+    let digest = file_digest(&path, 0, size);
+    for block in [4096, 4608, 1 << 20, 64 << 20] {
+        for depth in [1, 3, 64, 4096] {
+            for gather in [block, block + 1, 1 << 40] {
+                for kind in ["anon", "memfd"] {
+                    for method in [Method::Uring, Method::Threads] {
+                        let load = Load::new(&path).to(make(kind, 0)).method(method);
+                        let load = load.block(block).queue_depth(depth).gather(gather);
+                        let loaded = load.io(Io::Direct).run().unwrap();
+                        let what = format!("{kind} by {method}: {block} x {depth}, {gather}");
+                        assert_eq!(buffer_digest(&loaded.buffer), digest, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_pages_come_where_a_user_gets_them() {
+    let dir = dir();
+    let size = (24 << 20) + 5;
+    let path = cold(dir.path(), size);
+    for kind in ["anon", "memfd"] {
+        for pages in [Pages::Thp, Pages::Small] {
+            let loaded = Load::new(&path)
+                .to(make(kind, 0))
+                .pages(pages)
+                .run()
+                .unwrap();
+            let what = format!("{kind} on {pages}, got {}", loaded.report.pages);
+            let digest = file_digest(&path, 0, size as u64);
+            assert_eq!(buffer_digest(&loaded.buffer), digest, "{what}");
+            let huge = huge_kb();
+            match pages {
+                // Memory may be fragmented: then it says so. What it claims must be so.
+                Pages::Thp if loaded.report.pages.contains("thp") => assert!(huge > 0, "{what}"),
+                _ => assert_eq!(huge, 0, "{what}"),
+            }
+        }
+    }
+}
+
+/// What the kernel says of huge pages in this process's loads of noise-*, and of anonymous
+/// memory of that size.
+fn huge_kb() -> u64 {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let lines = smaps.lines().filter_map(|line| {
+        let (name, rest) = line.split_once(':')?;
+        let huge = matches!(name, "AnonHugePages" | "ShmemPmdMapped");
+        huge.then(|| rest.split_whitespace().next()?.parse::<u64>().ok())?
+    });
+    lines.sum()
+}
