@@ -65,7 +65,8 @@ fn settled(wanted: &Held) -> Held {
     held()
 }
 
-/// Bytes of private anonymous memory that this process has mapped.
+/// Bytes of private anonymous memory that this process has mapped, without what the allocator
+/// only reserves.
 fn anonymous() -> u64 {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let sizes = maps
