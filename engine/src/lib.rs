@@ -17,6 +17,8 @@
 //! Linux only. Kernels from 5.1 (io_uring) load directly; what an older or locked-down one lacks
 //! is found by trying and replaced by the next best way, with the reason in the plan.
 
+#![deny(unsafe_code)]
+
 mod buffer;
 mod doctor;
 mod error;

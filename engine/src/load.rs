@@ -58,6 +58,7 @@ pub struct Progress {
     pub total: u64,
 }
 
+type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
 pub(crate) type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;
 
 /// A load in the making: a file, and how its bytes should come into memory.
@@ -85,7 +86,7 @@ pub struct Load {
     trace: bool,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
-    on_plan: Option<Box<dyn FnOnce(&Plan) + Send>>,
+    on_plan: Option<PlanFn>,
 }
 
 impl Load {

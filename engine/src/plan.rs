@@ -241,7 +241,7 @@ pub(crate) fn decide(
     let pages = pages(request, host, end - start, &mut reasons)?;
     let direct = congruence(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let mut ladder = ladder(request, host, pages, &direct, &mut reasons)?;
+    let mut ladder = ladder(request, host, pages, &direct, to_read, &mut reasons)?;
 
     let first = ladder[0];
     let block = request.block.unwrap_or(if first.direct {
@@ -249,7 +249,7 @@ pub(crate) fn decide(
     } else {
         BUFFERED_BLOCK
     });
-    if ladder.iter().any(|rung| rung.direct) && block % file.align != 0 {
+    if ladder.iter().any(|rung| rung.direct) && !block.is_multiple_of(file.align) {
         return Err(Error::usage(
             "--block",
             format!(
@@ -361,6 +361,9 @@ fn kind(request: &Request) -> Result<String> {
             "dmafile.ko is not part of this version",
             "load with --to memfd",
         ),
+        Kind::Caller if request.place.is_none() => {
+            refuse("no memory was handed in", "call Load::run_into")
+        }
         made => Ok(made.to_string()),
     }
 }
@@ -452,6 +455,7 @@ fn ladder(
     host: &Host,
     pages: Pages,
     direct: &Result<(), String>,
+    to_read: u64,
     reasons: &mut Reasons,
 ) -> Result<Vec<Rung>> {
     let rung = |method, direct, registered| Rung {
@@ -477,6 +481,10 @@ fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
+    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 {
+        // Nothing for the disk to do.
+        return Ok(vec![rung(Method::Threads, false, false)]);
+    }
     let mut left_out = None;
     let mut kept = Vec::new();
     for rung in all {
@@ -553,7 +561,7 @@ fn describe_io(
     match (request.io, direct) {
         (Io::Direct | Io::Buffered, _) => reasons.add("io", request.io, "asked for"),
         (Io::Auto, Err(why)) => reasons.add("io", Io::Buffered, why.clone()),
-        (Io::Auto, Ok(())) if !first.direct => {
+        (Io::Auto, Ok(())) if !first.direct && request.method != Method::Auto => {
             reasons.add("io", Io::Buffered, format!("what {} is for", first.method));
         }
         (Io::Auto, Ok(())) => {

@@ -65,6 +65,7 @@ impl Existing {
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
         let hugetlb = stat.fs_magic == HUGETLBFS_MAGIC;
+        let pages = if hugetlb { Pages::Huge } else { pages };
         let tactic = Tactic::new(pages, true);
         let align = if hugetlb { 1 } else { tactic.grain() };
         let map =
@@ -109,7 +110,7 @@ impl Memory for Existing {
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), Errno> {
-        const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         if !self.may_shrink {
             self.map.region().zero(at, len);
             return Ok(());

@@ -37,6 +37,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
         at: extent.at + skip,
         len: extent.len - skip,
         need: extent.need - skip,
+        head: extent.head.saturating_sub(skip),
         ..*extent
     };
     Ok(match skip {

@@ -35,7 +35,7 @@ pub(crate) fn kilobytes(path: &str, name: &str) -> Option<u64> {
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    let kb: u64 = line.trim().split_whitespace().next()?.parse().ok()?;
+    let kb: u64 = line.split_whitespace().next()?.parse().ok()?;
     kb.checked_mul(1024)
 }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn meminfo_is_in_bytes() {
         let total = kilobytes("/proc/meminfo", "MemTotal").unwrap();
-        assert!(total > 1 << 20 && total % 1024 == 0);
+        assert!(total > 1 << 20 && total.is_multiple_of(1024));
         assert_eq!(kilobytes("/proc/meminfo", "MemTotalling"), None);
     }
 }

@@ -164,26 +164,22 @@ impl Mapping {
 
     /// The bytes as a slice, where nobody else can change them.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
-        match self.share {
-            // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
-            // `&mut self` or by a transfer that owns it; a sealed file can neither be written nor
-            // shrink, as was checked when it was mapped, and seals cannot be taken off.
-            Share::Private | Share::Sealed => {
-                Some(unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) })
-            }
-            Share::Shared => None,
+        if self.share == Share::Shared {
+            return None;
         }
+        // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
+        // `&mut self` or by a transfer that owns it; a sealed file can neither be written nor
+        // shrink, as was checked when it was mapped, and seals cannot be taken off.
+        unsafe { Some(std::slice::from_raw_parts(self.base.as_ptr(), self.len)) }
     }
 
     /// The bytes as a mutable slice, where the memory is private.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        match self.share {
-            // SAFETY: mapped, writable, private and borrowed mutably.
-            Share::Private => {
-                Some(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) })
-            }
-            Share::Sealed | Share::Shared => None,
+        if self.share != Share::Private {
+            return None;
         }
+        // SAFETY: mapped, writable, private and borrowed mutably.
+        unsafe { Some(std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len)) }
     }
 }
 

@@ -15,11 +15,16 @@ pub(crate) struct Extent {
     pub at: u64,
     /// How much is asked for; direct reads round it up, past the end of what is wanted.
     pub len: u64,
-    /// How much of it is wanted.
+    /// How much of it must come for the wanted bytes to be there.
     pub need: u64,
+    /// How much of that lies before the first wanted byte, where the start was rounded down.
+    pub head: u64,
     /// Where the data it belongs to ends in the buffer's memory.
     pub run_end: u64,
 }
+
+/// Bytes of the file, from the first offset to before the second.
+pub(crate) type FileRange = (u64, u64);
 
 /// Who moves an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +68,8 @@ pub(crate) struct Feed {
 }
 
 struct State {
-    main: VecDeque<(u64, u64)>,
-    copy: VecDeque<(u64, u64)>,
+    main: VecDeque<FileRange>,
+    copy: VecDeque<FileRange>,
     returned: Vec<Extent>,
     /// Memory below this offset of the buffer is there.
     frontier: u64,
@@ -76,8 +81,8 @@ impl Feed {
     /// `main` and `copy` are ranges of the file in ascending order. All memory counts as there
     /// until [`Feed::hold`] says otherwise.
     pub(crate) fn new(
-        main: impl IntoIterator<Item = (u64, u64)>,
-        copy: impl IntoIterator<Item = (u64, u64)>,
+        main: impl IntoIterator<Item = FileRange>,
+        copy: impl IntoIterator<Item = FileRange>,
         cut: Cut,
         bell: Option<Bell>,
     ) -> Self {
@@ -211,7 +216,7 @@ impl Feed {
 
 impl Cut {
     /// The first extent of a range of the file, and where the next one starts.
-    fn first(&self, (start, end): (u64, u64)) -> (Extent, u64) {
+    fn first(&self, (start, end): FileRange) -> (Extent, u64) {
         let file = start - start % self.align;
         let at = file.wrapping_sub(self.base);
         // Cut where blocks end in memory, so that an extent never lies across two windows of
@@ -224,6 +229,7 @@ impl Cut {
             at,
             len: rounded.min(self.capacity - at),
             need: next - file,
+            head: start - file,
             run_end: end.wrapping_sub(self.base),
         };
         (extent, next)

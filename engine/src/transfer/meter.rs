@@ -237,7 +237,7 @@ impl<'a> Meter<'a> {
     /// An extent's wanted bytes are in place.
     pub(crate) fn landed(&self, extent: &Extent, direct: bool) {
         let counter = if direct { &self.direct } else { &self.buffered };
-        counter.fetch_add(extent.need, Ordering::Relaxed);
+        counter.fetch_add(extent.need - extent.head, Ordering::Relaxed);
         if let Some((landed, more)) = &self.landed {
             let mut landed = lock(landed);
             landed.beyond.insert(extent.at, extent.at + extent.need);
@@ -332,6 +332,7 @@ mod tests {
             at,
             len: need,
             need,
+            head: 0,
             run_end: at + need,
         }
     }

@@ -15,7 +15,7 @@ use crate::source::Source;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
 use crate::verify::{Hasher, Verified, Verify};
-use feed::{Cut, Feed};
+use feed::{Cut, Feed, FileRange};
 use meter::{Meter, Phase, ROW_VERIFY};
 
 /// What one transfer works on.
@@ -116,7 +116,7 @@ impl Transfer<'_> {
     }
 
     /// The ranges of the file for the method and for the copy lane.
-    fn lanes(&self) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+    fn lanes(&self) -> (Vec<FileRange>, Vec<FileRange>) {
         let (mut main, mut copy) = (Vec::new(), Vec::new());
         let mut done = self.plan.offset;
         for run in &self.layout.runs {
