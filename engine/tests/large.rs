@@ -1,0 +1,51 @@
+//! Files beyond 4 GiB: no offset is cut to 32 bits, no read exceeds what one call may move.
+
+mod common;
+
+use common::{descriptor_digest, dir, file_digest, sparse};
+use dmafile::{Kind, Load, Method};
+
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn bytes_beyond_four_gib_land_where_they_belong() {
+    let dir = dir();
+    let len = 5 * GIB + 12345;
+    let data = [
+        (0, 4096),
+        (2 * GIB - 70_000, 2 * GIB + 70_000),
+        (4 * GIB - 4096, 4 * GIB + 8192),
+        (len - 100_000, len),
+    ];
+    let path = sparse(dir.path(), len, &data);
+    for method in [
+        Method::Auto,
+        Method::Threads,
+        Method::Mmap,
+        Method::Sendfile,
+        Method::Splice,
+    ] {
+        let loaded = Load::new(&path)
+            .to(Kind::Memfd)
+            .method(method)
+            .run()
+            .unwrap();
+        assert_eq!(loaded.buffer.len(), len);
+        for (start, end) in data {
+            // With a margin that is a hole on either side.
+            let (start, end) = (start.saturating_sub(5000), (end + 5000).min(len));
+            let fd = loaded.buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
+            let digest = descriptor_digest(fd, start, end - start);
+            let want = file_digest(&path, start, end - start);
+            assert_eq!(digest, want, "{start}..{end} by {method}");
+        }
+    }
+    let tail = Load::new(&path)
+        .to(Kind::Anon)
+        .offset(4 * GIB - 777)
+        .length(9000)
+        .run()
+        .unwrap();
+    let digest = common::buffer_digest(&tail.buffer);
+    assert_eq!(digest, file_digest(&path, 4 * GIB - 777, 9000));
+}
