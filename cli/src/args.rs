@@ -1,7 +1,7 @@
 //! The arguments. Completions and the man page come from these definitions.
 
 use clap::{Args, Parser, Subcommand};
-use dmafile::{Io, Kind, Load, Method, Pages, Verify};
+use dmafile::{Allocation, Io, Kind, Load, Method, Pages, Verify};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -74,6 +74,10 @@ pub struct Knobs {
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u32>,
 
+    /// When pages come into being: auto, ahead of the reads, in-read, or all before the first read
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = word::<Allocation>)]
+    pub allocation: Allocation,
+
     /// Compute a checksum, and compare it: crc32c, xxh3, blake3, sha256
     #[arg(long, value_name = "ALGO[=HEX]", value_parser = word::<Verify>)]
     pub verify: Option<Verify>,
@@ -92,6 +96,7 @@ impl Knobs {
             .method(self.method)
             .io(self.io)
             .offset(self.offset)
+            .allocation(self.allocation)
             .check_memory(!self.no_memory_check);
         if let Some(length) = self.length {
             load = load.length(length);

@@ -13,6 +13,7 @@ use clap::{CommandFactory, Parser};
 use dmafile::ErrorKind;
 use std::ffi::OsString;
 use std::io::Write;
+use std::sync::Arc;
 
 /// Exit status: the command was used wrongly.
 const USAGE: u8 = 2;
@@ -23,11 +24,26 @@ const INTERRUPTED: u8 = 130;
 ///
 /// With `load … -- COMMAND` it returns only where COMMAND could not be executed.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
+    match dispatch(args) {
+        Ok(status) => status,
+        Err(failure) => {
+            // The last word goes to stderr; where that is closed there is nobody left to tell.
+            let _ = writeln!(std::io::stderr(), "dmafile: {}", failure.line);
+            failure.status
+        }
+    }
+}
+
+fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
+    // Beyond the limit on file size (ulimit -f) a write shall fail, not end us. A handler, because
+    // COMMAND would inherit a signal that is ignored.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())
+        .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let done = match &cli.command {
+    match &cli.command {
         Command::Load(args) => load::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
@@ -37,14 +53,6 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             write_stdout(&text)
         }
         Command::Man => manual(),
-    };
-    match done {
-        Ok(status) => status,
-        Err(failure) => {
-            // The last word goes to stderr; where that is closed there is nobody left to tell.
-            let _ = writeln!(std::io::stderr(), "dmafile: {}", failure.line);
-            failure.status
-        }
     }
 }
 
@@ -96,27 +104,22 @@ impl Failure {
 }
 
 /// Help and versions go to stdout; a mistake is one line on stderr.
-fn usage(error: &clap::Error) -> u8 {
+fn usage(error: &clap::Error) -> Result<u8, Failure> {
     use clap::error::ErrorKind as Clap;
+    let text = error.render().to_string();
     match error.kind() {
-        Clap::DisplayHelp | Clap::DisplayVersion => {
-            return match write_stdout(error.render().to_string().as_bytes()) {
-                Ok(status) => status,
-                Err(failure) => failure.status,
-            };
-        }
+        Clap::DisplayHelp | Clap::DisplayVersion => write_stdout(text.as_bytes()),
         Clap::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = writeln!(std::io::stderr(), "{}", error.render());
+            let _ = writeln!(std::io::stderr(), "{text}");
+            Ok(USAGE)
         }
         _ => {
-            let text = error.render().to_string();
             let head = text.split("\n\n").next().unwrap_or_default();
             let line = head.split_whitespace().collect::<Vec<_>>().join(" ");
             let line = line.trim_start_matches("error: ");
-            let _ = writeln!(std::io::stderr(), "dmafile: {line}; see dmafile --help");
+            Err(Failure::usage(&format!("{line}; see dmafile --help")))
         }
     }
-    USAGE
 }
 
 fn manual() -> Result<u8, Failure> {

@@ -4,6 +4,7 @@ use crate::args::LoadArgs;
 use crate::{Failure, text, write_json, write_stdout};
 use dmafile::{CancelToken, Loaded, Reason, Report};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
@@ -54,7 +55,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     interruptible(&token)?;
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
     let shown = Arc::clone(&planned);
-    let mut load = args.knobs.load()?.cancel(token).trace(args.trace.is_some());
+    let mut load = args
+        .knobs
+        .load()?
+        .cancel(token.clone())
+        .trace(args.trace.is_some());
     load = load.on_plan(move |plan| {
         let printed = out.print(&text::plan(plan));
         let mut shown = shown.lock().expect("no holder of this lock panics");
@@ -77,6 +82,10 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     out.print(&text::report(&report, &planned.0))?;
     write_files(args, &report)?;
     match hand_over {
+        true if token.is_set() => Err(Failure {
+            line: "interrupted before COMMAND could run".to_string(),
+            status: crate::INTERRUPTED,
+        }),
         true => Err(exec(args, buffer)?),
         false => Ok(0),
     }
@@ -120,8 +129,15 @@ fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(), Failure>
     let failed = |error: std::io::Error| {
         Failure::os("cannot write", &path.display().to_string(), &error, "")
     };
-    let text = serde_json::to_string(value).map_err(|error| failed(error.into()))?;
-    std::fs::write(path, text + "\n").map_err(failed)
+    let text = serde_json::to_string(value).map_err(|error| failed(error.into()))? + "\n";
+    let mut file = File::create(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(|error| {
+        // Half an object helps nobody; a device or a FIFO stays.
+        if file.metadata().is_ok_and(|data| data.is_file()) {
+            let _ = fs::remove_file(path);
+        }
+        failed(error)
+    })
 }
 
 /// Becomes COMMAND; what it returns says why not.

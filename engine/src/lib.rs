@@ -37,8 +37,10 @@ pub use buffer::{Buffer, CpuAccess};
 pub use doctor::{Check, Health, doctor};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
-pub use options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
-pub use plan::{Allocation, Plan, Reason, Rung};
+pub use options::{
+    Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
+};
+pub use plan::{Plan, Reason, Rung};
 pub use verify::{Algorithm, Verified, Verify};
 
 pub(crate) use load::ProgressFn;

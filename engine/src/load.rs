@@ -3,7 +3,7 @@
 use crate::buffer::{self, Buffer, Lent, Memory};
 use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
-use crate::options::{Io, Kind, Method, Pages};
+use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
 use crate::sys::usage;
@@ -104,6 +104,7 @@ impl Load {
                 gather: None,
                 block: None,
                 queue_depth: None,
+                allocation: Allocation::Auto,
                 check_memory: true,
                 place: None,
             },
@@ -169,6 +170,12 @@ impl Load {
     /// to the plan.
     pub fn queue_depth(mut self, operations: u32) -> Self {
         self.request.queue_depth = Some(operations);
+        self
+    }
+
+    /// When pages come into being; default [`Allocation::Auto`].
+    pub fn allocation(mut self, allocation: Allocation) -> Self {
+        self.request.allocation = allocation;
         self
     }
 

@@ -197,6 +197,20 @@ words! {
     }
 }
 
+words! {
+    /// When the pages of a buffer come into being.
+    Allocation {
+        /// Whichever is cheaper.
+        Auto = "auto",
+        /// By a thread of its own, one gather ahead of the reads (AR-15).
+        Ahead = "ahead",
+        /// Inside the read, page by page as it lands.
+        InRead = "in-read",
+        /// All of them before the first read: the order to compare with (AR-21).
+        Before = "before",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::facts::{self, Host, Layout};
 use crate::method;
-use crate::options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+use crate::options::{
+    Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -19,6 +21,7 @@ pub(crate) struct Request {
     pub gather: Option<u64>,
     pub block: Option<u64>,
     pub queue_depth: Option<u32>,
+    pub allocation: Allocation,
     pub check_memory: bool,
     /// Memory that exists: the caller's, or that of an `fd:N`.
     pub place: Option<Place>,
@@ -33,16 +36,6 @@ pub(crate) struct Place {
     pub address: u64,
     /// Nothing is allocated in it yet, so that its pages may still be chosen.
     pub empty: bool,
-}
-
-/// When the pages of the buffer come into being.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Allocation {
-    /// By a thread of its own, one gather ahead of the reads (AR-15).
-    Ahead,
-    /// Inside the read, page by page as it lands.
-    InRead,
 }
 
 /// One way of moving the bytes, tried in the order of the ladder.
@@ -163,7 +156,7 @@ const DIRECT_BLOCK: u64 = 4 << 20;
 const DIRECT_DEPTH: u32 = 8;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
 const BUFFERED_BLOCK: u64 = 1 << 20;
-/// Below this, a second thread costs more than what it hides.
+/// Up to this, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
 /// Registered windows in turn: one being read, one being filled, one being emptied.
 pub(crate) const WINDOWS: u64 = 3;
@@ -241,7 +234,7 @@ pub(crate) fn decide(
     let pages = pages(request, host, end - start, &mut reasons)?;
     let direct = congruence(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let mut ladder = ladder(request, host, pages, &direct, to_read, &mut reasons)?;
+    let mut ladder = ladder(request, file, host, pages, &direct, to_read, &mut reasons)?;
 
     let first = ladder[0];
     let block = request.block.unwrap_or(if first.direct {
@@ -276,7 +269,7 @@ pub(crate) fn decide(
         first.to_string(),
         method::describe(first, request.method),
     );
-    let allocation = allocation(request, pages, first, end - start, host, &mut reasons);
+    let allocation = allocation(request, pages, first, end - start, &mut reasons);
 
     // File and memory are congruent, so that every block lands where it belongs.
     let grain = file.align.max(host.page);
@@ -433,8 +426,11 @@ fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
             format!("this kernel has no transparent huge pages{pool}"),
         );
     }
-    if bytes < host.thp_size {
-        return (Pages::Small, "smaller than one huge page".to_string());
+    if bytes <= SMALL_FILE.max(host.thp_size) {
+        return (
+            Pages::Small,
+            "too small for huge pages to matter".to_string(),
+        );
     }
     match (kind, host.thp.as_deref()) {
         (Kind::Anon, Some("never")) => (
@@ -452,6 +448,7 @@ fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
 /// The ways to try, in order, with the reasons for those left out.
 fn ladder(
     request: &Request,
+    file: &facts::File,
     host: &Host,
     pages: Pages,
     direct: &Result<(), String>,
@@ -493,10 +490,8 @@ fn ladder(
             (_, true) => direct.clone(),
             _ => Ok(()),
         }
-        .and_then(|()| match &host.uring_refused {
-            Some(errno) if rung.method == Method::Uring => {
-                Err(format!("io_uring_setup is refused ({errno})"))
-            }
+        .and_then(|()| match no_uring(host, file) {
+            Some(why) if rung.method == Method::Uring => Err(why),
             _ => method::serves(rung, &request.kind, pages),
         });
         match why {
@@ -518,6 +513,18 @@ fn ladder(
             .remedy("leave --method and --io to auto, or see `dmafile explain`"));
     }
     Ok(kept)
+}
+
+/// Why io_uring cannot read this file here; None where it can.
+fn no_uring(host: &Host, file: &facts::File) -> Option<String> {
+    if let Some(errno) = &host.uring_refused {
+        return Some(format!("io_uring_setup is refused ({errno})"));
+    }
+    // Where a FUSE file is opened with FOPEN_DIRECT_IO, the kernel goes on with a short read by
+    // itself, and at the wrong place: fuse_direct_IO leaves ki_pos where it was (seen with Linux
+    // 6.18). Wrong bytes would come without an error.
+    (file.file_system == "fuse")
+        .then(|| "io_uring repeats bytes of a FUSE file after a short read".to_string())
 }
 
 /// How much may be pinned in registered windows; drops the registered rung where it is too
@@ -581,43 +588,40 @@ fn allocation(
     pages: Pages,
     first: Rung,
     bytes: u64,
-    host: &Host,
     reasons: &mut Reasons,
 ) -> Allocation {
-    let huge = matches!(pages, Pages::Thp | Pages::Huge);
-    let (choice, why) = if matches!(first.method, Method::Sendfile | Method::Splice) {
-        (
-            Allocation::InRead,
-            "the kernel allocates pages as it writes them, without zeroing",
-        )
+    let into_descriptor = matches!(first.method, Method::Sendfile | Method::Splice);
+    let (choice, why) = if request.allocation != Allocation::Auto {
+        (request.allocation, "asked for")
     } else if matches!(request.kind, Kind::Caller) {
         (Allocation::InRead, "the caller's memory is there")
-    } else if bytes <= SMALL_FILE {
+    } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (
             Allocation::InRead,
             "small: a second thread costs more than it hides",
         )
-    } else if huge {
+    } else if matches!(pages, Pages::Thp | Pages::Huge) {
         (
             Allocation::Ahead,
-            "one gather of huge pages is zeroed while the last one is read",
+            "huge pages are zeroed a gather ahead, while the disk works",
         )
-    } else if first.method == Method::Read || host.cpus == 1 {
+    } else if into_descriptor {
         (
             Allocation::InRead,
-            "one thread does all of it: faulting where it reads is cheaper",
+            "the kernel allocates pages as it writes them, without zeroing",
+        )
+    } else if first.direct {
+        (
+            Allocation::Ahead,
+            "faulting pages in would hold up the submission of reads",
         )
     } else {
         (
-            Allocation::Ahead,
-            "faulting inside the submission would hold up the reads",
+            Allocation::InRead,
+            "copies fault their pages in as fast as a thread ahead of them",
         )
     };
-    let word = match choice {
-        Allocation::Ahead => "ahead",
-        Allocation::InRead => "in-read",
-    };
-    reasons.add("allocation", word, why);
+    reasons.add("allocation", choice, why);
     choice
 }
 

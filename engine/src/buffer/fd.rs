@@ -41,6 +41,13 @@ pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
             "fill it before sealing",
         ));
     }
+    if memfd::is_writable(fd) == Ok(false) {
+        return Err(refuse(
+            "it is not open for writing",
+            Errno::ACCESS,
+            "open it for reading and writing",
+        ));
+    }
     Ok(Place {
         bytes: stat.size,
         address: 0,

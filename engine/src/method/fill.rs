@@ -50,7 +50,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
 pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
     loop {
         let got = pread(job, job.source.buffered(), &extent)
-            .map_err(|errno| failed(job, &extent, errno))?;
+            .map_err(|errno| failed(job, extent.file, errno))?;
         match judge(job, &extent, got, false)? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
@@ -66,7 +66,7 @@ pub(super) fn read_direct(job: &Job<'_>, fd: BorrowedFd<'_>, extent: Extent) -> 
         let got = match pread(job, fd, &left) {
             Ok(got) => got,
             Err(errno) if is_refusal(errno) => return Err(refused(job, errno)),
-            Err(errno) => return Err(failed(job, &left, errno).into()),
+            Err(errno) => return Err(failed(job, left.file, errno).into()),
         };
         match judge(job, &left, got, true)? {
             Rest::Nothing => return Ok(()),
@@ -95,9 +95,9 @@ pub(super) fn refused(job: &Job<'_>, errno: Errno) -> Stop {
     )
 }
 
-/// A read that failed for good.
-pub(super) fn failed(job: &Job<'_>, extent: &Extent, errno: Errno) -> Error {
-    Error::os("cannot read", errno).at(job.source.place(extent.file))
+/// A read at `offset` that failed for good.
+pub(super) fn failed(job: &Job<'_>, offset: u64, errno: Errno) -> Error {
+    Error::os("cannot read", errno).at(job.source.place(offset))
 }
 
 /// The file ended where its size at open promised more.

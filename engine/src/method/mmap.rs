@@ -20,7 +20,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             match file::copy_mapped(&from, from_at, &job.region, at, extent.need - done) {
                 Ok(0) | Err(Errno::FAULT) => return Err(fault(job, from_at).into()),
                 Ok(got) => done += got,
-                Err(errno) => return Err(failed(job, extent, errno).into()),
+                Err(errno) => return Err(failed(job, from_at, errno).into()),
             }
         }
         Ok(false)

@@ -12,9 +12,9 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let position = pipe::position(to)
         .map_err(|errno| Error::os("the buffer's descriptor has no position", errno))?;
     let moved = work(job, Lane::Main, 0, |extent| {
-        let fail = |errno| Stop::Failed(failed(job, extent, errno));
-        pipe::seek(to, extent.at).map_err(fail)?;
+        let fail = |done, errno| Stop::Failed(failed(job, extent.file + done, errno));
         let mut done = 0;
+        pipe::seek(to, extent.at).map_err(|errno| fail(done, errno))?;
         while done < extent.need {
             // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
             match pipe::sendfile(to, from, extent.file + done, extent.len - done) {
@@ -23,7 +23,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 Err(errno) if job.rung.direct && is_refusal(errno) => {
                     return Err(refused(job, errno));
                 }
-                Err(errno) => return Err(fail(errno)),
+                Err(errno) => return Err(fail(done, errno)),
             }
         }
         Ok(job.rung.direct)

@@ -13,7 +13,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let (from, to) = (job.file()?, job.target()?);
     let pipe = Pipe::new(PIPE).map_err(|errno| Error::os("cannot make a pipe", errno))?;
     work(job, Lane::Main, 0, |extent| {
-        let fail = |errno| Stop::Failed(failed(job, extent, errno));
+        let fail = |done, errno| Stop::Failed(failed(job, extent.file + done, errno));
         let mut done = 0;
         while done < extent.need {
             // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
@@ -23,12 +23,14 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 Err(errno) if job.rung.direct && is_refusal(errno) => {
                     return Err(refused(job, errno));
                 }
-                Err(errno) => return Err(fail(errno)),
+                Err(errno) => return Err(fail(done, errno)),
             };
             while held > 0 {
-                let got = pipe.drain(to, extent.at + done, held).map_err(fail)?;
+                let got = pipe
+                    .drain(to, extent.at + done, held)
+                    .map_err(|errno| fail(done, errno))?;
                 if got == 0 {
-                    return Err(fail(crate::sys::Errno::IO));
+                    return Err(fail(done, crate::sys::Errno::IO));
                 }
                 held -= got;
                 done += got;

@@ -198,7 +198,7 @@ impl Pump<'_, '_> {
             // A read in a worker thread may be cut short by a signal, or want a second try.
             Err(Errno::INTR | Errno::AGAIN) => Ok(Rest::Again(flight.left)),
             Err(errno) if direct && is_refusal(errno) => Err(refused(job, errno)),
-            Err(errno) => Err(Stop::Failed(failed(job, &flight.left, errno))),
+            Err(errno) => Err(Stop::Failed(failed(job, flight.left.file, errno))),
         };
         match rest {
             Ok(Rest::Again(left)) if self.stop.is_none() => {

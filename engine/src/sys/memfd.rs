@@ -1,7 +1,7 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
 use super::Errno;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
@@ -24,6 +24,12 @@ pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
         return Err(Errno::FBIG);
     }
     super::file::retry(|| rustix::fs::ftruncate(fd, size))
+}
+
+/// Whether the descriptor can be mapped for writing: opened for reading and writing.
+pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
 /// The seals of a memfd; EINVAL for what is none.

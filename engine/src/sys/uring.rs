@@ -55,9 +55,13 @@ impl<'m> Ring<'m> {
         })
     }
 
-    /// Whether a ring can be had at all.
+    /// Whether a ring can be had at all, and does anything: a sandbox may refuse either.
     pub(crate) fn probe() -> Result<(), Errno> {
-        IoUring::new(2).map(drop).map_err(errno)
+        let mut ring = IoUring::new(2).map_err(errno)?;
+        // SAFETY: doing nothing needs no memory.
+        unsafe { ring.submission().push(&opcode::Nop::new().build()) }
+            .expect("the queue has two entries");
+        ring.submit_and_wait(1).map(drop).map_err(errno)
     }
 
     /// Makes room for registered buffers, none of them filled.

@@ -7,10 +7,11 @@ pub(crate) mod meter;
 
 use crate::CancelToken;
 use crate::buffer::Memory;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_name};
 use crate::facts::Layout;
 use crate::method::{self, Job, Stop};
-use crate::plan::{Allocation, Plan, Reason, Rung};
+use crate::options::Allocation;
+use crate::plan::{Plan, Reason, Rung};
 use crate::source::Source;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
@@ -46,7 +47,7 @@ impl Transfer<'_> {
     pub(crate) fn run(&self) -> Result<Outcome> {
         let (main, copy) = self.lanes();
         let small = self.plan.bytes <= self.plan.block && self.verify.is_none();
-        let ahead = self.plan.allocation == Allocation::Ahead;
+        let ahead = self.plan.allocation != Allocation::InRead;
         let bell = if ahead {
             // Without a bell a ring that waits for a read notices new memory a little later.
             Bell::new().ok()
@@ -254,13 +255,14 @@ impl Transfer<'_> {
                     let len = POPULATE_STEP.min(stop_at - step);
                     match self.memory.populate(step, len) {
                         Ok(()) => {}
-                        // A kernel before 5.14: the reads fault their pages in.
-                        Err(Errno::INVAL) => {
+                        // A kernel before 5.14, or a sandbox: the reads fault their pages in.
+                        Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
                             feed.publish(u64::MAX);
+                            let name = errno_name(errno.raw_os_error());
                             return Some(Reason {
                                 about: "allocation",
                                 choice: "in-read".to_string(),
-                                why: "MADV_POPULATE_WRITE is refused (EINVAL)".to_string(),
+                                why: format!("MADV_POPULATE_WRITE is refused ({name})"),
                             });
                         }
                         Err(errno) => {
@@ -274,7 +276,9 @@ impl Transfer<'_> {
                 }
                 self.meter.allocated(start, at, stop_at - at);
                 made = stop_at;
-                feed.publish(made);
+                if self.plan.allocation == Allocation::Ahead {
+                    feed.publish(made);
+                }
                 at = stop_at;
             }
         }
