@@ -1,42 +1,18 @@
 //! What will be done and why: decided from facts, without touching anything.
 
+mod ladder;
+mod pages;
+mod request;
+
 use crate::error::{Error, Result};
 use crate::facts::{self, Host, Layout};
 use crate::method;
-use crate::options::{
-    Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
-};
+use crate::options::{Allocation, DEFAULT_GATHER, Io, Kind, Method, Pages};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
-#[derive(Clone, Debug)]
-pub(crate) struct Request {
-    pub kind: Kind,
-    pub pages: Pages,
-    pub method: Method,
-    pub io: Io,
-    pub offset: u64,
-    pub length: Option<u64>,
-    pub gather: Option<u64>,
-    pub block: Option<u64>,
-    pub queue_depth: Option<u32>,
-    pub allocation: Allocation,
-    pub check_memory: bool,
-    /// Memory that exists: the caller's, or that of an `fd:N`.
-    pub place: Option<Place>,
-}
-
-/// What is true of memory that exists.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// Its size in bytes.
-    pub bytes: u64,
-    /// Its address, or 0 where it will be mapped at the start of a page.
-    pub address: u64,
-    /// Nothing is allocated in it yet, so that its pages may still be chosen.
-    pub empty: bool,
-}
+pub(crate) use ladder::{WINDOWS, registered_need};
+pub(crate) use request::{Place, Request, check, range};
 
 /// One way of moving the bytes, tried in the order of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -158,69 +134,6 @@ const DIRECT_DEPTH: u32 = 8;
 const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Up to this, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
-/// Registered windows in turn: one being read, one being filled, one being emptied.
-pub(crate) const WINDOWS: u64 = 3;
-/// The largest window that is worth a registration of its own.
-const WINDOW: u64 = 64 << 20;
-
-/// Bytes that must be allowed to be pinned for registered buffers, unless other blocks or depths
-/// are asked for.
-pub(crate) fn registered_need() -> u64 {
-    DIRECT_BLOCK * u64::from(DIRECT_DEPTH) * WINDOWS
-}
-
-/// Checks the values of a request that need no file.
-pub(crate) fn check(request: &Request) -> Result<()> {
-    let range = |name: &str, value: u64, (low, high): (u64, u64)| {
-        if (low..=high).contains(&value) {
-            return Ok(());
-        }
-        Err(Error::usage(
-            name,
-            format!("{value} is out of range: {low} to {high}"),
-        ))
-    };
-    if let Some(block) = request.block {
-        range("--block", block, BLOCK_RANGE)?;
-    }
-    if let Some(depth) = request.queue_depth {
-        let (low, high) = QUEUE_DEPTH_RANGE;
-        range("--queue-depth", depth.into(), (low.into(), high.into()))?;
-    }
-    if let Some(gather) = request.gather {
-        let least = request.block.unwrap_or(BLOCK_RANGE.0);
-        range("--gather", gather, (least, i64::MAX as u64))?;
-    }
-    if request.length == Some(0) {
-        range("--length", 0, (1, i64::MAX as u64))?;
-    }
-    Ok(())
-}
-
-/// The wanted range `[start, end)` of a file of `size` bytes.
-pub(crate) fn range(request: &Request, file: &facts::File) -> Result<(u64, u64)> {
-    let past = |what: &str, value: u64| {
-        Error::new(
-            "cannot load",
-            format!("{what} {value} lies past the end, {} bytes", file.size),
-        )
-        .at(file.path.display().to_string())
-        .with_errno(rustix::io::Errno::INVAL)
-        .remedy("choose a range inside the file")
-    };
-    let start = request.offset;
-    if start >= file.size {
-        return Err(past("--offset", start));
-    }
-    match request.length {
-        None => Ok((start, file.size)),
-        Some(length) => match start.checked_add(length) {
-            Some(end) if end <= file.size => Ok((start, end)),
-            _ => Err(past("--length", length)),
-        },
-    }
-}
-
 /// Decides. `layout` covers exactly the wanted range.
 pub(crate) fn decide(
     request: &Request,
@@ -231,10 +144,10 @@ pub(crate) fn decide(
     let (start, end) = range(request, file)?;
     let mut reasons = Reasons::default();
     let kind = kind(request)?;
-    let pages = pages(request, host, end - start, &mut reasons)?;
-    let direct = congruence(request, file);
+    let pages = pages::pages(request, host, end - start, &mut reasons)?;
+    let direct = ladder::congruence(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let mut ladder = ladder(request, file, host, pages, &direct, to_read, &mut reasons)?;
+    let mut ladder = ladder::ladder(request, file, host, pages, &direct, to_read, &mut reasons)?;
 
     let first = ladder[0];
     let block = request.block.unwrap_or(if first.direct {
@@ -261,7 +174,7 @@ pub(crate) fn decide(
         ));
     }
 
-    let pin_budget = pin_budget(&mut ladder, host, block, queue_depth, &mut reasons);
+    let pin_budget = ladder::pin_budget(&mut ladder, host, block, queue_depth, &mut reasons);
     let first = ladder[0];
     describe_io(request, first, &direct, layout, &mut reasons);
     reasons.add(
@@ -275,7 +188,7 @@ pub(crate) fn decide(
     let grain = file.align.max(host.page);
     let (lead, capacity) = match request.place {
         Some(place) if place.bytes < end - start => {
-            return Err(too_small(request, place, end - start));
+            return Err(request::too_small(request, place, end - start));
         }
         Some(place) => (0, place.bytes),
         None => {
@@ -308,16 +221,6 @@ pub(crate) fn decide(
         check_memory(&plan, request, host)?;
     }
     Ok(plan)
-}
-
-fn too_small(request: &Request, place: Place, need: u64) -> Error {
-    Error::new(
-        "cannot load",
-        format!("{need} bytes do not fit into {}", place.bytes),
-    )
-    .with_errno(rustix::io::Errno::INVAL)
-    .at(request.kind.to_string())
-    .remedy("make the memory larger (ftruncate(2) for a memfd), or load a range")
 }
 
 #[derive(Default)]
@@ -359,203 +262,6 @@ fn kind(request: &Request) -> Result<String> {
         }
         made => Ok(made.to_string()),
     }
-}
-
-/// Whether direct reads can land where the bytes belong.
-fn congruence(request: &Request, file: &facts::File) -> Result<(), String> {
-    if let Some(why) = &file.direct_refused {
-        return Err(why.clone());
-    }
-    match request.place {
-        Some(place) if place.address % file.align != request.offset % file.align => Err(format!(
-            "the memory's address and --offset are not congruent modulo {}",
-            file.align
-        )),
-        _ => Ok(()),
-    }
-}
-
-fn pages(request: &Request, host: &Host, bytes: u64, reasons: &mut Reasons) -> Result<Pages> {
-    if let Some(place) = request.place {
-        let may_choose = place.empty && request.pages != Pages::Huge;
-        if request.pages != Pages::Auto && !may_choose {
-            return Err(Error::usage(
-                "--pages",
-                format!(
-                    "'{}' cannot be had: memory that exists keeps its pages",
-                    request.pages
-                ),
-            ));
-        }
-        if !may_choose {
-            reasons.add("pages", "4k", "memory that exists keeps its pages");
-            return Ok(Pages::Auto);
-        }
-    }
-    if request.pages != Pages::Auto {
-        reasons.add("pages", request.pages, "asked for");
-        return Ok(request.pages);
-    }
-    let (choice, why) = best_pages(&request.kind, host, bytes);
-    reasons.add("pages", choice, why);
-    Ok(choice)
-}
-
-/// Huge pages wherever an ordinary user gets them.
-fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
-    let exists = matches!(kind, Kind::Fd { .. });
-    let pool_need = if host.pool_page == 0 {
-        0
-    } else {
-        bytes.next_multiple_of(host.pool_page)
-    };
-    if !exists && host.pool_page > 0 && bytes >= host.pool_page && host.pool_free >= pool_need {
-        return (
-            Pages::Huge,
-            "the hugetlb pool has room for all of it".to_string(),
-        );
-    }
-    let pool = if exists {
-        ""
-    } else {
-        ", and the hugetlb pool has no room"
-    };
-    if host.thp_size == 0 {
-        return (
-            Pages::Small,
-            format!("this kernel has no transparent huge pages{pool}"),
-        );
-    }
-    if bytes <= SMALL_FILE.max(host.thp_size) {
-        return (
-            Pages::Small,
-            "too small for huge pages to matter".to_string(),
-        );
-    }
-    match (kind, host.thp.as_deref()) {
-        (Kind::Anon, Some("never")) => (
-            Pages::Small,
-            format!("transparent huge pages are switched off{pool}"),
-        ),
-        (Kind::Anon, _) => (Pages::Thp, "MADV_HUGEPAGE".to_string()),
-        _ => (
-            Pages::Thp,
-            "MADV_COLLAPSE, which needs no privilege and no shmem_enabled".to_string(),
-        ),
-    }
-}
-
-/// The ways to try, in order, with the reasons for those left out.
-fn ladder(
-    request: &Request,
-    file: &facts::File,
-    host: &Host,
-    pages: Pages,
-    direct: &Result<(), String>,
-    to_read: u64,
-    reasons: &mut Reasons,
-) -> Result<Vec<Rung>> {
-    let rung = |method, direct, registered| Rung {
-        method,
-        direct,
-        registered,
-    };
-    let uring = [
-        rung(Method::Uring, true, true),
-        rung(Method::Uring, true, false),
-    ];
-    let asked = request.method;
-    let all: Vec<Rung> = match asked {
-        Method::Auto => vec![
-            uring[0],
-            uring[1],
-            rung(Method::Threads, true, false),
-            rung(Method::Threads, false, false),
-        ],
-        Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
-        Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
-        // The baselines do what their names say: through the page cache, unless told otherwise.
-        _ if request.io == Io::Direct => vec![rung(asked, true, false)],
-        _ => vec![rung(asked, false, false)],
-    };
-    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 {
-        // Nothing for the disk to do.
-        return Ok(vec![rung(Method::Threads, false, false)]);
-    }
-    let mut left_out = None;
-    let mut kept = Vec::new();
-    for rung in all {
-        let why = match (request.io, rung.direct) {
-            (Io::Direct, false) | (Io::Buffered, true) => continue,
-            (_, true) => direct.clone(),
-            _ => Ok(()),
-        }
-        .and_then(|()| match no_uring(host, file) {
-            Some(why) if rung.method == Method::Uring => Err(why),
-            _ => method::serves(rung, &request.kind, pages),
-        });
-        match why {
-            Ok(()) => kept.push(rung),
-            Err(why) => {
-                reasons.add("not", rung, why.clone());
-                left_out.get_or_insert((rung, why));
-            }
-        }
-    }
-    if kept.is_empty() {
-        let (rung, why) = left_out.unwrap_or((
-            rung(asked, false, false),
-            "no way is left by --io".to_string(),
-        ));
-        return Err(Error::new("cannot load this way", why)
-            .at(format!("{rung} to {}", request.kind))
-            .with_errno(rustix::io::Errno::OPNOTSUPP)
-            .remedy("leave --method and --io to auto, or see `dmafile explain`"));
-    }
-    Ok(kept)
-}
-
-/// Why io_uring cannot read this file here; None where it can.
-fn no_uring(host: &Host, file: &facts::File) -> Option<String> {
-    if let Some(errno) = &host.uring_refused {
-        return Some(format!("io_uring_setup is refused ({errno})"));
-    }
-    // Where a FUSE file is opened with FOPEN_DIRECT_IO, the kernel goes on with a short read by
-    // itself, and at the wrong place: fuse_direct_IO leaves ki_pos where it was (seen with Linux
-    // 6.18). Wrong bytes would come without an error.
-    (file.file_system == "fuse")
-        .then(|| "io_uring repeats bytes of a FUSE file after a short read".to_string())
-}
-
-/// How much may be pinned in registered windows; drops the registered rung where it is too
-/// little for the reads in flight.
-fn pin_budget(
-    ladder: &mut Vec<Rung>,
-    host: &Host,
-    block: u64,
-    depth: u32,
-    reasons: &mut Reasons,
-) -> u64 {
-    if !ladder.iter().any(|rung| rung.registered) {
-        return 0;
-    }
-    let in_flight = block * u64::from(depth);
-    // One window must hold what is in flight, or reads would wait for registrations.
-    let need = in_flight.saturating_mul(WINDOWS);
-    let limit = host.pin_limit();
-    if need > limit {
-        ladder.retain(|rung| !rung.registered);
-        reasons.add(
-            "not",
-            "uring direct registered",
-            format!(
-                "{WINDOWS} windows of {in_flight} bytes exceed the limit on pinned memory, {limit} \
-                 (RLIMIT_MEMLOCK)"
-            ),
-        );
-        return 0;
-    }
-    limit.min(WINDOW.max(in_flight) * WINDOWS)
 }
 
 fn describe_io(
@@ -652,3 +358,6 @@ fn check_memory(plan: &Plan, request: &Request, host: &Host) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! What a caller asked for, and whether it can be meant.
+
+use crate::error::{Error, Result};
+use crate::facts;
+use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+
+/// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub kind: Kind,
+    pub pages: Pages,
+    pub method: Method,
+    pub io: Io,
+    pub offset: u64,
+    pub length: Option<u64>,
+    pub gather: Option<u64>,
+    pub block: Option<u64>,
+    pub queue_depth: Option<u32>,
+    pub allocation: Allocation,
+    pub check_memory: bool,
+    /// Memory that exists: the caller's, or that of an `fd:N`.
+    pub place: Option<Place>,
+}
+
+/// What is true of memory that exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its address, or 0 where it will be mapped at the start of a page.
+    pub address: u64,
+    /// Nothing is allocated in it yet, so that its pages may still be chosen.
+    pub empty: bool,
+}
+
+/// Checks the values of a request that need no file.
+pub(crate) fn check(request: &Request) -> Result<()> {
+    let range = |name: &str, value: u64, (low, high): (u64, u64)| {
+        if (low..=high).contains(&value) {
+            return Ok(());
+        }
+        Err(Error::usage(
+            name,
+            format!("{value} is out of range: {low} to {high}"),
+        ))
+    };
+    if let Some(block) = request.block {
+        range("--block", block, BLOCK_RANGE)?;
+    }
+    if let Some(depth) = request.queue_depth {
+        let (low, high) = QUEUE_DEPTH_RANGE;
+        range("--queue-depth", depth.into(), (low.into(), high.into()))?;
+    }
+    if let Some(gather) = request.gather {
+        let least = request.block.unwrap_or(BLOCK_RANGE.0);
+        range("--gather", gather, (least, i64::MAX as u64))?;
+    }
+    if request.length == Some(0) {
+        range("--length", 0, (1, i64::MAX as u64))?;
+    }
+    Ok(())
+}
+
+/// The wanted range `[start, end)` of a file of `size` bytes.
+pub(crate) fn range(request: &Request, file: &facts::File) -> Result<(u64, u64)> {
+    let past = |what: &str, value: u64| {
+        Error::new(
+            "cannot load",
+            format!("{what} {value} lies past the end, {} bytes", file.size),
+        )
+        .at(file.path.display().to_string())
+        .with_errno(rustix::io::Errno::INVAL)
+        .remedy("choose a range inside the file")
+    };
+    let start = request.offset;
+    if start >= file.size {
+        return Err(past("--offset", start));
+    }
+    match request.length {
+        None => Ok((start, file.size)),
+        Some(length) => match start.checked_add(length) {
+            Some(end) if end <= file.size => Ok((start, end)),
+            _ => Err(past("--length", length)),
+        },
+    }
+}
+
+/// Memory that exists does not hold the wanted bytes.
+pub(super) fn too_small(request: &Request, place: Place, need: u64) -> Error {
+    Error::new(
+        "cannot load",
+        format!("{need} bytes do not fit into {}", place.bytes),
+    )
+    .with_errno(rustix::io::Errno::INVAL)
+    .at(request.kind.to_string())
+    .remedy("make the memory larger (ftruncate(2) for a memfd), or load a range")
+}

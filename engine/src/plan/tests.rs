@@ -1,0 +1,288 @@
+//! Plans for machines and files that are not at hand.
+
+use super::*;
+use crate::facts::{File, Run};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn host() -> Host {
+    Host {
+        page: 4096,
+        thp_size: 2 * MIB,
+        thp: Some("madvise".to_string()),
+        shmem_thp: Some("never".to_string()),
+        pool_page: 2 * MIB,
+        pool_free: 0,
+        available: Some(16 * GIB),
+        cgroup: None,
+        memlock: None,
+        pins_freely: false,
+        cpus: 2,
+        uring_refused: None,
+    }
+}
+
+fn file(size: u64) -> File {
+    File {
+        path: "model".into(),
+        size,
+        file_system: "ext4".to_string(),
+        align: 512,
+        align_told: true,
+        direct_refused: None,
+    }
+}
+
+fn request() -> Request {
+    Request {
+        kind: Kind::Memfd,
+        pages: Pages::Auto,
+        method: Method::Auto,
+        io: Io::Auto,
+        offset: 0,
+        length: None,
+        gather: None,
+        block: None,
+        queue_depth: None,
+        allocation: Allocation::Auto,
+        check_memory: true,
+        place: None,
+    }
+}
+
+/// A plan for a file that is all data, and cached or not.
+fn plan_for(request: &Request, file: &File, host: &Host, cached: bool) -> Result<Plan> {
+    check(request)?;
+    let (start, end) = range(request, file)?;
+    let layout = Layout {
+        runs: vec![Run { start, end, cached }],
+        learned: "told".to_string(),
+    };
+    decide(request, file, host, &layout)
+}
+
+fn ladder_of(plan: &Plan) -> Vec<String> {
+    plan.ladder.iter().map(ToString::to_string).collect()
+}
+
+/// The reason that a choice was made for, or that a rung was left out for.
+fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
+    let found = plan
+        .reasons
+        .iter()
+        .find(|reason| reason.about == about && reason.choice == choice);
+    &found
+        .unwrap_or_else(|| panic!("no {about} {choice}: {:?}", plan.reasons))
+        .why
+}
+
+#[test]
+fn the_ladder_is_whole_where_everything_works() {
+    let plan = plan_for(&request(), &file(GIB), &host(), false).unwrap();
+    let want = [
+        "uring direct registered",
+        "uring direct",
+        "threads direct",
+        "threads buffered",
+    ];
+    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(
+        (plan.pages, plan.allocation),
+        (Pages::Thp, Allocation::Ahead)
+    );
+    assert_eq!(plan.io(), Io::Direct);
+}
+
+#[test]
+fn each_missing_part_takes_its_rungs_away() {
+    let small_memlock = Host {
+        memlock: Some(8 * MIB),
+        ..host()
+    };
+    let plan = plan_for(&request(), &file(GIB), &small_memlock, false).unwrap();
+    assert_eq!(ladder_of(&plan)[0], "uring direct");
+    assert!(why(&plan, "not", "uring direct registered").contains("RLIMIT_MEMLOCK"));
+    let free = Host {
+        pins_freely: true,
+        ..small_memlock
+    };
+    let plan = plan_for(&request(), &file(GIB), &free, false).unwrap();
+    assert_eq!(ladder_of(&plan)[0], "uring direct registered");
+
+    let no_uring = Host {
+        uring_refused: Some("EPERM".to_string()),
+        ..host()
+    };
+    let plan = plan_for(&request(), &file(GIB), &no_uring, false).unwrap();
+    assert_eq!(ladder_of(&plan), ["threads direct", "threads buffered"]);
+    assert!(why(&plan, "not", "uring direct").contains("EPERM"));
+
+    let refused = Some("O_DIRECT is refused at open (EINVAL)".to_string());
+    let no_direct = File {
+        direct_refused: refused,
+        ..file(GIB)
+    };
+    let plan = plan_for(&request(), &no_direct, &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert!(why(&plan, "io", "buffered").contains("EINVAL"));
+    let insist = Request {
+        io: Io::Direct,
+        ..request()
+    };
+    let error = plan_for(&insist, &no_direct, &host(), false).unwrap_err();
+    assert!(
+        error.to_string().contains("O_DIRECT is refused at open"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_cached_file_is_copied_by_threads() {
+    let plan = plan_for(&request(), &file(GIB), &host(), true).unwrap();
+    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    assert_eq!(
+        (plan.to_copy, plan.to_read, plan.io()),
+        (GIB, 0, Io::Buffered)
+    );
+}
+
+#[test]
+fn pages_are_the_largest_that_can_be_had() {
+    let pages = |request: &Request, host: &Host, size| {
+        plan_for(request, &file(size), host, false).unwrap().pages
+    };
+    let pool = Host {
+        pool_free: GIB,
+        ..host()
+    };
+    assert_eq!(pages(&request(), &pool, GIB), Pages::Huge);
+    assert_eq!(pages(&request(), &pool, GIB + 1), Pages::Thp);
+    assert_eq!(pages(&request(), &host(), 4 * MIB), Pages::Small);
+    let never = Host {
+        thp: Some("never".to_string()),
+        ..host()
+    };
+    let anon = Request {
+        kind: Kind::Anon,
+        ..request()
+    };
+    assert_eq!(pages(&anon, &never, GIB), Pages::Small);
+    let none = Host {
+        thp_size: 0,
+        ..host()
+    };
+    assert_eq!(pages(&request(), &none, GIB), Pages::Small);
+}
+
+#[test]
+fn memory_is_congruent_with_the_file() {
+    for offset in [0, 1, 511, 512, 4096, 4097, 123_456_789] {
+        for length in [1, 512, 4096, 1_000_000] {
+            let request = Request {
+                offset,
+                length: Some(length),
+                ..request()
+            };
+            let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+            assert_eq!(plan.lead % 512, offset % 512);
+            assert!(plan.lead < 4096 && plan.capacity >= plan.lead + length);
+            assert_eq!(plan.capacity % 4096, 0);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_fit_is_refused_early() {
+    let little = Host {
+        available: Some(GIB),
+        ..host()
+    };
+    assert!(plan_for(&request(), &file(GIB), &little, false).is_ok());
+    let error = plan_for(&request(), &file(GIB + 1), &little, false).unwrap_err();
+    assert!(error.to_string().contains("MemAvailable"), "{error}");
+    let limited = Host {
+        cgroup: Some((MIB, "/sys/fs/cgroup/memory.max".into())),
+        ..host()
+    };
+    let error = plan_for(&request(), &file(2 * MIB), &limited, false).unwrap_err();
+    assert!(
+        error.to_string().contains("/sys/fs/cgroup/memory.max"),
+        "{error}"
+    );
+    let insist = Request {
+        check_memory: false,
+        ..request()
+    };
+    assert!(plan_for(&insist, &file(2 * MIB), &limited, false).is_ok());
+}
+
+#[test]
+fn values_out_of_range_name_the_range() {
+    let bad = [
+        (
+            Request {
+                block: Some(0),
+                ..request()
+            },
+            "4096 to 67108864",
+        ),
+        (
+            Request {
+                block: Some(65 * MIB),
+                ..request()
+            },
+            "4096 to 67108864",
+        ),
+        (
+            Request {
+                block: Some(5000),
+                ..request()
+            },
+            "alignment, 512",
+        ),
+        (
+            Request {
+                queue_depth: Some(0),
+                ..request()
+            },
+            "1 to 4096",
+        ),
+        (
+            Request {
+                queue_depth: Some(4097),
+                ..request()
+            },
+            "1 to 4096",
+        ),
+        (
+            Request {
+                gather: Some(4095),
+                ..request()
+            },
+            "4096 to",
+        ),
+        (
+            Request {
+                gather: Some(MIB),
+                ..request()
+            },
+            "4194304 (a block)",
+        ),
+        (
+            Request {
+                length: Some(0),
+                ..request()
+            },
+            "1 to",
+        ),
+    ];
+    for (request, range) in bad {
+        let error = plan_for(&request, &file(GIB), &host(), false).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Usage, "{error}");
+        assert!(
+            error.to_string().contains(range),
+            "{error} should say {range}"
+        );
+    }
+}
