@@ -1,7 +1,7 @@
 //! The timeline of one transfer in the Chrome trace format, which Perfetto opens
 //! (<https://ui.perfetto.dev>).
 
-use crate::transfer::meter::{ROW_ALLOC, ROW_MAIN, ROW_READS, ROW_VERIFY, Span};
+use crate::transfer::meter::{ROW_ALLOC, ROW_COPIES, ROW_MAIN, ROW_READS, ROW_VERIFY, Span};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -14,6 +14,7 @@ pub(crate) fn render(spans: &[Span]) -> Value {
             ROW_MAIN => "transfer".to_string(),
             ROW_ALLOC => "allocation".to_string(),
             ROW_VERIFY => "verify".to_string(),
+            ROW_COPIES.. => format!("copy {:02}", row - ROW_COPIES),
             _ => format!("in flight {:02}", row - ROW_READS),
         };
         json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": name}})

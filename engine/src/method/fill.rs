@@ -88,7 +88,7 @@ pub(super) fn is_refusal(errno: Errno) -> bool {
 
 /// Direct I/O was promised at open and refused at a read.
 pub(super) fn refused(job: &Job<'_>, errno: Errno) -> Stop {
-    Stop::Refused(
+    Stop::NotDirect(
         Error::os("direct read refused", errno)
             .at(job.source.place(0))
             .remedy("use --io buffered, or leave it to --io auto"),

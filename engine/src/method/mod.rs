@@ -17,7 +17,7 @@ use crate::plan::{Plan, Rung};
 use crate::source::Source;
 use crate::sys::map::Region;
 use crate::transfer::feed::{Extent, Feed, Lane};
-use crate::transfer::meter::{Meter, Phase, ROW_READS};
+use crate::transfer::meter::{Meter, Phase, ROW_COPIES, ROW_READS};
 use std::os::fd::BorrowedFd;
 
 pub(crate) use fill::cut_short;
@@ -61,6 +61,8 @@ pub(crate) enum Stop {
     Failed(Error),
     /// This way does not work here; what was not moved is back in the feed. The next rung may.
     Refused(Error),
+    /// As `Refused`, and no direct read will work.
+    NotDirect(Error),
 }
 
 impl From<Error> for Stop {
@@ -108,15 +110,19 @@ fn work(
                     false => (Phase::Copy, "copy"),
                 };
                 job.meter.add(phase, start);
+                let rows = match lane {
+                    Lane::Main => ROW_READS,
+                    Lane::Copy => ROW_COPIES,
+                };
                 job.meter
-                    .span(name, ROW_READS + row, start, extent.file, extent.need);
+                    .span(name, rows + row, start, extent.file, extent.need);
                 job.meter.landed(&extent, direct);
             }
             Err(stop) => {
                 match &stop {
                     // The other workers and lanes need not go on.
                     Stop::Failed(error) => job.feed.stop(Some(error.clone())),
-                    Stop::Refused(_) => job.feed.put_back(extent),
+                    Stop::Refused(_) | Stop::NotDirect(_) => job.feed.put_back(extent),
                 }
                 return Err(stop);
             }

@@ -51,7 +51,7 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
         .all(|value| value % align == 0);
     if aligned && job.rung.direct {
         match read_direct(job, job.file()?, left) {
-            Err(Stop::Refused(_)) => read_buffered(job, left).map(|()| false),
+            Err(Stop::NotDirect(_)) => read_buffered(job, left).map(|()| false),
             done => done.map(|()| true),
         }
     } else {

@@ -247,7 +247,9 @@ impl Pump<'_, '_> {
     /// A failure counts more than a refusal, and the first of each is kept.
     fn end(&mut self, stop: Stop) {
         match (&self.stop, &stop) {
-            (None, _) | (Some(Stop::Refused(_)), Stop::Failed(_)) => self.stop = Some(stop),
+            (None, _) | (Some(Stop::Refused(_) | Stop::NotDirect(_)), Stop::Failed(_)) => {
+                self.stop = Some(stop);
+            }
             _ => {}
         }
     }

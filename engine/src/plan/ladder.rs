@@ -135,8 +135,10 @@ pub(super) fn pin_budget(
             "not",
             "uring direct registered",
             format!(
-                "{WINDOWS} windows of {in_flight} bytes exceed the limit on pinned memory, {limit} \
-                 (RLIMIT_MEMLOCK)"
+                "{WINDOWS} windows of {} KiB exceed the limit on pinned memory, {} KiB \
+                 (RLIMIT_MEMLOCK)",
+                in_flight >> 10,
+                limit >> 10
             ),
         );
         return 0;

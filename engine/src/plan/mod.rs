@@ -112,7 +112,17 @@ impl Plan {
         const MOST: u32 = 64;
         match rung.direct {
             true => self.queue_depth.min(MOST) as usize,
+            false if self.bytes <= self.block => 1,
             false => self.threads,
+        }
+    }
+
+    /// How many threads copy from the page cache at once.
+    pub(crate) fn workers_for_copies(&self) -> usize {
+        if self.to_copy <= self.block {
+            1
+        } else {
+            self.threads
         }
     }
 

@@ -171,6 +171,10 @@ impl Drop for Ring<'_> {
             // limit is free again and the memory can be sealed (F_SEAL_WRITE).
             let _ = self.ring.submitter().unregister_buffers();
         }
+        if self.registered_file {
+            // Likewise for the file, or its file system could not be unmounted yet.
+            let _ = self.ring.submitter().unregister_files();
+        }
     }
 }
 

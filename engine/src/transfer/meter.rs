@@ -50,7 +50,7 @@ impl Phase {
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub name: &'static str,
-    /// Row: 0 the transfer itself, 1 allocation, 2 verification, from 16 on reads by slot.
+    /// One of the rows below; reads and copies have one for each that may be in flight.
     pub row: u64,
     pub start: Duration,
     pub length: Duration,
@@ -63,6 +63,7 @@ pub(crate) const ROW_MAIN: u64 = 0;
 pub(crate) const ROW_ALLOC: u64 = 1;
 pub(crate) const ROW_VERIFY: u64 = 2;
 pub(crate) const ROW_READS: u64 = 16;
+pub(crate) const ROW_COPIES: u64 = 8192;
 
 /// Shared by all threads of one transfer.
 pub(crate) struct Meter<'a> {

@@ -46,79 +46,77 @@ impl Transfer<'_> {
     /// Moves every byte, or fails. Either way nothing is in flight when it returns.
     pub(crate) fn run(&self) -> Result<Outcome> {
         let (main, copy) = self.lanes();
-        let small = self.plan.bytes <= self.plan.block && self.verify.is_none();
-        let ahead = self.plan.allocation != Allocation::InRead;
-        let bell = if ahead {
-            // Without a bell a ring that waits for a read notices new memory a little later.
-            Bell::new().ok()
-        } else {
-            None
+        let lanes = Lanes {
+            main: !main.is_empty(),
+            copy: !copy.is_empty(),
         };
-        let copies = !copy.is_empty();
+        let ahead = self.plan.allocation != Allocation::InRead;
+        // Without a bell a ring that waits for a read notices new memory a little later.
+        let bell = if ahead { Bell::new().ok() } else { None };
         let feed = Feed::new(main, copy, self.cut(), bell);
-        if ahead {
-            feed.hold();
-        }
         let mut outcome = Outcome {
             rung: self.plan.first(),
             reasons: Vec::new(),
             verified: None,
         };
-        if small && !ahead {
-            // One block: threads would cost more than the read.
-            self.read(&feed, &mut outcome, copies, false);
-            self.finish(&feed)?;
-            return Ok(outcome);
-        }
-        let (mut verified, mut remark) = (None, None);
-        std::thread::scope(|scope| -> Result<()> {
-            let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
-            let no_thread = |error: std::io::Error| {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
-                Error::os("cannot start a thread", errno).remedy("raise the limit: ulimit -u")
-            };
-            // Whatever happens below, nobody is left waiting for what will not come.
-            let ends = Ends {
-                feed: &feed,
-                meter: self.meter,
-            };
-            let allocator = if ahead {
-                let allocate = || self.allocate(&feed);
-                let thread = spawn("dmafile-alloc").spawn_scoped(scope, allocate);
-                Some(thread.map_err(no_thread)?)
-            } else {
-                None
-            };
-            let verifier = match self.verify {
-                Some(verify) => {
-                    let thread = spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify));
-                    Some(thread.map_err(no_thread)?)
-                }
-                None => None,
-            };
-            self.read(&feed, &mut outcome, copies, true);
-            drop(ends);
-            let join = "a thread of ours does not panic";
-            if let Some(thread) = allocator {
-                remark = thread.join().expect(join);
-            }
-            if let Some(thread) = verifier {
-                verified = Some(thread.join().expect(join));
-            }
-            Ok(())
-        })?;
-        outcome.reasons.extend(remark);
-        self.finish(&feed)?;
-        outcome.verified = match (verified, self.verify) {
-            (Some(digest), Some(verify)) => Some(self.judge(digest?, verify)?),
-            _ => None,
+        let digest = if ahead || self.verify.is_some() {
+            self.with_helpers(&feed, lanes, ahead, &mut outcome)
+        } else {
+            self.read(&feed, lanes, &mut outcome);
+            None
         };
+        self.finish(&feed)?;
+        if let (Some(digest), Some(verify)) = (digest, self.verify) {
+            outcome.verified = Some(self.judge(digest?, verify)?);
+        }
         Ok(outcome)
+    }
+
+    /// Reads, while one thread allocates ahead and another hashes what has landed. Where no
+    /// thread is to be had (RLIMIT_NPROC), reads fault their pages in and hashing comes last.
+    fn with_helpers(
+        &self,
+        feed: &Feed,
+        lanes: Lanes,
+        ahead: bool,
+        outcome: &mut Outcome,
+    ) -> Option<Result<String>> {
+        if ahead {
+            feed.hold();
+        }
+        std::thread::scope(|scope| {
+            let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
+            let allocator =
+                ahead.then(|| spawn("dmafile-alloc").spawn_scoped(scope, || self.allocate(feed)));
+            let verifier = self.verify.map(|verify| {
+                let thread = spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify));
+                (verify, thread)
+            });
+            if let Some(Err(error)) = &allocator {
+                outcome
+                    .reasons
+                    .push(in_read(format!("no thread is to be had ({error})")));
+                feed.publish(u64::MAX);
+            }
+            self.read(feed, lanes, outcome);
+            // Nobody is left waiting for what will not come.
+            feed.stop(None);
+            self.meter.over();
+            let join = "a thread of ours does not panic";
+            if let Some(Ok(thread)) = allocator {
+                outcome.reasons.extend(thread.join().expect(join));
+            }
+            verifier.map(|(verify, thread)| match thread {
+                Ok(thread) => thread.join().expect(join),
+                Err(_) => self.hash(verify),
+            })
+        })
     }
 
     /// The ranges of the file for the method and for the copy lane.
     fn lanes(&self) -> (Vec<FileRange>, Vec<FileRange>) {
         let (mut main, mut copy) = (Vec::new(), Vec::new());
+        self.meter.skipped(0, self.plan.lead);
         let mut done = self.plan.offset;
         for run in &self.layout.runs {
             self.meter.skipped(self.at(done), self.at(run.start));
@@ -166,28 +164,27 @@ impl Transfer<'_> {
         }
     }
 
-    /// Walks the ladder until all extents are moved; errors are left in the feed.
-    fn read(&self, feed: &Feed, outcome: &mut Outcome, copies: bool, threads: bool) {
-        if !copies {
-            return self.lane_main(feed, outcome);
+    /// Runs the lanes that have something to do until all extents are moved; errors are left in
+    /// the feed.
+    fn read(&self, feed: &Feed, lanes: Lanes, outcome: &mut Outcome) {
+        match (lanes.main, lanes.copy) {
+            (true, true) => std::thread::scope(|scope| {
+                let copier = || self.lane_copy(feed);
+                let name = "dmafile-copy".to_string();
+                let thread = std::thread::Builder::new()
+                    .name(name)
+                    .spawn_scoped(scope, copier);
+                self.lane_main(feed, outcome);
+                match thread {
+                    Ok(thread) => thread.join().expect("a thread of ours does not panic"),
+                    // No thread is to be had: one lane after the other.
+                    Err(_) => self.lane_copy(feed),
+                }
+            }),
+            (true, false) => self.lane_main(feed, outcome),
+            (false, true) => self.lane_copy(feed),
+            (false, false) => {}
         }
-        if !threads {
-            self.lane_copy(feed, 1);
-            return self.lane_main(feed, outcome);
-        }
-        std::thread::scope(|scope| {
-            let copier = || self.lane_copy(feed, self.plan.threads);
-            let name = "dmafile-copy".to_string();
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn_scoped(scope, copier);
-            self.lane_main(feed, outcome);
-            match thread {
-                Ok(thread) => thread.join().expect("a thread of ours does not panic"),
-                // No thread is to be had: one lane after the other.
-                Err(_) => self.lane_copy(feed, 1),
-            }
-        });
     }
 
     fn job<'j>(&'j self, feed: &'j Feed, rung: Rung) -> Job<'j> {
@@ -203,30 +200,36 @@ impl Transfer<'_> {
         }
     }
 
-    fn lane_copy(&self, feed: &Feed, workers: usize) {
+    fn lane_copy(&self, feed: &Feed) {
         let job = self.job(feed, self.plan.first());
-        if let Err(Stop::Failed(error) | Stop::Refused(error)) = method::copy_cached(&job, workers)
-        {
+        if let Err(stop) = method::copy_cached(&job, self.plan.workers_for_copies()) {
+            let (Stop::Failed(error) | Stop::Refused(error) | Stop::NotDirect(error)) = stop;
             feed.stop(Some(error));
         }
     }
 
+    /// Walks the ladder.
     fn lane_main(&self, feed: &Feed, outcome: &mut Outcome) {
         let mut rungs = self.plan.ladder.iter().copied().peekable();
         while let Some(rung) = rungs.next() {
             outcome.rung = rung;
-            match method::run(&self.job(feed, rung)) {
+            let error = match method::run(&self.job(feed, rung)) {
                 Ok(()) => return,
                 Err(Stop::Failed(error)) => return feed.stop(Some(error)),
-                Err(Stop::Refused(error)) => match rungs.peek() {
-                    Some(next) => outcome.reasons.push(Reason {
-                        about: "method",
-                        choice: next.to_string(),
-                        why: format!("{rung} ended: {error}"),
-                    }),
-                    None => return feed.stop(Some(error)),
-                },
-            }
+                Err(Stop::Refused(error)) => error,
+                Err(Stop::NotDirect(error)) => {
+                    while rungs.next_if(|next| next.direct).is_some() {}
+                    error
+                }
+            };
+            let Some(next) = rungs.peek() else {
+                return feed.stop(Some(error));
+            };
+            outcome.reasons.push(Reason {
+                about: "method",
+                choice: next.to_string(),
+                why: format!("{rung} ended: {error}"),
+            });
         }
     }
 
@@ -409,15 +412,18 @@ impl Transfer<'_> {
     }
 }
 
-/// Tells all threads of a transfer that it is over, however its scope is left.
-struct Ends<'a> {
-    feed: &'a Feed,
-    meter: &'a Meter<'a>,
+/// Which lanes have something to do.
+#[derive(Clone, Copy)]
+struct Lanes {
+    main: bool,
+    copy: bool,
 }
 
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.feed.stop(None);
-        self.meter.over();
+/// Allocation that was to run ahead is left to the reads.
+fn in_read(why: String) -> Reason {
+    Reason {
+        about: "allocation",
+        choice: Allocation::InRead.to_string(),
+        why,
     }
 }
