@@ -4,9 +4,9 @@
 
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Seek, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -31,7 +31,8 @@ const CHECKSUM: &str = "tail -c +$((DMAFILE_OFFSET + 1)) /proc/self/fd/$DMAFILE_
                         | head -c $DMAFILE_BYTES | sha256sum";
 
 /// Held open, so that a user who may not enter the folder of the build can execute it.
-static BINARY: LazyLock<File> = LazyLock::new(|| File::open(env!("CARGO_BIN_EXE_dmafile")).unwrap());
+static BINARY: LazyLock<File> =
+    LazyLock::new(|| File::open(env!("CARGO_BIN_EXE_dmafile")).unwrap());
 
 /// A folder for one test; commands run in it and name its files without a path.
 pub struct Dir(tempfile::TempDir);
@@ -159,7 +160,12 @@ pub fn reasons(json: &Value) -> String {
             ["about", "choice", "why"].map(|key| reason[key].as_str().unwrap());
         format!("{about} {choice}: {why}\n")
     };
-    json["reasons"].as_array().unwrap().iter().map(line).collect()
+    json["reasons"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(line)
+        .collect()
 }
 
 /// How a command ended.
@@ -194,7 +200,6 @@ impl Ended {
 pub struct Running {
     child: Child,
     output: [File; 2],
-    begin: Instant,
     what: String,
 }
 
@@ -224,7 +229,6 @@ fn launch(command: &mut Command, output: [File; 2]) -> Running {
     Running {
         child: command.spawn().unwrap(),
         output,
-        begin: Instant::now(),
         what: format!("{command:?}"),
     }
 }
@@ -240,27 +244,21 @@ impl Running {
     }
 
     /// What it has written so far, to stdout and stderr.
-    pub fn written(&mut self) -> [String; 2] {
-        self.output.each_mut().map(|file| {
-            let mut text = String::new();
-            // The child shares the position, but only writes at the end once it goes on.
-            file.rewind().unwrap();
-            file.read_to_string(&mut text).unwrap();
-            text
+    pub fn written(&self) -> [String; 2] {
+        self.output.each_ref().map(|file| {
+            let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+            // Read at a place: the child shares the file's position.
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            String::from_utf8(bytes).unwrap()
         })
     }
 
     /// Waits until `happened` says so, or the command has ended.
     pub fn until(&mut self, mut happened: impl FnMut(&mut Self) -> bool) {
-        while self.child.try_wait().unwrap().is_none() && !happened(self) {
-            assert!(
-                self.begin.elapsed() < HANGS_AFTER,
-                "{} hangs: {:?}",
-                self.what,
-                self.written()
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let what = self.what.clone();
+        eventually(&what, || {
+            self.child.try_wait().unwrap().is_some() || happened(self)
+        });
     }
 
     /// Waits until it has written `text`.
@@ -290,6 +288,15 @@ impl Drop for Running {
     }
 }
 
+/// Waits until `happened` says so.
+pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !happened() {
+        assert!(begin.elapsed() < HANGS_AFTER, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What every file of these tests holds, from `offset`: no two blocks of it are alike.
 pub fn content(offset: u64, len: usize) -> Vec<u8> {
     // splitmix64 of the number of each word
@@ -316,6 +323,19 @@ pub fn sha256(path: &Path, offset: u64, bytes: u64) -> String {
     ended.stdout.split(' ').next().unwrap().to_string()
 }
 
+/// An empty memfd that can be sealed.
+pub fn memfd(bytes: u64) -> File {
+    // SAFETY: a constant name and flag; the descriptor that comes back is ours.
+    let file = unsafe {
+        File::from_raw_fd(libc::memfd_create(
+            c"test".as_ptr(),
+            libc::MFD_ALLOW_SEALING,
+        ))
+    };
+    file.set_len(bytes).unwrap();
+    file
+}
+
 /// Writes a file out and drops it from the page cache.
 pub fn evict(file: &File) {
     file.sync_all().unwrap();
@@ -329,7 +349,13 @@ pub fn cached(path: &Path) -> Option<u64> {
     let mut command = Command::new("fincore");
     command.args(["--bytes", "--noheadings", "--output", "RES"]);
     match command.arg(path).output() {
-        Ok(output) => Some(String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()),
+        Ok(output) => Some(
+            String::from_utf8(output.stdout)
+                .unwrap()
+                .trim()
+                .parse()
+                .unwrap(),
+        ),
         Err(_) => {
             skip("fincore is missing (Debian: util-linux-extra)");
             None
@@ -343,8 +369,35 @@ pub fn skip(why: &str) {
         "SKIPPED: {}: {why}\n",
         std::thread::current().name().unwrap_or_default()
     );
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{line}");
+    assert!(
+        std::env::var_os("CI").is_none_or(|ci| ci != "true"),
+        "{line}"
+    );
     io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// Whether `file` of `dir` can be read past the page cache; tests that need it say where not.
+pub fn reads_directly(dir: &Dir) -> bool {
+    let plan = dir.run("explain file --io direct");
+    if !plan.status.success() {
+        skip(&format!(
+            "no direct I/O on the disk of the build: {}",
+            plan.stderr
+        ));
+    }
+    plan.status.success()
+}
+
+/// From now on, what this thread and its children mount is theirs alone, and ends with them at
+/// the latest. Root's only: whoever else may mount at all does so by way of fusermount3.
+pub fn own_mounts() -> io::Result<()> {
+    let flags = libc::MS_REC | libc::MS_PRIVATE;
+    let none = std::ptr::null();
+    // SAFETY: changes the mounts of this thread; all strings are constants.
+    unsafe {
+        done(libc::unshare(libc::CLONE_NEWNS))?;
+        done(libc::mount(none, c"/".as_ptr(), none, flags, none.cast()))
+    }
 }
 
 pub fn is_root() -> bool {
@@ -360,7 +413,8 @@ pub fn run_as(command: &mut Command, uid: u32) -> &mut Command {
     // SAFETY: system calls only, between fork and exec.
     unsafe {
         command.pre_exec(move || {
-            let failed = libc::setgroups(0, std::ptr::null()) | libc::setgid(uid) | libc::setuid(uid);
+            let failed =
+                libc::setgroups(0, std::ptr::null()) | libc::setgid(uid) | libc::setuid(uid);
             done(failed)
         })
     }
@@ -368,7 +422,11 @@ pub fn run_as(command: &mut Command, uid: u32) -> &mut Command {
 
 /// Has a command run under a limit of setrlimit(2); only the soft one, so that what it executes
 /// can raise it again.
-pub fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, most: u64) -> &mut Command {
+pub fn limit(
+    command: &mut Command,
+    resource: libc::__rlimit_resource_t,
+    most: u64,
+) -> &mut Command {
     // SAFETY: system calls only, between fork and exec.
     unsafe {
         command.pre_exec(move || {

@@ -1,0 +1,745 @@
+//! What scripts depend on: the words, the streams, the exit statuses and the hand-over of
+//! `shared/DESIGN.md`, "The command line".
+
+mod common;
+
+use common::{Dir, KIB, METHODS, MIB, cached, content, end, reads_directly, run_as, sha256, skip};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+const PHASES: [&str; 9] = [
+    "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
+];
+
+#[test]
+fn command_inherits_the_wanted_bytes_and_zeros_around_them() {
+    let dir = Dir::new();
+    let size = 9 * MIB + 1234;
+    let file = dir.file("file", size);
+    let facts = "stat -Lc %s /proc/self/fd/$DMAFILE_FD >facts
+        echo $DMAFILE_FD $DMAFILE_BYTES $DMAFILE_OFFSET >>facts
+        { head -c $DMAFILE_OFFSET /proc/self/fd/$DMAFILE_FD
+          tail -c +$((DMAFILE_OFFSET + DMAFILE_BYTES + 1)) /proc/self/fd/$DMAFILE_FD
+        } | tr -d '\\000' | wc -c >>facts";
+    for (offset, length) in [
+        (0, size),
+        (1, size - 1),
+        (0, 1),
+        (size - 1, 1),
+        (4095, 2),
+        (4096, 4096),
+        (12_345, 6_000_001),
+        (3 * MIB + 511, 5 * MIB),
+    ] {
+        let args = format!("file --offset {offset} --length {length}");
+        let loaded = dir.loaded(&mut dir.load_then(&args, facts));
+        assert_eq!(loaded.digest, sha256(&file, offset, length), "{args}");
+        let facts = fs::read_to_string(dir.path("facts")).unwrap();
+        let facts: Vec<u64> = facts
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
+        let [size, fd, bytes, start, dirty] = facts[..] else {
+            panic!("{facts:?}");
+        };
+        assert!(fd > 2, "{args}: descriptor {fd}");
+        assert_eq!(bytes, length, "{args}");
+        assert_eq!(start, loaded.number("offset"), "{args}");
+        assert!(start + bytes <= size, "{args}: {facts:?}");
+        assert_eq!(dirty, 0, "{args}: bytes around the range");
+    }
+}
+
+#[test]
+fn every_method_and_mode_hands_over_the_same_bytes() {
+    let dir = Dir::new();
+    let size = 5 * MIB + 77;
+    let file = dir.file("file", size);
+    let digest = sha256(&file, 1001, size - 2002);
+    for method in METHODS {
+        let modes = match method {
+            "auto" | "uring" | "threads" => &["auto", "buffered"][..],
+            _ => &["auto"],
+        };
+        for io in modes {
+            let length = size - 2002;
+            let args = format!("file --method {method} --io {io} --offset 1001 --length {length}");
+            let loaded = dir.loaded(&mut dir.load(&args));
+            assert_eq!(loaded.digest, digest, "{args}");
+            if method != "auto" {
+                assert_eq!(loaded.report["method"], method, "{args}");
+            }
+        }
+    }
+}
+
+#[test]
+fn exit_status_of_command_is_passed_through() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let run = |script: &str| {
+        let mut command = dir.dmafile("load file --quiet -- sh -c");
+        end(command.arg(script))
+    };
+    assert_eq!(run("exit 7").status.code(), Some(7));
+    assert_eq!(run("exit 130").status.code(), Some(130));
+    assert_eq!(run("kill -USR1 $$").status.signal(), Some(libc::SIGUSR1));
+    assert_eq!(run("echo fine").ok().stdout, "fine\n");
+}
+
+#[test]
+fn command_that_is_not_there_is_127_and_one_that_cannot_run_is_126() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    fs::create_dir(dir.path("folder")).unwrap();
+    let line = |command: &str, status| {
+        let mut command = dir.dmafile(&format!("load file --quiet -- {command}"));
+        // A folder of PATH that may not be entered would answer EACCES.
+        dir.refusal(command.env("PATH", "/usr/bin:/bin"), status)
+    };
+    assert_eq!(
+        line("no-such-command", 127),
+        "cannot run: no-such-command: No such file or directory (ENOENT)"
+    );
+    assert_eq!(
+        line("./nothing", 127),
+        "cannot run: ./nothing: No such file or directory (ENOENT)"
+    );
+    assert_eq!(
+        line("./file", 126),
+        "cannot run: ./file: Permission denied (EACCES)"
+    );
+    assert_eq!(
+        line("./folder", 126),
+        "cannot run: ./folder: Permission denied (EACCES)"
+    );
+}
+
+#[test]
+fn command_keeps_arguments_environment_folder_and_stdin() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let stdin = dir.path("stdin");
+    fs::write(&stdin, "from stdin\n").unwrap();
+    let mut command = dir.dmafile("load file --quiet -- sh -c");
+    command
+        .args([r#"echo "$1|$SHADE|$(ls)"; cat"#, "name", "two words"])
+        .env("SHADE", "grey")
+        .stdin(File::open(stdin).unwrap());
+    let ended = end(&mut command).ok();
+    assert_eq!(ended.stdout, "two words|grey|file\nstdin\nfrom stdin\n");
+}
+
+#[test]
+fn command_gets_its_signals_as_we_got_ours() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let masks = |command: &mut Command| {
+        let status = end(command.args(["cat", "/proc/self/status"])).ok().stdout;
+        let mask = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let mask = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
+            // The C library keeps signals 32 and 33 to itself.
+            mask & 0x7fff_ffff
+        };
+        [mask("SigBlk:"), mask("SigIgn:")]
+    };
+    let ours = masks(&mut dir.dmafile("load file --quiet --"));
+    assert_eq!(ours, masks(&mut Command::new("env")));
+}
+
+#[test]
+fn command_inherits_one_descriptor_and_no_more() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    let list = |command: &mut Command| {
+        let listing = end(command.args(["ls", "-l", "/proc/self/fd"])).ok().stdout;
+        let targets = listing.lines().filter_map(|line| line.split_once(" -> "));
+        let mut names: Vec<_> = targets.map(|(_, to)| to.to_string()).collect();
+        names.retain(|name| !name.contains("/proc/") && !name.contains("(deleted)"));
+        (names, listing.matches("/memfd:file (deleted)").count())
+    };
+    let (ours, memfds) = list(&mut dir.dmafile("load file --quiet --"));
+    let (bare, none) = list(&mut Command::new("env"));
+    assert_eq!(ours, bare);
+    assert_eq!((memfds, none), (1, 0));
+}
+
+#[test]
+fn usage_errors_are_one_line_and_exit_2() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    for (args, line) in [
+        (
+            "file --to anon -- true",
+            "--to anon leaves COMMAND nothing to inherit; use --to memfd",
+        ),
+        (
+            "file --json -- true",
+            "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
+        ),
+        (
+            "file --block 0",
+            "--block: 0 is out of range: 4096 to 67108864",
+        ),
+        (
+            "file --block 4095",
+            "--block: 4095 is out of range: 4096 to 67108864",
+        ),
+        (
+            "file --block 65M",
+            "--block: 68157440 is out of range: 4096 to 67108864",
+        ),
+        (
+            "file --queue-depth 0",
+            "--queue-depth: 0 is out of range: 1 to 4096",
+        ),
+        (
+            "file --queue-depth 4097",
+            "--queue-depth: 4097 is out of range: 1 to 4096",
+        ),
+        (
+            "file --block 2M --gather 1M",
+            "--gather: 1048576 is out of range: 2097152 to 9223372036854775807",
+        ),
+        (
+            "file --gather 4095",
+            "--gather: 4095 is out of range: 4096 to 9223372036854775807",
+        ),
+        (
+            "file --length 0",
+            "--length: 0 is out of range: 1 to 9223372036854775807",
+        ),
+        (
+            "file --to floppy",
+            "--to: 'floppy' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile",
+        ),
+    ] {
+        let mut command = dir.dmafile(&format!("load {args}"));
+        assert_eq!(dir.refusal(&mut command, 2), line, "{args}");
+    }
+}
+
+#[test]
+fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    for (args, part) in [
+        ("load", "<FILE>"),
+        ("load file --colour red", "'--colour'"),
+        (
+            "load file --block 1.5M",
+            "a size is a whole number of bytes",
+        ),
+        ("load file --block 4KK", "sizes read 4096, 512K, 8M, 1GiB"),
+        ("load file --offset 18446744073709551616", "'--offset <N>'"),
+        ("load file --queue-depth many", "'--queue-depth <N>'"),
+        (
+            "load file --method slow",
+            "auto, uring, threads, read, mmap, sendfile, splice",
+        ),
+        ("load file --pages 1g", "auto, 4k, thp, huge"),
+        ("load file --io twice", "auto, direct, buffered"),
+        ("load file --verify md5", "crc32c, xxh3, blake3, sha256"),
+        ("load file --verify sha256=12", "64 hexadecimal digits"),
+        ("explain", "<FILE>"),
+        ("explain file --trace out", "'--trace'"),
+        ("doctor --fix", "'--fix'"),
+        ("completions tcsh", "tcsh"),
+        ("lode file", "'lode'"),
+    ] {
+        let line = dir.refusal(&mut dir.dmafile(args), 2);
+        assert!(line.contains(part), "{args}: {line}");
+        assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
+    }
+    let bare = dir.run("");
+    assert_eq!(bare.status.code(), Some(2), "{bare:?}");
+    assert!(
+        bare.stdout.is_empty() && bare.stderr.contains("Usage:"),
+        "{bare:?}"
+    );
+}
+
+#[test]
+fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    if !reads_directly(&dir) {
+        return;
+    }
+    let align = &dir.run("explain file --json").ok().json()["align"];
+    assert_eq!(
+        dir.refuses("file --block 5000", 2),
+        format!("--block: 5000 is no multiple of the file's direct alignment, {align}")
+    );
+}
+
+#[test]
+fn kinds_of_later_versions_are_refused_with_the_remedy() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    for (kind, why) in [
+        (
+            "udmabuf",
+            "this version makes no dma-bufs yet (EOPNOTSUPP); load with --to memfd and hand the \
+             descriptor to UDMABUF_CREATE on /dev/udmabuf",
+        ),
+        (
+            "heap:system",
+            "this version fills no dma-heap buffers yet: their mappings refuse direct I/O (EFAULT) \
+             (EOPNOTSUPP); load with --to memfd, which udmabuf turns into a dma-buf",
+        ),
+        (
+            "dmafile",
+            "dmafile.ko is not part of this version (EOPNOTSUPP); load with --to memfd",
+        ),
+    ] {
+        let line = format!("cannot make the buffer: {kind}: {why}");
+        assert_eq!(dir.refuses(&format!("file --to {kind}"), 1), line);
+    }
+}
+
+#[test]
+fn method_that_cannot_serve_a_pair_says_so() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
+    assert_eq!(
+        dir.refuses("file --method mmap --io direct", 1),
+        format!(
+            "cannot load this way: mmap direct to memfd: a mapping of a file always goes through \
+             the page cache {tail}"
+        )
+    );
+    assert_eq!(
+        dir.refuses("file --method splice --to anon", 1),
+        format!(
+            "cannot load this way: splice buffered to anon: there is no descriptor to write into \
+             {tail}"
+        )
+    );
+}
+
+#[test]
+fn json_is_one_object_with_every_key_of_the_contract() {
+    let dir = Dir::new();
+    let size = 6 * MIB + 1;
+    dir.file("file", size);
+    let ended = dir.run("load file --json").ok();
+    assert_eq!(ended.stdout.lines().count(), 1);
+    assert!(
+        ended.stderr.starts_with("plan\n"),
+        "text gives way: {ended:?}"
+    );
+    let report = ended.json();
+    assert_eq!(report["bytes"], size);
+    assert_eq!(report["kind"], "memfd");
+    assert!(
+        METHODS[1..]
+            .iter()
+            .any(|method| report["method"] == *method),
+        "{report}"
+    );
+    assert!(
+        ["direct", "buffered", "auto"]
+            .iter()
+            .any(|io| report["io"] == *io),
+        "{report}"
+    );
+    assert!(report["pages"].is_string(), "{report}");
+    let phases: BTreeMap<String, f64> = serde_json::from_value(report["phases"].clone()).unwrap();
+    let mut names = PHASES;
+    names.sort_unstable();
+    assert!(phases.keys().eq(names.iter()), "{phases:?}");
+    assert!(phases.values().all(|seconds| *seconds >= 0.0), "{phases:?}");
+    for number in ["/seconds", "/hidden", "/cpu/user", "/cpu/system"] {
+        let number = report.pointer(number).and_then(Value::as_f64);
+        assert!(number.is_some_and(|number| number >= 0.0), "{report}");
+    }
+    assert!(
+        phases["total"] > 0.0 && report["seconds"].as_f64() > Some(0.0),
+        "{report}"
+    );
+    assert!(common::reasons(&report).contains("method "), "{report}");
+    assert!(
+        report["verify"].is_null() && report.get("verify").is_some(),
+        "{report}"
+    );
+}
+
+#[test]
+fn json_goes_to_a_path_and_text_stays() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let ended = dir.run("load file --json=report.json").ok();
+    assert!(ended.stdout.contains("loaded 4.88 KiB"), "{ended:?}");
+    assert_eq!(ended.stderr, "");
+    let report: Value =
+        serde_json::from_slice(&fs::read(dir.path("report.json")).unwrap()).unwrap();
+    assert_eq!(report["bytes"], 5000);
+    assert_eq!(
+        dir.refusal(
+            &mut dir.dmafile("load file --quiet --json=no/report.json"),
+            1
+        ),
+        "cannot write: no/report.json: No such file or directory (ENOENT)"
+    );
+    fs::remove_file(dir.path("report.json")).unwrap();
+    dir.refusal(
+        &mut dir.dmafile("load missing --json=report.json --trace trace.json"),
+        1,
+    );
+}
+
+#[test]
+fn quiet_silences_text_but_neither_errors_nor_json() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let ended = dir.run("load file --quiet").ok();
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+    let ended = dir.run("load file --quiet --json").ok();
+    assert_eq!(ended.json()["bytes"], 5000);
+    assert_eq!(ended.stderr, "");
+    let line = dir.refusal(&mut dir.dmafile("load missing -q"), 1);
+    assert!(line.starts_with("cannot open: missing: "), "{line}");
+}
+
+#[test]
+fn text_shows_plan_reasons_phases_and_rate() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    let ended = dir.run("load file").ok();
+    assert_eq!(ended.stderr, "");
+    let mut parts = vec![
+        "plan\n",
+        "method ",
+        "loaded 5.00 MiB in ",
+        "phases in ms: ",
+        "T(alloc) ",
+    ];
+    parts.extend(PHASES);
+    for part in parts {
+        assert!(ended.stdout.contains(part), "{part:?}: {}", ended.stdout);
+    }
+    // In front of COMMAND, stdout belongs to it.
+    let ended = dir.run("load file -- echo mine").ok();
+    assert_eq!(ended.stdout, "mine\n");
+    assert!(ended.stderr.starts_with("plan\n"), "{ended:?}");
+}
+
+#[test]
+fn trace_is_valid_and_accounts_for_every_byte() {
+    let dir = Dir::new();
+    let size = 21 * MIB + 5;
+    dir.file("file", size);
+    dir.run("load file --quiet --verify crc32c --trace trace.json")
+        .ok();
+    let trace: Value = serde_json::from_slice(&fs::read(dir.path("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |phase: &str| {
+        let phase = phase.to_string();
+        events.iter().filter(move |event| event["ph"] == *phase)
+    };
+    let rows: Vec<&Value> = of("M")
+        .inspect(|event| assert_eq!(event["name"], "thread_name"))
+        .inspect(|event| assert!(event["args"]["name"].is_string(), "{event}"))
+        .map(|event| &event["tid"])
+        .collect();
+    let mut moved = 0;
+    for event in of("X") {
+        for time in ["ts", "dur"] {
+            assert!(event[time].as_f64().is_some_and(|us| us >= 0.0), "{event}");
+        }
+        assert!(
+            event["pid"].is_u64() && rows.contains(&&event["tid"]),
+            "{event}"
+        );
+        if event["name"] == "read" || event["name"] == "copy" {
+            moved += event["args"]["bytes"].as_u64().unwrap();
+        }
+    }
+    assert_eq!(moved, size);
+    assert_eq!(rows.len() + of("X").count(), events.len());
+    for name in ["alloc", "verify"] {
+        assert!(of("X").any(|event| event["name"] == name), "no {name}");
+    }
+}
+
+#[test]
+fn verify_computes_what_others_compute() {
+    let dir = Dir::new();
+    // Several extents, a hole among them, and an odd end.
+    let file = dir.file("file", 9 * MIB);
+    let size = 14 * MIB + 3;
+    let handle = File::options().write(true).open(&file).unwrap();
+    handle.write_all_at(b"end", size - 3).unwrap();
+    let digest = |algorithm: &str, name: &str| {
+        let args = format!("load {name} --quiet --json --verify {algorithm}");
+        let verify = dir.run(&args).ok().json()["verify"].clone();
+        assert_eq!(verify["algorithm"], algorithm);
+        assert_eq!(verify["matched"], false);
+        verify["digest"].as_str().unwrap().to_string()
+    };
+    assert_eq!(digest("sha256", "file"), sha256(&file, 0, size));
+    for (algorithm, program) in [("blake3", "b3sum file"), ("xxh3", "xxhsum -H3 file")] {
+        let mut words = program.split(' ');
+        let mut other = Command::new(words.next().unwrap());
+        if let Ok(output) = other.args(words).current_dir(dir.path("")).output() {
+            let text = String::from_utf8(output.stdout).unwrap();
+            let ours = digest(algorithm, "file");
+            assert!(text.contains(&ours), "{ours} is not in {text}");
+        }
+    }
+    // The check values of the algorithms' own specifications.
+    fs::write(dir.path("digits"), "123456789").unwrap();
+    fs::write(dir.path("abc"), "abc").unwrap();
+    assert_eq!(digest("crc32c", "digits"), "e3069283");
+    assert_eq!(digest("xxh3", "abc"), "78af5f94892f3950");
+    assert_eq!(
+        digest("blake3", "abc"),
+        "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85"
+    );
+}
+
+#[test]
+fn wrong_digest_fails_and_command_is_not_run() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB + 9);
+    for algorithm in ["crc32c", "xxh3", "blake3", "sha256"] {
+        let args = format!("load file --quiet --json --verify {algorithm}");
+        let report = dir.run(&args).ok().json();
+        let digest = report["verify"]["digest"].as_str().unwrap();
+        let expect = |hex: &str| {
+            dir.dmafile(&format!(
+                "load file --quiet --verify {algorithm}={hex} -- echo ran"
+            ))
+        };
+        for right in [digest.to_string(), digest.to_uppercase()] {
+            assert_eq!(end(&mut expect(&right)).ok().stdout, "ran\n");
+        }
+        let last = if digest.ends_with('0') { "1" } else { "0" };
+        let wrong = digest[..digest.len() - 1].to_string() + last;
+        assert_eq!(
+            dir.refusal(&mut expect(&wrong), 1),
+            format!(
+                "wrong digest: file: {algorithm} is {digest} and should be {wrong} (EBADMSG); \
+                 the file is damaged or another one: fetch it again"
+            )
+        );
+    }
+}
+
+#[test]
+fn explain_moves_nothing() {
+    let dir = Dir::new();
+    let file = dir.file("file", 8 * MIB);
+    let before = cached(&file);
+    let ended = dir.run("explain file").ok();
+    assert!(ended.stdout.starts_with("plan\n"), "{ended:?}");
+    assert_eq!(ended.stderr, "");
+    let plan = dir
+        .run("explain file --offset 1M --length 2M --block 64K --json")
+        .ok()
+        .json();
+    assert_eq!(plan["offset"], MIB);
+    assert_eq!(plan["bytes"], 2 * MIB);
+    assert_eq!(plan["block"], 64 * KIB);
+    assert!(
+        plan["ladder"]
+            .as_array()
+            .is_some_and(|ladder| !ladder.is_empty()),
+        "{plan}"
+    );
+    assert!(common::reasons(&plan).contains("pages "), "{plan}");
+    assert_eq!(cached(&file), before);
+    assert_eq!(
+        before.unwrap_or(0),
+        0,
+        "a disk whose page cache cannot be dropped"
+    );
+    // What a load refuses, the plan refuses too.
+    let line = dir.refusal(&mut dir.dmafile("explain missing"), 1);
+    assert!(line.starts_with("cannot open: missing: "), "{line}");
+    dir.refusal(&mut dir.dmafile("explain file --block 0"), 2);
+}
+
+#[test]
+fn direct_load_leaves_nothing_in_the_page_cache() {
+    let dir = Dir::new();
+    let file = dir.file("file", 8 * MIB + 100);
+    if !reads_directly(&dir) {
+        return;
+    }
+    dir.run("load file --quiet").ok();
+    dir.run("load file --quiet --io direct --method threads")
+        .ok();
+    assert_eq!(cached(&file).unwrap_or(0), 0);
+}
+
+#[test]
+fn what_sits_in_the_page_cache_is_copied_from_it() {
+    let dir = Dir::new();
+    let file = dir.file("file", 12 * MIB);
+    fs::read(&file).unwrap();
+    let warm = dir.loaded(&mut dir.load("file"));
+    assert_eq!(warm.digest, sha256(&file, 0, 12 * MIB));
+    if warm.reasons().contains("cachestat: all of it is cached") {
+        assert_eq!(warm.report["io"], "buffered");
+        assert_eq!(warm.number("bytes_buffered"), 12 * MIB);
+    } else {
+        skip("this kernel has no cachestat");
+    }
+}
+
+#[test]
+fn doctor_says_of_each_check_what_it_found() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let checks = dir.run("doctor file --json").ok().json()["checks"].clone();
+    let checks = checks.as_array().unwrap();
+    for check in checks {
+        assert!(!check["name"].as_str().unwrap().is_empty(), "{check}");
+        assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
+        let health = check["health"].as_str().unwrap();
+        assert!(["good", "fair", "missing"].contains(&health), "{check}");
+        assert!(health != "fair" || check["remedy"].is_string(), "{check}");
+    }
+    let text = dir.run("doctor file").ok();
+    assert_eq!(text.stderr, "");
+    for name in [
+        "kernel",
+        "io_uring",
+        "memlock",
+        "transparent huge pages",
+        "huge pages for memfd",
+        "hugetlb pool",
+        "udmabuf",
+        "dma-heap",
+        "dmafile.ko",
+        "memory",
+        "container limits",
+        "file system",
+    ] {
+        assert!(
+            checks.iter().any(|check| check["name"] == name),
+            "no {name}"
+        );
+        assert!(
+            text.stdout.contains(&format!("  {name}")),
+            "no {name} in {text:?}"
+        );
+    }
+    let line = dir.refusal(&mut dir.dmafile("doctor missing"), 1);
+    assert!(line.starts_with("cannot open: missing: "), "{line}");
+}
+
+#[test]
+fn doctor_tells_an_ordinary_user_its_limits() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let mut command = dir.dmafile("doctor file --json");
+    common::limit(&mut command, libc::RLIMIT_MEMLOCK, 64 * KIB);
+    let json = end(run_as(&mut command, common::NOBODY)).ok().json();
+    let checks = json["checks"].as_array().unwrap();
+    let memlock = checks
+        .iter()
+        .find(|check| check["name"] == "memlock")
+        .unwrap();
+    assert_eq!(memlock["health"], "fair");
+    assert!(
+        memlock["remedy"]
+            .as_str()
+            .unwrap()
+            .starts_with("ulimit -l "),
+        "{memlock}"
+    );
+}
+
+#[test]
+fn completions_and_manual_come_from_the_definitions() {
+    let dir = Dir::new();
+    for what in [
+        "completions bash",
+        "completions zsh",
+        "completions fish",
+        "man",
+    ] {
+        let ended = dir.run(what).ok();
+        assert_eq!(ended.stderr, "", "{what}");
+        for word in ["explain", "doctor", "queue", "depth", "gather"] {
+            assert!(ended.stdout.contains(word), "no {word} in {what}");
+        }
+    }
+}
+
+#[test]
+fn help_and_version_are_answers_and_no_errors() {
+    let dir = Dir::new();
+    for what in ["--help", "load --help", "--version"] {
+        let ended = dir.run(what).ok();
+        assert_eq!(ended.stderr, "", "{what}");
+        assert!(!ended.stdout.is_empty(), "{what}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(dir.run("--version").stdout, format!("dmafile {version}\n"));
+}
+
+#[test]
+fn escape_codes_are_for_terminals() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    for args in [
+        "load file",
+        "explain file",
+        "doctor file",
+        "--help",
+        "load --nonsense",
+        "load missing",
+    ] {
+        let ended = end(dir
+            .dmafile(args)
+            .env("TERM", "xterm-256color")
+            .env("CLICOLOR_FORCE", "1"));
+        let text = ended.stdout + &ended.stderr;
+        assert!(
+            !text.contains('\x1b') && !text.contains('\r'),
+            "{args}: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn progress_is_shown_on_a_terminal_unless_quiet() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    // `script` gives its child a terminal.
+    let on_terminal = |args: &str| {
+        let mut command = Command::new("script");
+        let line = format!(
+            "{} load file {args} >/dev/null",
+            env!("CARGO_BIN_EXE_dmafile")
+        );
+        command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+        command
+            .current_dir(dir.path(""))
+            .stdin(Stdio::null())
+            .env("TERM", "xterm");
+        end(&mut command).ok().stdout
+    };
+    assert!(on_terminal("").contains("5.00 MiB/5.00 MiB"));
+    assert_eq!(on_terminal("--quiet"), "");
+}
+
+#[test]
+fn content_differs_from_block_to_block() {
+    let whole = content(0, 64 << 10);
+    let mut blocks: Vec<_> = whole.chunks(512).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    assert_eq!(blocks.len(), 128);
+    assert_eq!(content(1001, 777), whole[1001..1778]);
+}

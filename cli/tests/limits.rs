@@ -1,0 +1,371 @@
+//! Limits: a load keeps within them, or says which one it meets.
+
+mod common;
+
+use common::{Dir, KIB, MIB, NOBODY, done, end, limit, reads_directly, run_as, sha256, skip};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+#[test]
+fn little_lockable_memory_means_plain_buffers() {
+    let dir = Dir::new();
+    let file = dir.file("file", 20 * MIB);
+    if !reads_directly(&dir) {
+        return;
+    }
+    // A user of its own: what others have locked counts too.
+    let uid = NOBODY - 2;
+    let run = |args: &str, locked| {
+        let mut command = dir.load(&format!("file --io direct {args}"));
+        limit(&mut command, libc::RLIMIT_MEMLOCK, locked);
+        let loaded = dir.loaded(run_as(&mut command, uid));
+        assert_eq!(loaded.digest, sha256(&file, 0, 20 * MIB), "{args}");
+        loaded
+    };
+    for locked in [0, 256 * KIB] {
+        let loaded = run("", locked);
+        let few = format!(
+            "not uring direct registered: 3 windows of 32768 KiB exceed the limit on pinned \
+             memory, {} KiB (RLIMIT_MEMLOCK)",
+            locked / KIB
+        );
+        // Some kernels count the ring itself.
+        let none = "not uring direct: io_uring_setup is refused (ENOMEM)";
+        let reasons = loaded.reasons();
+        let told = reasons.contains(&few) || (locked == 0 && reasons.contains(none));
+        assert!(told, "{reasons}");
+    }
+    // What fits into the limit is registered.
+    let loaded = run("--method uring --block 4K --queue-depth 2", 256 * KIB);
+    let why = "method uring direct registered: ";
+    assert!(loaded.reasons().contains(why), "{}", loaded.reasons());
+}
+
+#[test]
+fn few_descriptors_are_enough_or_named() {
+    let dir = Dir::new();
+    let file = dir.file("file", 9 * MIB);
+    let digest = sha256(&file, 0, 9 * MIB);
+    let (mut loads, mut refusals) = (0, 0);
+    // The loader needs the first one after stdin, stdout and stderr.
+    for files in 4..20 {
+        for args in [
+            "",
+            "--method splice",
+            "--method uring",
+            "--to anon --verify sha256",
+        ] {
+            // Room for the pipes of COMMAND.
+            let mut command = if args.contains("anon") {
+                dir.dmafile(&format!("load file --quiet --json {args}"))
+            } else {
+                dir.load_then(&format!("file --quiet {args}"), "ulimit -Sn 64")
+            };
+            let ended = end(limit(&mut command, libc::RLIMIT_NOFILE, files));
+            if ended.status.success() {
+                loads += 1;
+                if args.contains("anon") {
+                    assert_eq!(ended.json()["verify"]["digest"], *digest);
+                } else {
+                    assert_eq!(dir.handed(&ended).digest, digest, "{files} {args}");
+                }
+                continue;
+            }
+            refusals += 1;
+            let line = ended.line(1);
+            assert!(line.contains("(EMFILE)"), "{files} {args}: {line}");
+            assert_eq!(dir.names(), ["file"]);
+        }
+    }
+    assert!(
+        loads > 20 && refusals > 5,
+        "{loads} loads, {refusals} refusals"
+    );
+    let mut command = dir.dmafile("load file --quiet --io buffered --method read");
+    assert_eq!(
+        dir.refusal(limit(&mut command, libc::RLIMIT_NOFILE, 3 + 1), 1),
+        "cannot make the buffer: memfd, 9437184 bytes: Too many open files (EMFILE); raise the \
+         limit on open files: ulimit -n"
+    );
+}
+
+#[test]
+fn address_space_is_enough_or_named() {
+    let dir = Dir::new();
+    let file = dir.file("file", 64 * MIB);
+    let digest = sha256(&file, 0, 64 * MIB);
+    let mut refusals = 0;
+    for mib in [24, 32, 48, 64, 72, 80, 96, 128, 256, 1024] {
+        for args in ["", "--method threads", "--method mmap", "--verify crc32c"] {
+            let mut command = dir.load(&format!("file --quiet --pages thp {args}"));
+            let ended = end(limit(&mut command, libc::RLIMIT_AS, mib * MIB));
+            if ended.status.success() {
+                assert_eq!(dir.handed(&ended).digest, digest, "{mib} {args}");
+                continue;
+            }
+            refusals += 1;
+            let line = ended.line(1);
+            assert!(
+                line.contains("(ENOMEM)") || line.contains("(EAGAIN)"),
+                "{mib} {args}: {line}"
+            );
+            assert_eq!(dir.names(), ["file"]);
+        }
+    }
+    assert!((12..40).contains(&refusals), "{refusals} refusals");
+    for kind in ["memfd", "anon"] {
+        let mut command = dir.dmafile(&format!("load file --quiet --to {kind} --pages 4k"));
+        assert_eq!(
+            dir.refusal(limit(&mut command, libc::RLIMIT_AS, 48 * MIB), 1),
+            format!(
+                "cannot make the buffer: {kind}, 67108864 bytes: it does not fit the limit on \
+                 address space, 50331648 bytes (ENOMEM); raise it: ulimit -v"
+            )
+        );
+    }
+}
+
+#[test]
+fn limit_on_file_size_is_named_and_kills_nobody() {
+    let dir = Dir::new();
+    let file = dir.file("file", 9 * MIB);
+    let run = |args: &str, most| {
+        let mut command = dir.dmafile(&format!("load file --quiet {args}"));
+        limit(&mut command, libc::RLIMIT_FSIZE, most);
+        command
+    };
+    for method in common::METHODS {
+        assert_eq!(
+            dir.refusal(&mut run(&format!("--method {method}"), 9 * MIB - 1), 1),
+            "cannot make the buffer: memfd, 9437184 bytes: it exceeds the limit on file size \
+             (EFBIG); raise it: ulimit -f"
+        );
+    }
+    end(&mut run("--to anon", MIB)).ok();
+    let mut command = dir.load("file");
+    let loaded = dir.loaded(limit(&mut command, libc::RLIMIT_FSIZE, 9 * MIB));
+    assert_eq!(loaded.digest, sha256(&file, 0, 9 * MIB));
+    for option in ["json", "trace"] {
+        let args = format!("--to anon --{option}=out.json");
+        assert_eq!(
+            dir.refusal(&mut run(&args, 100), 1),
+            "cannot write: out.json: File too large (EFBIG)"
+        );
+    }
+}
+
+#[test]
+fn descriptor_larger_than_the_limit_on_file_size_kills_nobody() {
+    let dir = Dir::new();
+    dir.file("file", 2 * MIB);
+    for method in common::METHODS {
+        let args = format!("load file --quiet --to fd:0 --method {method}");
+        let mut command = dir.dmafile(&args);
+        command.stdin(common::memfd(3 * MIB));
+        let ended = end(limit(&mut command, libc::RLIMIT_FSIZE, MIB));
+        match ended.status.code() {
+            Some(0) => {}
+            _ => assert!(ended.line(1).contains("(EFBIG)"), "{method}: {ended:?}"),
+        }
+    }
+}
+
+#[test]
+fn without_a_second_thread_one_does_all_of_it() {
+    let dir = Dir::new();
+    let file = dir.file("file", 9 * MIB);
+    let digest = sha256(&file, 0, 9 * MIB);
+    for args in common::METHODS
+        .map(|method| format!("--method {method}"))
+        .into_iter()
+        .chain([
+            "--io buffered".to_string(),
+            "--allocation before".to_string(),
+            format!("--verify sha256={digest}"),
+            format!("--method threads --verify sha256={digest}"),
+        ])
+    {
+        let mut command = dir.dmafile(&format!("load file --quiet {args}"));
+        common::evict(&File::open(&file).unwrap());
+        // A COMMAND that needs no second process.
+        command.args(["--", "sh", "-c", "exec sha256sum /proc/self/fd/$DMAFILE_FD"]);
+        // A user of its own, who has no other process.
+        run_as(&mut command, NOBODY - 1);
+        let ended = end(limit(&mut command, libc::RLIMIT_NPROC, 1)).ok();
+        assert!(ended.stdout.starts_with(&digest), "{args}: {ended:?}");
+    }
+}
+
+/// One test at a time changes the pool of huge pages or relies on it, whatever process it is in.
+fn pool_lock() -> File {
+    let file = File::open(POOL).unwrap();
+    // SAFETY: a lock on an open file, given back when it is closed.
+    done(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }).unwrap();
+    file
+}
+
+fn pool() -> u64 {
+    fs::read_to_string(POOL).unwrap().trim().parse().unwrap()
+}
+
+/// A larger pool; dropped, it has its size again.
+struct Grown(u64);
+
+impl Grown {
+    /// None where we may not, or memory is too scattered.
+    fn by(pages: u64) -> Option<Self> {
+        let before = pool();
+        fs::write(POOL, (before + pages).to_string()).ok()?;
+        let grown = Self(before);
+        (pool() == before + pages).then_some(grown)
+    }
+}
+
+impl Drop for Grown {
+    fn drop(&mut self) {
+        fs::write(POOL, self.0.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn pool_without_room_is_named_and_auto_goes_without() {
+    let _lock = pool_lock();
+    let dir = Dir::new();
+    // Data at both ends, and more in between than the pool holds; holes count there.
+    let size = pool() * 2 * MIB + 64 * MIB;
+    let file = dir.file("file", MIB);
+    let handle = File::options().write(true).open(&file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&handle, b"the end", size - 7).unwrap();
+    common::evict(&handle);
+    let page = fs::read_to_string("/proc/meminfo").unwrap();
+    if !page.contains("Hugepagesize:       2048 kB") {
+        return skip("huge pages of another size than 2 MiB");
+    }
+    for kind in ["memfd", "anon"] {
+        assert_eq!(
+            dir.refuses(&format!("file --quiet --pages huge --to {kind}"), 1),
+            format!(
+                "cannot make the buffer: {kind}, {size} bytes: the hugetlb pool has no room for \
+                 it (ENOMEM); make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"
+            )
+        );
+    }
+    let loaded = dir.loaded(&mut dir.load("file --pages auto"));
+    assert_eq!(loaded.digest, sha256(&file, 0, size));
+    assert_ne!(loaded.report["pages"], "huge");
+}
+
+#[test]
+fn pool_with_room_is_used() {
+    let _lock = pool_lock();
+    let Some(_grown) = Grown::by(16) else {
+        return skip("the pool of huge pages cannot be grown");
+    };
+    let dir = Dir::new();
+    let size = 20 * MIB + 5;
+    let file = dir.file("file", size);
+    for args in [
+        "--pages huge",
+        "--pages auto",
+        "--pages huge --method threads",
+        "--pages huge --method mmap",
+        "--pages huge --io buffered",
+        "--pages huge --offset 12345",
+    ] {
+        let loaded = dir.loaded(&mut dir.load(&format!("file {args}")));
+        let offset = if args.contains("offset") { 12345 } else { 0 };
+        assert_eq!(
+            loaded.digest,
+            sha256(&file, offset, size - offset),
+            "{args}"
+        );
+        assert_eq!(loaded.report["pages"], "huge", "{args}");
+    }
+    let mut command = dir.load("file --pages auto");
+    let loaded = dir.loaded(run_as(&mut command, NOBODY));
+    assert_eq!(loaded.digest, sha256(&file, 0, size), "an ordinary user");
+}
+
+/// A memory cgroup below our own, removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// None where we may not make one.
+    fn new(limit: u64) -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let place = |line: &str| {
+            let (_, rest) = line.split_once(':')?;
+            let (root, file, path) = match rest.split_once(':')? {
+                ("memory", path) => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", path),
+                ("", path) => ("/sys/fs/cgroup", "memory.max", path),
+                _ => return None,
+            };
+            let name = format!("dmafile-test-{}", std::process::id());
+            let own = Path::new(root).join(path.trim_start_matches('/'));
+            let group = Self(own.join(name));
+            fs::create_dir(&group.0).ok()?;
+            fs::write(group.0.join(file), limit.to_string()).ok()?;
+            Some(group)
+        };
+        own.lines().find_map(place)
+    }
+
+    /// Has a command run in it.
+    fn confine(&self, command: &mut Command) {
+        let procs = File::options()
+            .write(true)
+            .open(self.0.join("cgroup.procs"))
+            .unwrap();
+        // SAFETY: one system call between fork and exec; the file is open.
+        unsafe {
+            command.pre_exec(move || {
+                match libc::write(procs.as_raw_fd(), c"0".as_ptr().cast(), 1) {
+                    1 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
+        }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // An early end of `new` has made it and nothing else; processes in it have been waited for.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn file_larger_than_the_limit_of_a_cgroup_is_refused_early() {
+    let Some(group) = Cgroup::new(64 * MIB) else {
+        return skip("no memory cgroup can be made");
+    };
+    let dir = Dir::new();
+    let file = dir.file("file", 100 * MIB);
+    let confined = |args: &str| {
+        let mut command = dir.dmafile(args);
+        group.confine(&mut command);
+        command
+    };
+    let line = dir.refusal(&mut confined("load file"), 1);
+    let start = "not enough memory: file: 104857600 bytes are needed and ";
+    assert!(line.starts_with(start), "{line}");
+    let room = line[start.len()..].split(' ').next().unwrap();
+    assert!(room.parse::<u64>().unwrap() < 64 * MIB, "{line}");
+    let end_of_line = " (ENOMEM); free memory, load a range (--offset, --length), or try all the \
+                       same with --no-memory-check";
+    assert!(line.contains(group.0.to_str().unwrap()), "{line}");
+    assert!(line.ends_with(end_of_line), "{line}");
+    // What fits is loaded; holes take no memory.
+    let mut command = dir.load("file --length 20M --offset 5");
+    group.confine(&mut command);
+    assert_eq!(dir.loaded(&mut command).digest, sha256(&file, 5, 20 * MIB));
+    let sparse = File::create(dir.path("sparse")).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    end(&mut confined("load sparse --quiet")).ok();
+}

@@ -1,0 +1,305 @@
+//! System calls that a sandbox refuses: the load goes another way and says why.
+
+mod common;
+
+use common::{Dir, MIB, NOBODY, end, run_as, sha256};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+const SIZE: u64 = 9 * MIB + 99;
+/// cachestat(2) has this number on every architecture that shares asm-generic/unistd.h.
+const CACHESTAT: i64 = 451;
+
+/// A system call is refused where this argument has all these bits.
+#[derive(Clone, Copy)]
+struct Call {
+    number: i64,
+    argument: u8,
+    bits: u64,
+}
+
+/// Whatever its arguments.
+fn any(number: i64) -> [Call; 1] {
+    [Call {
+        number,
+        argument: 0,
+        bits: 0,
+    }]
+}
+
+/// Opening past the page cache.
+fn open_direct() -> Vec<Call> {
+    let call = |number, argument| Call {
+        number,
+        argument,
+        bits: libc::O_DIRECT as u64,
+    };
+    vec![
+        call(libc::SYS_openat, 2),
+        #[cfg(target_arch = "x86_64")]
+        call(libc::SYS_open, 1),
+    ]
+}
+
+fn filter(calls: &[Call], errno: i32) -> BpfProgram {
+    let rule = |call: &Call| {
+        let (length, op) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(call.bits));
+        let bits = SeccompCondition::new(call.argument, length, op, call.bits).unwrap();
+        (call.number, vec![SeccompRule::new(vec![bits]).unwrap()])
+    };
+    SeccompFilter::new(
+        calls.iter().map(rule).collect(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno.try_into().unwrap()),
+        std::env::consts::ARCH.try_into().unwrap(),
+    )
+    .unwrap()
+    .try_into()
+    .unwrap()
+}
+
+/// Has a command run where system calls answer `errno`.
+fn refuse(mut command: Command, calls: &[Call], errno: i32) -> Command {
+    let filter = filter(calls, errno);
+    let apply = move || seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::Other.into());
+    // SAFETY: the filter is made; applying it is two system calls between fork and exec.
+    unsafe { command.pre_exec(apply) };
+    command
+}
+
+/// Loads where system calls answer `errno`, checks the bytes, and gives report and reasons.
+fn load(args: &str, calls: &[Call], errno: i32) -> (serde_json::Value, String) {
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    let command = dir.load(&format!("file {args}"));
+    let loaded = dir.loaded(&mut refuse(command, calls, errno));
+    assert_eq!(loaded.digest, sha256(&file, 0, SIZE));
+    let reasons = loaded.reasons();
+    (loaded.report, reasons)
+}
+
+#[test]
+fn without_io_uring_threads_read() {
+    for (errno, name) in [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS")] {
+        let (report, reasons) = load("", &any(libc::SYS_io_uring_setup), errno);
+        assert_eq!(report["method"], "threads");
+        let why = format!("not uring direct: io_uring_setup is refused ({name})\n");
+        assert!(reasons.contains(&why), "{reasons}");
+    }
+}
+
+#[test]
+fn uring_that_was_asked_for_is_refused_where_there_is_none() {
+    let dir = Dir::new();
+    dir.file("file", SIZE);
+    let ask = dir.dmafile("load file --method uring");
+    let mut command = refuse(ask, &any(libc::SYS_io_uring_setup), libc::EPERM);
+    let line = dir.refusal(&mut command, 1);
+    assert!(
+        line.starts_with("cannot load this way: uring direct"),
+        "{line}"
+    );
+    let end = "io_uring_setup is refused (EPERM) (EOPNOTSUPP); leave --method and --io to auto, or \
+               see `dmafile explain`";
+    assert!(line.ends_with(end), "{line}");
+}
+
+#[test]
+fn doctor_names_the_filter() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let ask = dir.dmafile("doctor file --json");
+    let json = end(&mut refuse(
+        ask,
+        &any(libc::SYS_io_uring_setup),
+        libc::EPERM,
+    ))
+    .ok()
+    .json();
+    let checks = json["checks"].as_array().unwrap();
+    let check = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap();
+    assert_eq!(check("io_uring")["health"], "fair");
+    assert_eq!(
+        check("io_uring")["found"],
+        "refused (EPERM); loads use a pool of threads"
+    );
+    let remedy = check("io_uring")["remedy"].as_str().unwrap();
+    assert!(
+        remedy.contains("seccomp") || remedy.contains("sysctl"),
+        "{remedy}"
+    );
+    let found = check("container limits")["found"].as_str().unwrap();
+    assert!(found.ends_with("a seccomp filter is on"), "{found}");
+}
+
+#[test]
+fn ring_that_cannot_be_entered_gives_way() {
+    let (report, reasons) = load("", &any(libc::SYS_io_uring_enter), libc::EPERM);
+    assert_eq!(report["method"], "threads", "{reasons}");
+    let why = "not uring direct: io_uring_setup is refused (EPERM)\n";
+    assert!(reasons.contains(why), "{reasons}");
+}
+
+#[test]
+fn buffers_that_cannot_be_registered_are_read_into_plainly() {
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    if !common::reads_directly(&dir) {
+        return;
+    }
+    // So little in flight that every limit on pinned memory allows it.
+    let command = dir.load("file --method uring --block 4K --queue-depth 2");
+    let mut command = refuse(command, &any(libc::SYS_io_uring_register), libc::EPERM);
+    let loaded = dir.loaded(&mut command);
+    assert_eq!(loaded.digest, sha256(&file, 0, SIZE));
+    assert_eq!(loaded.report["method"], "uring");
+    let why = "method uring direct: uring direct registered ended: buffers cannot be registered: \
+               Operation not permitted (EPERM)";
+    assert!(loaded.reasons().contains(why), "{}", loaded.reasons());
+}
+
+#[test]
+fn o_direct_that_is_refused_at_open_leaves_the_page_cache() {
+    for (errno, name) in [(libc::EINVAL, "EINVAL"), (libc::EPERM, "EPERM")] {
+        let (report, reasons) = load("", &open_direct(), errno);
+        assert_eq!(report["io"], "buffered");
+        let why = format!("io buffered: O_DIRECT is refused at open ({name})\n");
+        assert!(reasons.contains(&why), "{reasons}");
+    }
+    let dir = Dir::new();
+    dir.file("file", SIZE);
+    let mut command = refuse(
+        dir.dmafile("load file --io direct"),
+        &open_direct(),
+        libc::EINVAL,
+    );
+    let line = dir.refusal(&mut command, 1);
+    assert!(
+        line.starts_with("cannot load this way: uring direct"),
+        "{line}"
+    );
+    assert!(
+        line.contains("O_DIRECT is refused at open (EINVAL) (EOPNOTSUPP); "),
+        "{line}"
+    );
+}
+
+#[test]
+fn without_cachestat_residency_is_learned_by_peeking() {
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    let digest = sha256(&file, 0, SIZE);
+    for (errno, name) in [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS")] {
+        common::evict(&fs::File::open(&file).unwrap());
+        let run = || {
+            let command = refuse(dir.load("file"), &any(CACHESTAT), errno);
+            let loaded = dir.loaded(&mut { command });
+            assert_eq!(loaded.digest, digest);
+            loaded
+        };
+        let cold = run();
+        let why = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached\n");
+        assert!(cold.reasons().contains(&why), "{}", cold.reasons());
+        fs::read(&file).unwrap();
+        let warm = run();
+        let why = format!("RWF_NOWAIT, by the MiB (cachestat: {name})\n");
+        assert!(warm.reasons().contains(&why), "{}", warm.reasons());
+        assert_eq!(warm.number("bytes_buffered"), SIZE);
+    }
+}
+
+#[test]
+fn stranger_to_the_file_learns_residency_by_peeking() {
+    if !common::is_root() {
+        return common::skip("needs root to become another user");
+    }
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    fs::read(&file).unwrap();
+    let mut command = dir.load("file");
+    let loaded = dir.loaded(run_as(&mut command, NOBODY));
+    assert_eq!(loaded.digest, sha256(&file, 0, SIZE));
+    let reasons = loaded.reasons();
+    if reasons.contains("ENOSYS") {
+        return common::skip("this kernel has no cachestat");
+    }
+    assert!(
+        reasons.contains("RWF_NOWAIT, by the MiB (cachestat: EPERM)\n"),
+        "{reasons}"
+    );
+    assert_eq!(loaded.number("bytes_buffered"), SIZE);
+}
+
+#[test]
+fn without_madvise_reads_allocate() {
+    for (errno, name) in [
+        (libc::EINVAL, "EINVAL"),
+        (libc::ENOSYS, "ENOSYS"),
+        (libc::EPERM, "EPERM"),
+    ] {
+        for args in [
+            "",
+            "--method threads",
+            "--pages 4k",
+            "--to memfd --io buffered",
+        ] {
+            let (_, reasons) = load(args, &any(libc::SYS_madvise), errno);
+            let why = format!("MADV_POPULATE_WRITE is refused ({name})");
+            assert!(reasons.contains(&why), "{args}: {reasons}");
+        }
+    }
+}
+
+#[test]
+fn every_other_call_that_only_helps_may_fail() {
+    for number in [
+        libc::SYS_fadvise64,
+        libc::SYS_eventfd2,
+        libc::SYS_preadv2,
+        libc::SYS_getrusage,
+        libc::SYS_sched_getaffinity,
+    ] {
+        load("", &any(number), libc::EPERM);
+    }
+}
+
+#[test]
+fn calls_that_a_load_cannot_do_without_are_named() {
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    for (number, args, part) in [
+        (
+            libc::SYS_memfd_create,
+            "",
+            "cannot make the buffer: memfd, ",
+        ),
+        (libc::SYS_ftruncate, "", "cannot make the buffer: memfd, "),
+        (
+            libc::SYS_process_vm_readv,
+            "--method mmap",
+            "cannot read: file: ",
+        ),
+        (
+            libc::SYS_sendfile,
+            "--method sendfile",
+            "cannot read: file: ",
+        ),
+        (libc::SYS_splice, "--method splice", "cannot read: file: "),
+        (libc::SYS_pipe2, "--method splice", "cannot make a pipe: "),
+    ] {
+        common::evict(&fs::File::open(&file).unwrap());
+        let command = dir.dmafile(&format!("load file --quiet {args}"));
+        let line = dir.refusal(&mut refuse(command, &any(number), libc::EPERM), 1);
+        assert!(line.starts_with(part), "{args}: {line}");
+        assert!(
+            line.contains("Operation not permitted (EPERM)"),
+            "{args}: {line}"
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! Signals in the middle of a load, and an output that nobody reads.
+
+mod common;
+
+use common::{Dir, KIB, METHODS, MIB, Running, end, end_with_stdout, sha256, start};
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+const SIZE: u64 = 256 * MIB;
+/// Reads that take seconds in all: a page each, one after the other.
+const SLOWLY: &str = "--io direct --block 4K --queue-depth 1 --pages 4k";
+
+/// Starts a load that takes its time, and comes back when it has begun.
+fn begin(dir: &Dir, args: &str) -> Running {
+    let mut running = start(&mut dir.dmafile(&format!("load file {SLOWLY} {args}")));
+    running.until_written("plan\n");
+    running
+}
+
+/// A file that is slow to load; None where there is no direct I/O to be slow.
+fn slow_file() -> Option<Dir> {
+    let dir = Dir::new();
+    dir.file("file", SIZE);
+    common::reads_directly(&dir).then_some(dir)
+}
+
+#[test]
+fn interrupted_in_the_middle_is_130_and_one_line() {
+    let Some(dir) = slow_file() else { return };
+    for (signal, method) in [
+        (libc::SIGINT, "uring"),
+        (libc::SIGINT, "read"),
+        (libc::SIGTERM, "threads"),
+        (libc::SIGTERM, "auto"),
+    ] {
+        let running = begin(
+            &dir,
+            &format!("--method {method} --json=report.json --trace trace.json -- echo ran"),
+        );
+        running.signal(signal);
+        let ended = running.end();
+        assert_eq!(ended.status.code(), Some(130), "{method}: {ended:?}");
+        assert_eq!(ended.stdout, "", "{method}");
+        let (plan, line) = ended.stderr.split_once("dmafile: ").unwrap();
+        assert!(plan.starts_with("plan\n"), "{method}: {plan}");
+        assert!(line.starts_with("load: file"), "{method}: {line}");
+        assert!(
+            line.ends_with(": cancelled before it was whole (ECANCELED)\n"),
+            "{method}: {line}"
+        );
+        assert_eq!(line.lines().count(), 1, "{method}: {line}");
+        assert_eq!(dir.names(), ["file"], "{method}");
+    }
+}
+
+/// Bytes of shared memory that a process has in use.
+fn shared(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssShmem:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * KIB
+}
+
+/// Bytes of shared memory in use on this machine.
+fn shared_by_all() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Shmem:"))
+        .unwrap();
+    line.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * KIB
+}
+
+#[test]
+fn killed_in_the_middle_leaves_nothing() {
+    let Some(dir) = slow_file() else { return };
+    let shm = || fs::read_dir("/dev/shm").map_or(0, Iterator::count);
+    let (names_before, before) = (shm(), shared_by_all());
+    let rounds = 6;
+    for method in ["uring", "threads"] {
+        for _ in 0..rounds {
+            let mut running = begin(&dir, &format!("--method {method} --json=report.json"));
+            running.until(|running| shared(running.pid()) >= 128 * MIB);
+            running.signal(libc::SIGKILL);
+            let ended = running.end();
+            assert_eq!(
+                ended.status.signal(),
+                Some(libc::SIGKILL),
+                "{method}: {ended:?}"
+            );
+            assert_eq!(dir.names(), ["file"], "{method}");
+        }
+    }
+    assert!(shm() <= names_before, "left in /dev/shm");
+    // Each round held at least 128 MiB. Others use memory too, and the kernel takes its time.
+    common::eventually("memory is given back", || {
+        shared_by_all() < before + rounds * 128 * MIB
+    });
+}
+
+#[test]
+fn stopped_continued_and_signalled_all_the_time_it_loads_the_same_bytes() {
+    let dir = Dir::new();
+    let size = 16 * MIB + 17;
+    let file = dir.file("file", size);
+    let digest = sha256(&file, 0, size);
+    for method in METHODS {
+        common::evict(&File::open(&file).unwrap());
+        let args = format!("--method {method} --block 64K --queue-depth 4 --verify sha256");
+        let mut running = start(&mut dir.dmafile(&format!("load file --quiet --json {args}")));
+        running.until(|running| caught(running.pid(), libc::SIGXFSZ));
+        let mut storms = 0;
+        running.until(|running| {
+            for signal in [libc::SIGSTOP, libc::SIGCONT, libc::SIGXFSZ] {
+                running.signal(signal);
+            }
+            storms += 1;
+            false
+        });
+        let report = running.end().ok().json();
+        assert_eq!(report["verify"]["digest"], digest, "{method}");
+        assert!(storms > 3, "{method}: {storms}");
+    }
+}
+
+/// Whether a process catches a signal.
+fn caught(pid: i32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) >> (signal - 1) & 1 == 1
+}
+
+/// Starts a load whose trace goes to a FIFO that nobody reads, and comes back when the bytes are
+/// in memory.
+fn begin_held_up(dir: &Dir, args: &str) -> Running {
+    end(Command::new("mkfifo").arg(dir.path("fifo"))).ok();
+    let mut running = start(&mut dir.dmafile(&format!("load file --trace fifo {args}")));
+    running.until_written("loaded ");
+    running
+}
+
+#[test]
+fn second_interrupt_ends_at_once() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let mut running = begin_held_up(&dir, "");
+    // Signals that come together count once.
+    running.until(|running| {
+        running.signal(libc::SIGINT);
+        false
+    });
+    assert_eq!(running.end().status.code(), Some(130));
+}
+
+#[test]
+fn interrupted_after_the_last_byte_command_is_not_run() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let running = begin_held_up(&dir, "-- echo ran");
+    running.signal(libc::SIGINT);
+    let trace = fs::read_to_string(dir.path("fifo")).unwrap();
+    assert!(trace.contains("traceEvents"));
+    let ended = running.end();
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    assert_eq!(ended.stdout, "");
+    let line = "\ndmafile: interrupted before COMMAND could run\n";
+    assert!(ended.stderr.ends_with(line), "{ended:?}");
+}
+
+/// Everything that is written to stdout.
+const TALKERS: [&str; 9] = [
+    "load file",
+    "load file --json",
+    "load file --quiet --json",
+    "explain file",
+    "explain file --json",
+    "doctor file",
+    "completions bash",
+    "man",
+    "--help",
+];
+
+#[test]
+fn stdout_that_cannot_be_written_is_one_line_and_exit_1() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    for args in TALKERS {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        for (stdout, why) in [
+            (Stdio::from(writer), "Broken pipe (EPIPE)"),
+            (Stdio::from(full), "No space left on device (ENOSPC)"),
+        ] {
+            let ended = end_with_stdout(&mut dir.dmafile(args), stdout);
+            assert_eq!(ended.status.code(), Some(1), "{args}: {ended:?}");
+            let line = format!("dmafile: cannot write: stdout: {why}\n");
+            assert!(ended.stderr.ends_with(&line), "{args}: {ended:?}");
+            let text = args == "load file --json";
+            assert!(text || ended.stderr == line, "{args}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn stderr_that_nobody_reads_changes_no_exit_status() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let status = |args: &str| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = dir.dmafile(args);
+        command.stdout(Stdio::null()).stderr(writer);
+        command.status().unwrap().code()
+    };
+    assert_eq!(status("load missing"), Some(1));
+    assert_eq!(status("load file --block 0"), Some(2));
+    assert_eq!(status("load file"), Some(0));
+    assert_eq!(status("load file --quiet -- true"), Some(0));
+}
+
+/// A script with `$0` being the command, where descriptors are closed.
+fn closed(dir: &Dir, script: &str) -> common::Ended {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_dmafile")]);
+    command.current_dir(dir.path(""));
+    end(&mut command)
+}
+
+#[test]
+fn with_its_standard_streams_closed_the_buffer_does_not_take_their_place() {
+    let dir = Dir::new();
+    let file = dir.file("file", 5 * MIB);
+    let script = r#"
+        "$0" load file -- sh -c 'echo $DMAFILE_FD >fd
+            sha256sum /proc/self/fd/$DMAFILE_FD >sum' <&- >&- 2>&-"#;
+    closed(&dir, script).ok();
+    let text = |name: &str| fs::read_to_string(dir.path(name)).unwrap();
+    assert!(
+        text("fd").trim().parse::<i32>().unwrap() > 2,
+        "{}",
+        text("fd")
+    );
+    assert!(text("sum").starts_with(&sha256(&file, 0, 5 * MIB)));
+}
+
+#[test]
+fn with_stdout_closed_errors_are_still_told() {
+    let dir = Dir::new();
+    let ended = closed(&dir, r#""$0" load missing --json >&-"#);
+    assert!(ended.line(1).starts_with("cannot open: missing: "));
+}
