@@ -48,7 +48,7 @@ fn methods() -> impl Iterator<Item = &'static str> {
 /// page cache of its own again (Linux 6.18).
 #[test]
 fn io_uring_is_kept_away() {
-    let why = "io_uring repeats bytes of a FUSE file after a short read";
+    let why = "io_uring may repeat bytes of a FUSE file after a short read";
     let Some(reasons) = loads(GOOD, "") else {
         return;
     };

@@ -35,7 +35,7 @@ fn little_lockable_memory_means_plain_buffers() {
             locked / KIB
         );
         // Some kernels count the ring itself.
-        let none = "not uring direct: io_uring_setup is refused (ENOMEM)";
+        let none = "not uring direct: io_uring is refused (ENOMEM)";
         let reasons = loaded.reasons();
         let told = reasons.contains(&few) || (locked == 0 && reasons.contains(none));
         assert!(told, "{reasons}");

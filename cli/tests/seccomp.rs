@@ -89,7 +89,7 @@ fn without_io_uring_threads_read() {
     for (errno, name) in [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS")] {
         let (report, reasons) = load("", &any(libc::SYS_io_uring_setup), errno);
         assert_eq!(report["method"], "threads");
-        let why = format!("not uring direct: io_uring_setup is refused ({name})\n");
+        let why = format!("not uring direct: io_uring is refused ({name})\n");
         assert!(reasons.contains(&why), "{reasons}");
     }
 }
@@ -105,7 +105,7 @@ fn uring_that_was_asked_for_is_refused_where_there_is_none() {
         line.starts_with("cannot load this way: uring direct"),
         "{line}"
     );
-    let end = "io_uring_setup is refused (EPERM) (EOPNOTSUPP); leave --method and --io to auto, or \
+    let end = "io_uring is refused (EPERM) (EOPNOTSUPP); leave --method and --io to auto, or \
                see `dmafile explain`";
     assert!(line.ends_with(end), "{line}");
 }
@@ -142,7 +142,7 @@ fn doctor_names_the_filter() {
 fn ring_that_cannot_be_entered_gives_way() {
     let (report, reasons) = load("", &any(libc::SYS_io_uring_enter), libc::EPERM);
     assert_eq!(report["method"], "threads", "{reasons}");
-    let why = "not uring direct: io_uring_setup is refused (EPERM)\n";
+    let why = "not uring direct: io_uring is refused (EPERM)\n";
     assert!(reasons.contains(why), "{reasons}");
 }
 

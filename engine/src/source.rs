@@ -117,7 +117,8 @@ impl Source {
 
     /// The second descriptor and the alignment its reads need, or why there is none.
     fn open_direct(&mut self) -> Result<OwnedFd, String> {
-        if let Some(fs) = named(MEMORY, self.stat.fs_magic) {
+        let on_disk = self.stat.kind == FileType::BlockDevice;
+        if let (false, Some(fs)) = (on_disk, named(MEMORY, self.stat.fs_magic)) {
             return Err(format!(
                 "{fs} keeps its files in memory: nothing to pass by"
             ));
@@ -185,8 +186,13 @@ impl Source {
         Ok(stat.size)
     }
 
-    /// The name of its file system; a number in hexadecimal where it is not one we know.
+    /// The name of its file system, "block device" for one; a number in hexadecimal where it is
+    /// not one we know.
     pub(crate) fn file_system(&self) -> String {
+        if self.stat.kind == FileType::BlockDevice {
+            // Where its node lies says nothing.
+            return "block device".to_string();
+        }
         [DISK, MEMORY]
             .iter()
             .find_map(|list| named(list, self.stat.fs_magic))

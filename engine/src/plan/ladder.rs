@@ -104,13 +104,22 @@ pub(super) fn ladder(
 /// Why io_uring cannot read this file here; None where it can.
 fn no_uring(host: &Host, file: &facts::File) -> Option<String> {
     if let Some(errno) = &host.uring_refused {
-        return Some(format!("io_uring_setup is refused ({errno})"));
+        return Some(format!("io_uring is refused ({errno})"));
     }
-    // Where a FUSE file is opened with FOPEN_DIRECT_IO, the kernel goes on with a short read by
+    // Where a FUSE file is opened with FOPEN_DIRECT_IO, io_uring goes on with a short read by
     // itself, and at the wrong place: fuse_direct_IO leaves ki_pos where it was (seen with Linux
-    // 6.18). Wrong bytes would come without an error.
-    (file.file_system == "fuse")
-        .then(|| "io_uring repeats bytes of a FUSE file after a short read".to_string())
+    // 6.18). Wrong bytes would come without an error, through a stacked file system too; that one
+    // is trusted only where the real file beneath it has told its alignment, as FUSE never does.
+    let name = file.file_system.as_str();
+    let stacked = name == "overlayfs" || name.starts_with("0x");
+    let what = match name {
+        "fuse" => "a FUSE file",
+        _ if stacked && !file.align_told => "a file that may lie on FUSE",
+        _ => return None,
+    };
+    Some(format!(
+        "io_uring may repeat bytes of {what} after a short read"
+    ))
 }
 
 /// How much may be pinned in registered windows; drops the registered rung where it is too

@@ -138,6 +138,36 @@ fn each_missing_part_takes_its_rungs_away() {
 }
 
 #[test]
+fn a_ring_reads_nothing_that_may_lie_on_fuse() {
+    let on = |name: &str, align_told| File {
+        file_system: name.to_string(),
+        align_told,
+        ..file(GIB)
+    };
+    for (file, ring) in [
+        (on("fuse", false), false),
+        (on("overlayfs", false), false),
+        (on("overlayfs", true), true),
+        (on("0x1234", false), false),
+        (on("btrfs", false), true),
+        (on("block device", true), true),
+    ] {
+        let plan = plan_for(&request(), &file, &host(), false).unwrap();
+        assert_eq!(
+            plan.first().method == Method::Uring,
+            ring,
+            "{}",
+            file.file_system
+        );
+        let insist = Request {
+            method: Method::Uring,
+            ..request()
+        };
+        assert_eq!(plan_for(&insist, &file, &host(), false).is_ok(), ring);
+    }
+}
+
+#[test]
 fn a_cached_file_is_copied_by_threads() {
     let plan = plan_for(&request(), &file(GIB), &host(), true).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);

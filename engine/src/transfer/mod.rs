@@ -427,3 +427,6 @@ fn in_read(why: String) -> Reason {
         why,
     }
 }
+
+#[cfg(test)]
+mod tests;
