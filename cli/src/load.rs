@@ -60,8 +60,13 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         .load()?
         .cancel(token.clone())
         .trace(args.trace.is_some());
+    let stop = token.clone();
     load = load.on_plan(move |plan| {
         let printed = out.print(&text::plan(plan));
+        if printed.is_err() {
+            // Nobody will see what comes of it.
+            stop.cancel();
+        }
         let mut shown = shown.lock().expect("no holder of this lock panics");
         *shown = (plan.reasons.clone(), printed.err());
     });
@@ -74,11 +79,12 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
             }
         });
     }
-    let Loaded { buffer, report } = load.run()?;
+    let loaded = load.run();
     let mut planned = planned.lock().expect("no holder of this lock panics");
     if let Some(failure) = planned.1.take() {
         return Err(failure);
     }
+    let Loaded { buffer, report } = loaded?;
     out.print(&text::report(&report, &planned.0))?;
     write_files(args, &report)?;
     match hand_over {
@@ -91,16 +97,29 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     }
 }
 
-/// SIGINT and SIGTERM set the token; a second one ends the process at once.
+/// SIGINT and SIGTERM set the token; a second one ends the process at once. What was ignored when
+/// we were started (nohup, a job in the background of a script) stays so, for COMMAND too.
 fn interruptible(token: &CancelToken) -> Result<(), Failure> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::flag;
+    let ignored = ignored_signals();
     for signal in [SIGINT, SIGTERM] {
+        if ignored >> (signal - 1) & 1 == 1 {
+            continue;
+        }
         flag::register_conditional_shutdown(signal, crate::INTERRUPTED.into(), token.flag())
             .and_then(|_| flag::register(signal, token.flag()))
             .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
     }
     Ok(())
+}
+
+/// A bit a signal, from `/proc/self/status`; none where that cannot be read.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 /// On a terminal only: nobody wants escape codes in a log.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Dir, KIB, METHODS, MIB, Running, end, end_with_stdout, sha256, start};
 use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 const SIZE: u64 = 256 * MIB;
@@ -52,6 +52,32 @@ fn interrupted_in_the_middle_is_130_and_one_line() {
         assert_eq!(line.lines().count(), 1, "{method}: {line}");
         assert_eq!(dir.names(), ["file"], "{method}");
     }
+}
+
+/// What a shell does for a job in the background of a script, and nohup for SIGHUP.
+fn ignoring_sigint(command: &mut Command) -> &mut Command {
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_IGN);
+            Ok(())
+        })
+    }
+}
+
+#[test]
+fn a_signal_that_was_ignored_stays_so() {
+    let Some(dir) = slow_file() else { return };
+    let args = format!("load file {SLOWLY} --quiet --length 1M -- sh -c");
+    let mut command = dir.dmafile(&args);
+    let ended = end(ignoring_sigint(&mut command).arg("kill -INT $$; echo goes on"));
+    assert_eq!(ended.ok().stdout, "goes on\n");
+
+    let mut command = dir.dmafile(&format!("load file {SLOWLY} --length 32M"));
+    let mut running = start(ignoring_sigint(&mut command));
+    running.until_written("plan\n");
+    running.signal(libc::SIGINT);
+    assert_eq!(running.end().status.code(), Some(0));
 }
 
 /// Bytes of shared memory that a process has in use.
