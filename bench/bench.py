@@ -246,6 +246,12 @@ def verdicts(
     ]
 
 
+def as_typed(command: Sequence[str]) -> list[str]:
+    """A command as one would type it in this project, without the paths of this machine."""
+    words = ["python3" if word == sys.executable else word for word in command]
+    return [word.replace(f"{ROOT}/", "") for word in words]
+
+
 def machine(program: str, folder: Path) -> dict[str, Any]:
     """What a reader needs to know to place the figures."""
 
@@ -345,7 +351,7 @@ def main() -> None:
         "file_bytes": size,
         "rounds": args.rounds,
         "fio_sweep": swept,
-        "commands": {each.name: each.command for each in candidates},
+        "commands": {each.name: as_typed(each.command) for each in candidates},
         "cold": [asdict(each) for each in cold],
         "warm": [asdict(each) for each in warm],
         "start_up_ms": startup,

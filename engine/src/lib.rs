@@ -33,7 +33,7 @@ mod trace;
 mod transfer;
 mod verify;
 
-pub use buffer::{Buffer, CpuAccess};
+pub use buffer::{Buffer, CpuAccess, CpuAccessMut};
 pub use doctor::{Check, Health, doctor};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};

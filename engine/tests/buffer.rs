@@ -38,17 +38,17 @@ fn only_memory_that_nobody_else_can_change_is_a_slice() {
 #[test]
 fn the_guard_reads_and_writes_within_the_wanted_bytes() {
     for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
-        let (_dir, path, buffer) = loaded(kind);
-        let bytes = std::fs::read(&path).unwrap();
-        let access = buffer.access();
+        let (_dir, path, mut buffer) = loaded(kind);
+        let (bytes, len) = (std::fs::read(&path).unwrap(), buffer.len());
+        let mut access = buffer.access_mut();
         let mut got = [0; 100];
         access.read_at(1000, &mut got).unwrap();
         assert_eq!(got, bytes[1077..1177]);
         access.write_at(1000, b"hello").unwrap();
         access.read_at(1000, &mut got[..5]).unwrap();
         assert_eq!(&got[..5], b"hello");
-        for (offset, len) in [(buffer.len(), 1), (buffer.len() - 99, 100), (u64::MAX, 2)] {
-            let error = access.read_at(offset, &mut got[..len]).unwrap_err();
+        for (offset, count) in [(len, 1), (len - 99, 100), (u64::MAX, 2)] {
+            let error = access.read_at(offset, &mut got[..count]).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(22), "{error}");
         }
     }
@@ -63,7 +63,7 @@ fn a_sealed_buffer_cannot_be_changed_by_anyone() {
     assert!(rustix::io::pwrite(&fd, b"x", 100).is_ok());
     buffer.seal().unwrap();
     assert!(rustix::io::pwrite(&fd, b"y", 100).is_err());
-    assert!(buffer.access().write_at(0, b"y").is_err());
+    assert!(buffer.access_mut().write_at(0, b"y").is_err());
     // The byte that was written before the seal went into the buffer, and no other.
     let mut bytes = std::fs::read(&path).unwrap().split_off(77);
     bytes[100 - buffer.offset() as usize] = b'x';

@@ -139,7 +139,7 @@ impl Memory for Existing {
         Ok(())
     }
 
-    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         if self.may_shrink {
             return file::pwrite_all(self.fd.as_fd(), from, at);
         }

@@ -114,7 +114,7 @@ impl Memory for Memfd {
         self.tactic.got(&self.region())
     }
 
-    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         if !self.writable {
             return Err(Errno::PERM);
         }

@@ -54,8 +54,8 @@ pub(crate) trait Memory: Send + Sync {
         Ok(())
     }
 
-    /// Copies bytes in.
-    fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+    /// Copies bytes in. No slice of them may be held: memory takes `&mut self` for that.
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         self.region().copy_in(at, from);
         Ok(())
     }
@@ -226,9 +226,27 @@ impl Buffer {
         (self.offset as usize, (self.offset + self.len) as usize)
     }
 
-    /// Brackets access by the CPU to memory that others may reach at the same time.
+    /// Brackets reading by the CPU of memory that others may reach at the same time.
     pub fn access(&self) -> CpuAccess<'_> {
         CpuAccess { buffer: self }
+    }
+
+    /// Brackets reading and writing by the CPU.
+    pub fn access_mut(&mut self) -> CpuAccessMut<'_> {
+        CpuAccessMut { buffer: self }
+    }
+
+    /// Where `len` bytes at `offset` of the wanted ones lie in memory.
+    fn inside(&self, offset: u64, len: usize) -> Result<u64> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len => Ok(self.offset + offset),
+            _ => Err(self.inaccessible(Errno::INVAL, offset)),
+        }
+    }
+
+    fn inaccessible(&self, errno: Errno, offset: u64) -> Error {
+        let place = format!("{} at byte {offset} of {}", self.kind, self.len);
+        Error::os("cannot access the buffer", errno).at(place)
     }
 
     /// Forbids any change of the contents or the size, here and everywhere, for good
@@ -311,48 +329,47 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Access by the CPU to a buffer that other processes or devices may reach, from when it is made
+/// Reading by the CPU of a buffer that other processes or devices may reach, from when it is made
 /// until it is dropped. Offsets count from the first wanted byte.
 pub struct CpuAccess<'b> {
     buffer: &'b Buffer,
 }
 
 impl CpuAccess<'_> {
-    /// Copies `into.len()` bytes from `offset`.
+    /// Copies `into.len()` bytes from `offset`. What somebody else writes meanwhile may be seen
+    /// or not, byte by byte.
     ///
     /// # Errors
-    /// EINVAL outside the buffer.
+    /// EINVAL outside the buffer; EIO where its owner has cut an `fd:N` short.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let at = self.inside(offset, into.len())?;
-        self.buffer
-            .memory
-            .copy_out(at, into)
-            .map_err(|errno| self.failed(errno, offset))
+        let at = self.buffer.inside(offset, into.len())?;
+        let copied = self.buffer.memory.copy_out(at, into);
+        copied.map_err(|errno| self.buffer.inaccessible(errno, offset))
+    }
+}
+
+/// As [`CpuAccess`], for writing too. It borrows the buffer exclusively, so that no slice of it is
+/// held meanwhile.
+pub struct CpuAccessMut<'b> {
+    buffer: &'b mut Buffer,
+}
+
+impl CpuAccessMut<'_> {
+    /// See [`CpuAccess::read_at`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.buffer.access().read_at(offset, into)
     }
 
     /// Copies `from` to `offset`.
     ///
     /// # Errors
-    /// EINVAL outside the buffer, EPERM for a buffer that is sealed.
-    pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<()> {
-        let at = self.inside(offset, from.len())?;
-        self.buffer
-            .memory
-            .copy_in(at, from)
-            .map_err(|errno| self.failed(errno, offset))
-    }
-
-    fn inside(&self, offset: u64, len: usize) -> Result<u64> {
-        match offset.checked_add(len as u64) {
-            Some(end) if end <= self.buffer.len => Ok(self.buffer.offset + offset),
-            _ => Err(self.failed(Errno::INVAL, offset)),
-        }
-    }
-
-    fn failed(&self, errno: Errno, offset: u64) -> Error {
-        Error::os("cannot access the buffer", errno).at(format!(
-            "{} at byte {offset} of {}",
-            self.buffer.kind, self.buffer.len
-        ))
+    /// EINVAL outside the buffer, EPERM for one that is sealed.
+    pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
+        let at = self.buffer.inside(offset, from.len())?;
+        let copied = self.buffer.memory.copy_in(at, from);
+        copied.map_err(|errno| self.buffer.inaccessible(errno, offset))
     }
 }

@@ -144,6 +144,7 @@ const DIRECT_DEPTH: u32 = 8;
 const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Up to this, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
+
 /// Decides. `layout` covers exactly the wanted range.
 pub(crate) fn decide(
     request: &Request,

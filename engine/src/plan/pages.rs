@@ -3,7 +3,7 @@
 use super::{Reasons, Request, SMALL_FILE};
 use crate::error::{Error, Result};
 use crate::facts::Host;
-use crate::options::{Kind, Pages};
+use crate::options::{Kind, Method, Pages};
 
 /// Decides on the pages to try for.
 pub(super) fn pages(
@@ -32,29 +32,27 @@ pub(super) fn pages(
         reasons.add("pages", request.pages, "asked for");
         return Ok(request.pages);
     }
-    let (choice, why) = best_pages(&request.kind, host, bytes);
+    let (choice, why) = best_pages(request, host, bytes);
     reasons.add("pages", choice, why);
     Ok(choice)
 }
 
 /// Huge pages wherever an ordinary user gets them.
-fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
-    let exists = matches!(kind, Kind::Fd { .. });
-    let pool_need = if host.pool_page == 0 {
-        0
-    } else {
-        bytes.next_multiple_of(host.pool_page)
-    };
-    if !exists && host.pool_page > 0 && bytes >= host.pool_page && host.pool_free >= pool_need {
+fn best_pages(request: &Request, host: &Host, bytes: u64) -> (Pages, String) {
+    // Memory that exists is not the pool's, and hugetlbfs has no write(2).
+    let from_pool = request.place.is_none()
+        && !matches!(request.method, Method::Sendfile | Method::Splice)
+        && (1..=bytes).contains(&host.pool_page);
+    if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) {
         return (
             Pages::Huge,
             "the hugetlb pool has room for all of it".to_string(),
         );
     }
-    let pool = if exists {
-        ""
-    } else {
+    let pool = if from_pool {
         ", and the hugetlb pool has no room"
+    } else {
+        ""
     };
     if host.thp_size == 0 {
         return (
@@ -68,7 +66,7 @@ fn best_pages(kind: &Kind, host: &Host, bytes: u64) -> (Pages, String) {
             "too small for huge pages to matter".to_string(),
         );
     }
-    match (kind, host.thp.as_deref()) {
+    match (&request.kind, host.thp.as_deref()) {
         (Kind::Anon, Some("never")) => (
             Pages::Small,
             format!("transparent huge pages are switched off{pool}"),

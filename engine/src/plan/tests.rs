@@ -188,6 +188,14 @@ fn pages_are_the_largest_that_can_be_had() {
     };
     assert_eq!(pages(&request(), &pool, GIB), Pages::Huge);
     assert_eq!(pages(&request(), &pool, GIB + 1), Pages::Thp);
+    // hugetlbfs cannot be written, which is what these do.
+    for method in [Method::Sendfile, Method::Splice] {
+        let request = Request {
+            method,
+            ..request()
+        };
+        assert_eq!(pages(&request, &pool, GIB), Pages::Thp);
+    }
     assert_eq!(pages(&request(), &host(), 4 * MIB), Pages::Small);
     let never = Host {
         thp: Some("never".to_string()),
