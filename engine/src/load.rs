@@ -94,20 +94,7 @@ impl Load {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
-            request: Request {
-                kind: Kind::Memfd,
-                pages: Pages::Auto,
-                method: Method::Auto,
-                io: Io::Auto,
-                offset: 0,
-                length: None,
-                gather: None,
-                block: None,
-                queue_depth: None,
-                allocation: Allocation::Auto,
-                check_memory: true,
-                place: None,
-            },
+            request: Request::default(),
             verify: None,
             trace: false,
             cancel: CancelToken::new(),

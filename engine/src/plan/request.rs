@@ -22,6 +22,26 @@ pub(crate) struct Request {
     pub place: Option<Place>,
 }
 
+impl Default for Request {
+    /// The whole file into a memfd, everything else left to the plan.
+    fn default() -> Self {
+        Self {
+            kind: Kind::Memfd,
+            pages: Pages::Auto,
+            method: Method::Auto,
+            io: Io::Auto,
+            offset: 0,
+            length: None,
+            gather: None,
+            block: None,
+            queue_depth: None,
+            allocation: Allocation::Auto,
+            check_memory: true,
+            place: None,
+        }
+    }
+}
+
 /// What is true of memory that exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {

@@ -34,23 +34,6 @@ fn file(size: u64) -> File {
     }
 }
 
-fn request() -> Request {
-    Request {
-        kind: Kind::Memfd,
-        pages: Pages::Auto,
-        method: Method::Auto,
-        io: Io::Auto,
-        offset: 0,
-        length: None,
-        gather: None,
-        block: None,
-        queue_depth: None,
-        allocation: Allocation::Auto,
-        check_memory: true,
-        place: None,
-    }
-}
-
 /// A plan for a file that is all data, and cached or not.
 fn plan_for(request: &Request, file: &File, host: &Host, cached: bool) -> Result<Plan> {
     check(request)?;
@@ -79,7 +62,7 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
 
 #[test]
 fn the_ladder_is_whole_where_everything_works() {
-    let plan = plan_for(&request(), &file(GIB), &host(), false).unwrap();
+    let plan = plan_for(&Request::default(), &file(GIB), &host(), false).unwrap();
     let want = [
         "uring direct registered",
         "uring direct",
@@ -100,21 +83,21 @@ fn each_missing_part_takes_its_rungs_away() {
         memlock: Some(8 * MIB),
         ..host()
     };
-    let plan = plan_for(&request(), &file(GIB), &small_memlock, false).unwrap();
+    let plan = plan_for(&Request::default(), &file(GIB), &small_memlock, false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct");
     assert!(why(&plan, "not", "uring direct registered").contains("RLIMIT_MEMLOCK"));
     let free = Host {
         pins_freely: true,
         ..small_memlock
     };
-    let plan = plan_for(&request(), &file(GIB), &free, false).unwrap();
+    let plan = plan_for(&Request::default(), &file(GIB), &free, false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct registered");
 
     let no_uring = Host {
         uring_refused: Some("EPERM".to_string()),
         ..host()
     };
-    let plan = plan_for(&request(), &file(GIB), &no_uring, false).unwrap();
+    let plan = plan_for(&Request::default(), &file(GIB), &no_uring, false).unwrap();
     assert_eq!(ladder_of(&plan), ["threads direct", "threads buffered"]);
     assert!(why(&plan, "not", "uring direct").contains("EPERM"));
 
@@ -123,12 +106,12 @@ fn each_missing_part_takes_its_rungs_away() {
         direct_refused: refused,
         ..file(GIB)
     };
-    let plan = plan_for(&request(), &no_direct, &host(), false).unwrap();
+    let plan = plan_for(&Request::default(), &no_direct, &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
     assert!(why(&plan, "io", "buffered").contains("EINVAL"));
     let insist = Request {
         io: Io::Direct,
-        ..request()
+        ..Request::default()
     };
     let error = plan_for(&insist, &no_direct, &host(), false).unwrap_err();
     assert!(
@@ -152,7 +135,7 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
         (on("btrfs", false), true),
         (on("block device", true), true),
     ] {
-        let plan = plan_for(&request(), &file, &host(), false).unwrap();
+        let plan = plan_for(&Request::default(), &file, &host(), false).unwrap();
         assert_eq!(
             plan.first().method == Method::Uring,
             ring,
@@ -161,7 +144,7 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
         );
         let insist = Request {
             method: Method::Uring,
-            ..request()
+            ..Request::default()
         };
         assert_eq!(plan_for(&insist, &file, &host(), false).is_ok(), ring);
     }
@@ -169,7 +152,7 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
 
 #[test]
 fn a_cached_file_is_copied_by_threads() {
-    let plan = plan_for(&request(), &file(GIB), &host(), true).unwrap();
+    let plan = plan_for(&Request::default(), &file(GIB), &host(), true).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
     assert_eq!(
         (plan.to_copy, plan.to_read, plan.io()),
@@ -186,31 +169,31 @@ fn pages_are_the_largest_that_can_be_had() {
         pool_free: GIB,
         ..host()
     };
-    assert_eq!(pages(&request(), &pool, GIB), Pages::Huge);
-    assert_eq!(pages(&request(), &pool, GIB + 1), Pages::Thp);
+    assert_eq!(pages(&Request::default(), &pool, GIB), Pages::Huge);
+    assert_eq!(pages(&Request::default(), &pool, GIB + 1), Pages::Thp);
     // hugetlbfs cannot be written, which is what these do.
     for method in [Method::Sendfile, Method::Splice] {
         let request = Request {
             method,
-            ..request()
+            ..Request::default()
         };
         assert_eq!(pages(&request, &pool, GIB), Pages::Thp);
     }
-    assert_eq!(pages(&request(), &host(), 4 * MIB), Pages::Small);
+    assert_eq!(pages(&Request::default(), &host(), 4 * MIB), Pages::Small);
     let never = Host {
         thp: Some("never".to_string()),
         ..host()
     };
     let anon = Request {
         kind: Kind::Anon,
-        ..request()
+        ..Request::default()
     };
     assert_eq!(pages(&anon, &never, GIB), Pages::Small);
     let none = Host {
         thp_size: 0,
         ..host()
     };
-    assert_eq!(pages(&request(), &none, GIB), Pages::Small);
+    assert_eq!(pages(&Request::default(), &none, GIB), Pages::Small);
 }
 
 #[test]
@@ -220,7 +203,7 @@ fn memory_is_congruent_with_the_file() {
             let request = Request {
                 offset,
                 length: Some(length),
-                ..request()
+                ..Request::default()
             };
             let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
             assert_eq!(plan.lead % 512, offset % 512);
@@ -236,21 +219,21 @@ fn what_cannot_fit_is_refused_early() {
         available: Some(GIB),
         ..host()
     };
-    assert!(plan_for(&request(), &file(GIB), &little, false).is_ok());
-    let error = plan_for(&request(), &file(GIB + 1), &little, false).unwrap_err();
+    assert!(plan_for(&Request::default(), &file(GIB), &little, false).is_ok());
+    let error = plan_for(&Request::default(), &file(GIB + 1), &little, false).unwrap_err();
     assert!(error.to_string().contains("MemAvailable"), "{error}");
     let limited = Host {
         cgroup: Some((MIB, "/sys/fs/cgroup/memory.max".into())),
         ..host()
     };
-    let error = plan_for(&request(), &file(2 * MIB), &limited, false).unwrap_err();
+    let error = plan_for(&Request::default(), &file(2 * MIB), &limited, false).unwrap_err();
     assert!(
         error.to_string().contains("/sys/fs/cgroup/memory.max"),
         "{error}"
     );
     let insist = Request {
         check_memory: false,
-        ..request()
+        ..Request::default()
     };
     assert!(plan_for(&insist, &file(2 * MIB), &limited, false).is_ok());
 }
@@ -261,56 +244,56 @@ fn values_out_of_range_name_the_range() {
         (
             Request {
                 block: Some(0),
-                ..request()
+                ..Request::default()
             },
             "4096 to 67108864",
         ),
         (
             Request {
                 block: Some(65 * MIB),
-                ..request()
+                ..Request::default()
             },
             "4096 to 67108864",
         ),
         (
             Request {
                 block: Some(5000),
-                ..request()
+                ..Request::default()
             },
             "alignment, 512",
         ),
         (
             Request {
                 queue_depth: Some(0),
-                ..request()
+                ..Request::default()
             },
             "1 to 4096",
         ),
         (
             Request {
                 queue_depth: Some(4097),
-                ..request()
+                ..Request::default()
             },
             "1 to 4096",
         ),
         (
             Request {
                 gather: Some(4095),
-                ..request()
+                ..Request::default()
             },
             "4096 to",
         ),
         (
             Request {
                 gather: Some(MIB),
-                ..request()
+                ..Request::default()
             },
             "4194304 (a block)",
         ),
         (
             Request {
                 length: Some(0),
-                ..request()
+                ..Request::default()
             },
             "1 to",
         ),
