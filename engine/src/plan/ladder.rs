@@ -8,8 +8,10 @@ use crate::options::{Io, Method, Pages};
 
 /// Registered windows in turn: one being read, one being filled, one being emptied.
 pub(crate) const WINDOWS: u64 = 3;
-/// The largest window that is worth a registration of its own.
+/// The size of a window, unless more is in flight: worth a registration of its own.
 const WINDOW: u64 = 64 << 20;
+/// The largest buffer that io_uring registers (io_uring_register(2)).
+const LARGEST_WINDOW: u64 = 1 << 30;
 
 /// Bytes that must be allowed to be pinned for registered buffers, unless other blocks or depths
 /// are asked for.
@@ -152,5 +154,5 @@ pub(super) fn pin_budget(
         );
         return 0;
     }
-    limit.min(WINDOW.max(in_flight) * WINDOWS)
+    limit.min(in_flight.clamp(WINDOW, LARGEST_WINDOW) * WINDOWS)
 }

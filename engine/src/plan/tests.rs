@@ -78,6 +78,19 @@ fn the_ladder_is_whole_where_everything_works() {
 }
 
 #[test]
+fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
+    for (block, depth, window) in [(4 * MIB, 8, 64 * MIB), (64 * MIB, 4096, GIB)] {
+        let request = Request {
+            block: Some(block),
+            queue_depth: Some(depth),
+            ..Request::default()
+        };
+        let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+        assert_eq!(plan.pin_budget, window * WINDOWS);
+    }
+}
+
+#[test]
 fn each_missing_part_takes_its_rungs_away() {
     let small_memlock = Host {
         memlock: Some(8 * MIB),
