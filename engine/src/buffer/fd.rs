@@ -41,6 +41,13 @@ pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
             "fill it before sealing",
         ));
     }
+    if memfd::appends(fd) == Ok(true) {
+        return Err(refuse(
+            "it is open for appending, so that nothing can be written in place",
+            Errno::INVAL,
+            "open it without O_APPEND",
+        ));
+    }
     if memfd::is_writable(fd) == Ok(false) {
         return Err(refuse(
             "it is not open for writing",

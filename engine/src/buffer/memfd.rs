@@ -123,7 +123,8 @@ impl Memory for Memfd {
     }
 
     fn finish(&mut self) -> Result<(), Errno> {
-        if self.len != self.final_size.next_multiple_of(page_size()) {
+        // Direct sendfile and splice write whole blocks, and so may have made it longer.
+        if self.tactic.grain() == page_size() || self.len != self.final_size {
             memfd::resize(self.fd.as_fd(), self.final_size)?;
         }
         // Whoever receives it can rely on its size, and udmabuf asks for F_SEAL_SHRINK.

@@ -32,6 +32,11 @@ pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
+/// Whether writes go to its end, whatever offset they name (pwrite(2), BUGS).
+pub(crate) fn appends(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    Ok(rustix::fs::fcntl_getfl(fd)?.contains(OFlags::APPEND))
+}
+
 /// The seals of a memfd; EINVAL for what is none.
 pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
     rustix::fs::fcntl_get_seals(fd)

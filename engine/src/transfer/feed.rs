@@ -221,7 +221,10 @@ impl Cut {
         let at = file.wrapping_sub(self.base);
         // Cut where blocks end in memory, so that an extent never lies across two windows of
         // registered buffers.
-        let stop_at = at - at % self.block + self.block;
+        // Where memory and file are not congruent modulo the block, at the next place that is
+        // aligned in the file.
+        let phase = self.base % self.align;
+        let stop_at = at + self.block - at.wrapping_add(phase) % self.block;
         let next = (file + (stop_at - at)).min(end);
         let rounded = (next - file).next_multiple_of(self.align);
         let extent = Extent {
