@@ -74,6 +74,15 @@ fn without_faults_every_method_loads_it() {
 }
 
 #[test]
+fn nonsense_about_holes_means_that_all_is_data() {
+    let faults = Faults {
+        nonsense_holes: true,
+        ..GOOD
+    };
+    loads(faults, "");
+}
+
+#[test]
 fn direct_refused_at_open() {
     let faults = Faults {
         no_direct_open: true,

@@ -94,6 +94,18 @@ fn without_io_uring_threads_read() {
     }
 }
 
+/// Kernels from 5.1 to 5.5 have a ring that knows no plain reads, and cannot be asked either.
+#[test]
+fn ring_that_knows_no_reads_is_left_for_threads() {
+    let (report, reasons) = load("", &any(libc::SYS_io_uring_register), libc::EINVAL);
+    assert_eq!(
+        (&report["method"], &report["io"]),
+        (&"threads".into(), &"direct".into())
+    );
+    let why = "not uring direct: io_uring is refused (ENOSYS)\n";
+    assert!(reasons.contains(why), "{reasons}");
+}
+
 #[test]
 fn uring_that_was_asked_for_is_refused_where_there_is_none() {
     let dir = Dir::new();

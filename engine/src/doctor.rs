@@ -119,13 +119,13 @@ fn io_uring(host: &Host) -> Check {
              this container"
         }
         ("ENOMEM", _) => "ulimit -l unlimited",
-        _ => "Linux 5.1 or later has io_uring",
+        _ => "Linux 5.6 or later reads by io_uring",
     };
     Check::new("io_uring", Health::Fair, found).remedy(remedy)
 }
 
 fn memlock(host: &Host) -> Check {
-    let need = registered_need();
+    let need = registered_need(host.thp_size.max(host.page));
     let name = "memlock";
     match host.memlock {
         _ if host.pins_freely => Check::new(

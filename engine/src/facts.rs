@@ -22,7 +22,7 @@ pub struct Host {
     pub shmem_thp: Option<String>,
     /// Default size of a hugetlb page; 0 where the kernel has none.
     pub pool_page: u64,
-    /// Bytes of the hugetlb pool that are neither used nor promised.
+    /// Bytes of the hugetlb pool that are neither used nor promised, as far as cgroups allow them.
     pub pool_free: u64,
     /// Memory the kernel could give out without swapping (`MemAvailable`).
     pub available: Option<u64>,
@@ -54,7 +54,8 @@ impl Host {
             thp: host::choice(thp_dir.join("enabled")),
             shmem_thp: host::choice(thp_dir.join("shmem_enabled")),
             pool_page,
-            pool_free: free * pool_page,
+            pool_free: (free * pool_page)
+                .min(host::cgroup_pool_room(pool_page).unwrap_or(u64::MAX)),
             available: host::kilobytes("/proc/meminfo", "MemAvailable"),
             cgroup: host::cgroup_room(),
             memlock: host::memlock(),
@@ -222,6 +223,19 @@ impl Layout {
             runs,
             learned: learned.to_string(),
         }
+    }
+
+    /// Bytes of memory that the data takes on pages of `grain` bytes, where its file offset less
+    /// `base` is its place in memory.
+    pub(crate) fn spread(&self, base: u64, grain: u64) -> u64 {
+        let (mut bytes, mut done) = (0, 0);
+        for run in &self.runs {
+            let (start, end) = (run.start - base, run.end - base);
+            let start = done.max(start - start % grain);
+            done = end.next_multiple_of(grain);
+            bytes += done.saturating_sub(start);
+        }
+        bytes
     }
 
     /// Bytes of data that are (or are not) cached.

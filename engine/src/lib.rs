@@ -14,8 +14,8 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! Linux only. Kernels from 5.1 (io_uring) load directly; what an older or locked-down one lacks
-//! is found by trying and replaced by the next best way, with the reason in the plan.
+//! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
+//! by trying and replaced by the next best way, with the reason in the plan.
 
 #![deny(unsafe_code)]
 

@@ -262,6 +262,9 @@ impl Load {
     /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere the
     /// bytes come through the page cache, and the plan says so.
     ///
+    /// Do not fork meanwhile, on Linux before 6.5: a direct read into private memory may land in
+    /// the child's copy of it (open(2), O_DIRECT).
+    ///
     /// # Errors
     /// As [`Load::run`]; EINVAL where `memory` is too small. After an error its contents are
     /// undefined.
@@ -272,6 +275,7 @@ impl Load {
             address: memory.as_ptr().addr() as u64,
             bytes: memory.len() as u64,
             empty: false,
+            hugetlb: false,
         });
         plan::check(&self.request)?;
         let source = Source::open(&self.path)?;

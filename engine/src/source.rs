@@ -243,6 +243,11 @@ impl Source {
             } else {
                 Some(whole)
             };
+            // A network or FUSE server that answers nonsense tells as little.
+            let next = next.map(|(data, hole)| match from <= data && data < hole {
+                true => (data, hole),
+                false => whole,
+            });
             let Some((data, hole)) = next.filter(|(data, _)| *data < end) else {
                 break;
             };
@@ -307,6 +312,16 @@ mod tests {
         assert_eq!(bridged, [(0, 68 << 10), (4 << 20, (4 << 20) + 4096)]);
         assert_eq!(source.data(5 << 20, 8 << 20, small), []);
         assert_eq!(source.data(100, 200, small), [(100, 200)]);
+    }
+
+    #[test]
+    fn reads_wait_for_their_bytes() {
+        let source = Source::open(Path::new(file!().trim_start_matches("engine/"))).unwrap();
+        let fds = [Ok(source.buffered()), source.direct()];
+        for fd in fds.into_iter().flatten() {
+            let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+            assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{buffer_digest, cold, dir, file_digest};
-use dmafile::{Buffer, Kind, Load, Pages};
+use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -93,6 +93,46 @@ fn sealing_fails_while_another_can_write_and_harms_nothing() {
     // SAFETY: mapped above, and not used since.
     unsafe { rustix::mm::munmap(map, 4096).unwrap() };
     buffer.seal().unwrap();
+}
+
+#[test]
+fn a_descriptor_of_the_caller_can_be_sealed_where_its_maker_allows() {
+    let (_dir, path, mut buffer) = loaded(Kind::fd(common::memfd(LEN)));
+    buffer.seal().unwrap();
+    assert_eq!(
+        buffer.as_slice().unwrap(),
+        &std::fs::read(&path).unwrap()[77..]
+    );
+    assert!(rustix::io::pwrite(buffer.as_fd().unwrap(), b"y", 100).is_err());
+    let error = buffer.access_mut().write_at(0, b"y").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(1), "{error}");
+
+    let plain = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&plain, LEN).unwrap();
+    let (_dir, path, mut buffer) = loaded(Kind::fd(plain));
+    let error = buffer.seal().unwrap_err().to_string();
+    assert!(error.contains("forbidden seals (EPERM)"), "{error}");
+    assert_eq!(buffer_digest(&buffer), file_digest(&path, 77, LEN - 77));
+}
+
+#[test]
+fn a_memfd_has_the_size_of_its_bytes_however_they_came() {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    for method in [Method::Auto, Method::Sendfile, Method::Splice] {
+        for io in [Io::Direct, Io::Buffered] {
+            for (offset, length) in [(0, 1000), (0, LEN), (77, 4096), (5000, LEN - 5000)] {
+                let load = Load::new(&path).method(method).io(io);
+                let load = load.offset(offset).length(length);
+                let buffer = load.run().unwrap().buffer;
+                let size = rustix::fs::fstat(buffer.as_fd().unwrap()).unwrap().st_size;
+                let what = format!("{length} from {offset} by {method} {io}");
+                assert_eq!(size as u64, buffer.offset() + length, "{what}");
+                let digest = file_digest(&path, offset, length);
+                assert_eq!(buffer_digest(&buffer), digest, "{what}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -209,6 +249,36 @@ fn memory_of_the_caller_is_filled_in_place() {
 }
 
 #[test]
+fn memory_as_far_off_as_the_file_is_read_into_directly() {
+    let dir = dir();
+    let len = 9 << 20;
+    let path = cold(dir.path(), len);
+    let bytes = std::fs::read(&path).unwrap();
+    common::evict(&path);
+    let mut memory = vec![0xff; len + 4096];
+    // More than one block, of several sizes: the first and the last bytes share theirs with others.
+    for block in [4 << 10, 1 << 20, 4 << 20] {
+        for offset in [100_u64, 4095, 5000] {
+            memory.fill(0xff);
+            let page = memory.as_ptr().align_offset(4096);
+            let skew = page + (offset % 4096) as usize;
+            let wanted = &bytes[offset as usize..];
+            let (before, rest) = memory.split_at_mut(skew);
+            let (target, behind) = rest.split_at_mut(wanted.len());
+            let report = Load::new(&path)
+                .offset(offset)
+                .block(block)
+                .run_into(target)
+                .unwrap();
+            assert!(target == wanted, "offset {offset}, blocks of {block}");
+            assert!(report.bytes_direct >= wanted.len() as u64 - 8192);
+            let around = before.iter().chain(behind.iter());
+            assert!(around.copied().all(|byte| byte == 0xff), "wrote beyond");
+        }
+    }
+}
+
+#[test]
 fn aligned_memory_of_the_caller_is_read_into_directly() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
@@ -241,6 +311,11 @@ fn a_descriptor_of_the_caller_keeps_its_identity() {
         .run()
         .unwrap_err();
     assert_eq!(again.raw_os_error(), Some(22), "{again}");
+    // What is written there goes to its end, whatever offset is named.
+    let appending = common::memfd(LEN);
+    rustix::fs::fcntl_setfl(&appending, rustix::fs::OFlags::APPEND).unwrap();
+    let refused = Load::new(&path).to(Kind::fd(appending)).run().unwrap_err();
+    assert!(refused.to_string().contains("O_APPEND"), "{refused}");
     let huge = Load::new(&path)
         .to(Kind::fd(common::memfd(LEN)))
         .pages(Pages::Huge)

@@ -6,19 +6,21 @@ use common::{cold, dir};
 use dmafile::{CancelToken, ErrorKind, Load, Method, Progress};
 use std::sync::{Arc, Mutex};
 
+const METHODS: [Method; 5] = [
+    Method::Auto,
+    Method::Threads,
+    Method::Read,
+    Method::Mmap,
+    Method::Sendfile,
+];
+
 #[test]
 fn a_cancelled_load_says_so() {
     let dir = dir();
     let path = cold(dir.path(), 8 << 20);
     let token = CancelToken::new();
     token.cancel();
-    for method in [
-        Method::Auto,
-        Method::Threads,
-        Method::Read,
-        Method::Mmap,
-        Method::Sendfile,
-    ] {
+    for method in METHODS {
         let error = Load::new(&path)
             .method(method)
             .cancel(token.clone())
@@ -32,13 +34,7 @@ fn a_cancelled_load_says_so() {
 fn progress_grows_to_the_whole() {
     let dir = dir();
     let path = cold(dir.path(), 30 << 20);
-    for method in [
-        Method::Auto,
-        Method::Threads,
-        Method::Read,
-        Method::Mmap,
-        Method::Sendfile,
-    ] {
+    for method in METHODS {
         let seen: Arc<Mutex<Vec<Progress>>> = Arc::default();
         let log = Arc::clone(&seen);
         let load = Load::new(&path).method(method).block(64 << 10);
@@ -50,6 +46,54 @@ fn progress_grows_to_the_whole() {
         let last = seen.last().expect("at least the last call");
         assert_eq!(last.done, 30 << 20, "{method}");
     }
+}
+
+#[test]
+fn a_panic_of_the_caller_goes_through() {
+    let dir = dir();
+    let path = cold(dir.path(), 64 << 20);
+    for method in METHODS {
+        for verify in ["", "sha256"] {
+            let mut load = Load::new(&path).method(method).block(4 << 10);
+            if let Ok(verify) = verify.parse() {
+                load = load.verify(verify);
+            }
+            // Blocks so small that the first call comes in the middle.
+            let load = load.progress(|_| panic!("the caller's own"));
+            let (ended, end) = std::sync::mpsc::channel();
+            let thread = std::thread::spawn(move || {
+                let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load.run()));
+                ended.send(caught.is_err()).unwrap();
+            });
+            let panicked = end.recv_timeout(std::time::Duration::from_secs(60));
+            assert!(panicked.expect("it hangs"), "{method} {verify}");
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_child_forked_meanwhile_has_no_part_in_it() {
+    let dir = dir();
+    let path = cold(dir.path(), 64 << 20);
+    let left_out = || {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut flags = smaps.lines().filter(|line| line.starts_with("VmFlags:"));
+        flags.any(|line| line.split(' ').any(|flag| flag == "dc"))
+    };
+    let seen = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let log = Arc::clone(&seen);
+    let load = Load::new(&path).to(dmafile::Kind::Anon).block(64 << 10);
+    let look = move |_| log.store(left_out(), std::sync::atomic::Ordering::Relaxed);
+    let loaded = load.progress(look).run().unwrap();
+    assert!(seen.load(std::sync::atomic::Ordering::Relaxed));
+    let start = loaded.buffer.as_slice().unwrap().as_ptr().addr();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let place = smaps.find(&format!("{start:x}-")).unwrap();
+    let flags = smaps[place..]
+        .lines()
+        .find(|line| line.starts_with("VmFlags:"));
+    assert!(!flags.unwrap().contains(" dc"), "{flags:?}");
 }
 
 #[test]

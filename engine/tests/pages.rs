@@ -1,10 +1,10 @@
 //! Huge pages are had where an ordinary user can have them, and what is reported is so.
 //!
-//! One test, because the kernel counts for the whole process.
+//! One test that counts, because the kernel counts for the whole process.
 
 mod common;
 
-use common::{buffer_digest, cold, dir, file_digest};
+use common::{buffer_digest, cold, dir, file_digest, sparse};
 use dmafile::{Load, Pages};
 
 #[test]
@@ -30,6 +30,24 @@ fn huge_pages_come_where_a_user_gets_them() {
             }
         }
     }
+}
+
+#[test]
+fn holes_stay_holes_whatever_the_pages() {
+    let dir = dir();
+    // 4 KiB in every 2 MiB.
+    let data: Vec<(u64, u64)> = (0..32).map(|n| (n << 21, (n << 21) + 4096)).collect();
+    let path = sparse(dir.path(), 64 << 20, &data);
+    let loaded = Load::new(&path).run().unwrap();
+    assert_eq!(
+        buffer_digest(&loaded.buffer),
+        file_digest(&path, 0, 64 << 20)
+    );
+    let taken = rustix::fs::fstat(loaded.buffer.as_fd().unwrap())
+        .unwrap()
+        .st_blocks
+        * 512;
+    assert!(taken <= 1 << 20, "{taken} bytes for 128 KiB of data");
 }
 
 /// KiB of this process's memory that lie on transparent huge pages.

@@ -4,7 +4,7 @@ use crate::common::{self, content};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
     Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry,
-    ReplyOpen, Request,
+    ReplyLseek, ReplyOpen, Request,
 };
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -27,6 +27,8 @@ pub struct Faults {
     pub at_most: Option<u64>,
     /// From the first read that reaches this byte on, the size is another one.
     pub resized: Option<(u64, u64)>,
+    /// SEEK_DATA and SEEK_HOLE find everything where the search begins.
+    pub nonsense_holes: bool,
     /// How long a read takes.
     pub pause: Duration,
 }
@@ -38,6 +40,7 @@ pub const GOOD: Faults = Faults {
     broken_at: None,
     at_most: None,
     resized: None,
+    nonsense_holes: false,
     pause: Duration::ZERO,
 };
 
@@ -205,6 +208,21 @@ impl Filesystem for Faulty {
             None => FopenFlags::empty(),
         };
         reply.opened(FileHandle(0), flags);
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: i64,
+        _: i32,
+        reply: ReplyLseek,
+    ) {
+        match self.faults.nonsense_holes {
+            true => reply.offset(offset),
+            false => reply.error(Errno::ENOSYS),
+        }
     }
 
     fn read(

@@ -325,13 +325,17 @@ pub fn sha256(path: &Path, offset: u64, bytes: u64) -> String {
 
 /// An empty memfd that can be sealed.
 pub fn memfd(bytes: u64) -> File {
-    // SAFETY: a constant name and flag; the descriptor that comes back is ours.
-    let file = unsafe {
-        File::from_raw_fd(libc::memfd_create(
-            c"test".as_ptr(),
-            libc::MFD_ALLOW_SEALING,
-        ))
-    };
+    memfd_with(libc::MFD_ALLOW_SEALING, bytes)
+}
+
+/// An empty memfd of pages from the hugetlb pool.
+pub fn huge_memfd(bytes: u64) -> File {
+    memfd_with(libc::MFD_HUGETLB, bytes)
+}
+
+fn memfd_with(flags: u32, bytes: u64) -> File {
+    // SAFETY: a constant name; the descriptor that comes back is ours.
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), flags)) };
     file.set_len(bytes).unwrap();
     file
 }

@@ -23,6 +23,9 @@ impl Anon {
         };
         let map = map.map_err(|errno| cannot_map(errno, pages))?;
         tactic.advise(&map.region());
+        // Before Linux 6.5 a fork could part a page from the direct read that fills it: the read
+        // would land in the child's copy (open(2), O_DIRECT).
+        map.region().leave_out_of_forks(true);
         Ok(Self { map, tactic })
     }
 }
@@ -42,6 +45,11 @@ impl Memory for Anon {
 
     fn pages(&self) -> (String, Option<String>) {
         self.tactic.got(&self.map.region())
+    }
+
+    fn finish(&mut self) -> Result<(), Errno> {
+        self.map.region().leave_out_of_forks(false);
+        Ok(())
     }
 
     fn bytes(&self) -> Option<&[u8]> {

@@ -1,5 +1,6 @@
 //! `fd:N`: a memfd that exists already.
 
+use super::memfd::{MAPPED, seal};
 use super::pages::Tactic;
 use super::{Memory, cannot_map};
 use crate::error::{Error, Result};
@@ -59,11 +60,13 @@ pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
         bytes: stat.size,
         address: 0,
         empty: stat.empty && stat.fs_magic != HUGETLBFS_MAGIC,
+        hugetlb: stat.fs_magic == HUGETLBFS_MAGIC,
     })
 }
 
 pub(super) struct Existing {
-    map: Mapping,
+    /// None only where it could not be mapped again after it was sealed.
+    map: Option<Mapping>,
     fd: Arc<OwnedFd>,
     tactic: Tactic,
     /// It was empty when it came, and so every byte of it was zero.
@@ -71,6 +74,8 @@ pub(super) struct Existing {
     /// Its owner may cut it short: then the CPU reaches it through the descriptor, where that
     /// gives an error, and not through the mapping, where it raises SIGBUS.
     may_shrink: bool,
+    /// Its size when it came.
+    len: u64,
 }
 
 impl Existing {
@@ -88,19 +93,26 @@ impl Existing {
             tactic.advise(&map.region());
         }
         Ok(Self {
-            map,
+            map: Some(map),
             fd: Arc::clone(fd),
             tactic,
             fresh: stat.empty,
             // hugetlbfs has no write(2); its owner is trusted not to shrink it.
             may_shrink: !hugetlb && !seals.contains(SealFlags::SHRINK),
+            len: stat.size,
         })
+    }
+
+    /// The mapping, where a touch of it cannot raise SIGBUS.
+    fn steady(&self) -> Option<Region<'_>> {
+        let map = self.map.as_ref().filter(|_| !self.may_shrink)?;
+        Some(map.region())
     }
 }
 
 impl Memory for Existing {
     fn region(&self) -> Region<'_> {
-        self.map.region()
+        self.map.as_ref().expect(MAPPED).region()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -108,7 +120,7 @@ impl Memory for Existing {
     }
 
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
-        self.tactic.populate(&self.map.region(), at, len)
+        self.tactic.populate(&self.region(), at, len)
     }
 
     fn grain(&self) -> u64 {
@@ -116,7 +128,7 @@ impl Memory for Existing {
     }
 
     fn pages(&self) -> (String, Option<String>) {
-        self.tactic.got(&self.map.region())
+        self.tactic.got(&self.region())
     }
 
     fn is_fresh(&self) -> bool {
@@ -125,8 +137,8 @@ impl Memory for Existing {
 
     fn zero(&self, at: u64, len: u64) -> Result<(), Errno> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-        if !self.may_shrink {
-            self.map.region().zero(at, len);
+        if let Some(region) = self.steady() {
+            region.zero(at, len);
             return Ok(());
         }
         let mut done = 0;
@@ -139,22 +151,39 @@ impl Memory for Existing {
     }
 
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        if self.may_shrink {
-            return file::pread_all(self.fd.as_fd(), into, at);
+        match self.steady() {
+            Some(region) => region.copy_out(at, into),
+            None => file::pread_all(self.fd.as_fd(), into, at)?,
         }
-        self.map.region().copy_out(at, into);
         Ok(())
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
-        if self.may_shrink {
-            return file::pwrite_all(self.fd.as_fd(), from, at);
+        match self.steady() {
+            // A store there would be a signal.
+            Some(_) if self.map.as_ref().is_some_and(Mapping::is_sealed) => {
+                return Err(Errno::PERM);
+            }
+            Some(region) => region.copy_in(at, from),
+            None => file::pwrite_all(self.fd.as_fd(), from, at)?,
         }
-        self.map.region().copy_in(at, from);
         Ok(())
     }
 
-    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
-        self.fd.try_clone().ok()
+    fn bytes(&self) -> Option<&[u8]> {
+        self.map.as_ref()?.bytes()
+    }
+
+    fn seal(&mut self) -> Result<(), Errno> {
+        let sealed = seal(self.fd.as_fd(), &mut self.map, self.len);
+        if sealed.is_ok() {
+            self.may_shrink = false;
+        }
+        sealed
+    }
+
+    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
+        // The caller may have kept it too.
+        Arc::try_unwrap(self.fd).or_else(|fd| file::twin(fd.as_fd()))
     }
 }

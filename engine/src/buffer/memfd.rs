@@ -11,14 +11,13 @@ use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub(super) struct Memfd {
-    /// Taken only while it is sealed, and put back: writable mappings forbid `F_SEAL_WRITE`.
+    /// None only where it could not be mapped again after it was sealed.
     map: Option<Mapping>,
     fd: OwnedFd,
     tactic: Tactic,
     len: u64,
     /// The size in which it is handed out; hugetlb memory comes in whole pages only.
     final_size: u64,
-    writable: bool,
 }
 
 impl Memfd {
@@ -56,7 +55,6 @@ impl Memfd {
             tactic,
             len,
             final_size,
-            writable: true,
         })
     }
 
@@ -84,18 +82,28 @@ impl Memfd {
             tactic: Tactic::new(Pages::Auto, true),
             len: stat.size,
             final_size: stat.size,
-            writable: !sealed,
         })
     }
+}
 
-    fn map(&self) -> &Mapping {
-        self.map.as_ref().expect("mapped but while it is sealed")
-    }
+/// What a buffer is until it is sealed, which comes after all that asks for a region.
+pub(super) const MAPPED: &str = "mapped while it is filled";
+
+/// Seals against any change. Writable mappings forbid that, so ours is taken off and made anew: what
+/// it was where the seal is refused, of bytes that nobody can change where it is not.
+pub(super) fn seal(fd: BorrowedFd<'_>, map: &mut Option<Mapping>, len: u64) -> Result<(), Errno> {
+    *map = None;
+    let sealed = memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW);
+    *map = Some(match sealed {
+        Ok(()) => Mapping::sealed(fd, len as usize)?,
+        Err(_) => Mapping::shared(fd, len as usize, 1, true)?,
+    });
+    sealed
 }
 
 impl Memory for Memfd {
     fn region(&self) -> Region<'_> {
-        self.map().region()
+        self.map.as_ref().expect(MAPPED).region()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -115,10 +123,20 @@ impl Memory for Memfd {
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
-        if !self.writable {
-            return Err(Errno::PERM);
+        match &self.map {
+            // A store there would be a signal.
+            Some(map) if map.is_sealed() => return Err(Errno::PERM),
+            Some(map) => map.region().copy_in(at, from),
+            None => file::pwrite_all(self.fd.as_fd(), from, at)?,
         }
-        self.region().copy_in(at, from);
+        Ok(())
+    }
+
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        match &self.map {
+            Some(map) => map.region().copy_out(at, into),
+            None => file::pread_all(self.fd.as_fd(), into, at)?,
+        }
         Ok(())
     }
 
@@ -132,26 +150,14 @@ impl Memory for Memfd {
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        self.map().bytes()
+        self.map.as_ref()?.bytes()
     }
 
     fn seal(&mut self) -> Result<(), Errno> {
-        let mapped = self.final_size as usize;
-        self.map = None;
-        let sealed = memfd::seal(
-            self.fd.as_fd(),
-            SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW,
-        );
-        let map = match sealed {
-            Ok(()) => Mapping::sealed(self.fd.as_fd(), mapped)?,
-            Err(_) => Mapping::shared(self.fd.as_fd(), mapped, 1, true)?,
-        };
-        self.writable = sealed.is_err();
-        self.map = Some(map);
-        sealed
+        seal(self.fd.as_fd(), &mut self.map, self.final_size)
     }
 
-    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
-        Some(self.fd)
+    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
+        Ok(self.fd)
     }
 }

@@ -81,8 +81,8 @@ pub(crate) trait Memory: Send + Sync {
     }
 
     /// Gives up the mapping and keeps the descriptor.
-    fn into_descriptor(self: Box<Self>) -> Option<OwnedFd> {
-        None
+    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
+        Err(Errno::OPNOTSUPP)
     }
 }
 
@@ -94,17 +94,13 @@ pub(crate) fn make(
     reasons: &mut Vec<crate::plan::Reason>,
 ) -> Result<Box<dyn Memory>> {
     let made = match make_with(kind, plan, plan.pages) {
-        // A pool that had room a moment ago has none now: another size will do, unless it was
-        // this one that was asked for.
-        Err(error)
-            if plan.pages == Pages::Huge
-                && asked == Pages::Auto
-                && error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) =>
-        {
+        // The pool had room a moment ago, or a limit that we cannot see keeps us from it: another
+        // size will do, unless it was this one that was asked for.
+        Err(error) if plan.pages == Pages::Huge && asked == Pages::Auto => {
             reasons.push(crate::plan::Reason {
                 about: "pages",
                 choice: Pages::Thp.to_string(),
-                why: "the hugetlb pool has given its room away meanwhile".to_string(),
+                why: format!("no page of the hugetlb pool after all: {error}"),
             });
             make_with(kind, plan, Pages::Thp)
         }
@@ -114,14 +110,20 @@ pub(crate) fn make(
 }
 
 fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> {
-    Ok(match kind {
+    let made: Box<dyn Memory> = match kind {
         Kind::Anon => Box::new(anon::Anon::new(plan.capacity, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
-        Kind::Fd { fd, .. } => Box::new(fd::Existing::new(fd, pages)?),
+        Kind::Fd { fd, .. } => return Ok(Box::new(fd::Existing::new(fd, pages)?)),
         Kind::Udmabuf | Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
             unreachable!("the plan refuses them, or brings its own memory")
         }
-    })
+    };
+    if pages == Pages::Huge {
+        // The pool promises pages when they are mapped; a cgroup's limit counts when they come.
+        made.populate(0, 1)
+            .map_err(|errno| cannot_map(errno, pages))?;
+    }
+    Ok(made)
 }
 
 /// A mapping failed: ENOMEM has more causes than too little memory.
@@ -140,6 +142,9 @@ fn cannot_map(errno: Errno, pages: Pages) -> Error {
         (Errno::INVAL, Pages::Huge, _) => error
             .why("this kernel has no hugetlb pages")
             .remedy("use --pages thp"),
+        (Errno::FAULT, Pages::Huge, _) => error
+            .why("a cgroup limits hugetlb pages to less")
+            .remedy("raise its hugetlb limit, or use --pages thp"),
         (Errno::FBIG, ..) => error
             .why("it exceeds the limit on file size")
             .remedy("raise it: ulimit -f"),
@@ -190,23 +195,31 @@ impl Buffer {
         self.memory.descriptor()
     }
 
-    /// Gives up the mapping and keeps the descriptor; None for private memory.
-    pub fn into_fd(self) -> Option<OwnedFd> {
-        self.memory.into_descriptor()
+    /// Gives up the mapping and keeps the descriptor.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for private memory, which has none; EMFILE where an `fd:N` is held by its owner
+    /// too and no second descriptor can be had.
+    pub fn into_fd(self) -> Result<OwnedFd> {
+        let kind = self.kind;
+        self.memory.into_descriptor().map_err(|errno| {
+            let error = Error::os("cannot hand the buffer on", errno).at(kind);
+            match errno {
+                Errno::OPNOTSUPP => error
+                    .why("private memory has no descriptor")
+                    .remedy("load it --to memfd"),
+                _ => error,
+            }
+        })
     }
 
     /// As [`Buffer::into_fd`], for programs that this process executes: close-on-exec is off.
     ///
     /// # Errors
-    /// EOPNOTSUPP for private memory, which nobody can inherit.
+    /// As there.
     pub fn into_inherited_fd(self) -> Result<OwnedFd> {
-        let cannot = |errno| Error::os("cannot hand the buffer on", errno);
-        let fd = self.into_fd().ok_or_else(|| {
-            cannot(Errno::OPNOTSUPP)
-                .why("private memory has no descriptor")
-                .remedy("load it --to memfd")
-        })?;
-        file::inherit(fd.as_fd()).map_err(cannot)?;
+        let fd = self.into_fd()?;
+        file::inherit(fd.as_fd()).map_err(|errno| Error::os("cannot hand the buffer on", errno))?;
         Ok(fd)
     }
 
@@ -254,13 +267,17 @@ impl Buffer {
     ///
     /// # Errors
     /// EBUSY while somebody else has it mapped for writing or pinned (a udmabuf over it does),
-    /// EOPNOTSUPP for private memory, EPERM for a memfd made without `MFD_ALLOW_SEALING`.
+    /// EOPNOTSUPP for private memory, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
+    /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         self.memory.seal().map_err(|errno| {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP => error.why("private memory is nobody else's to change"),
                 Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
+                Errno::PERM => error
+                    .why("its owner has forbidden seals")
+                    .remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
         })

@@ -1,7 +1,7 @@
 //! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and
 //! registered buffers in windows where the pin limit allows.
 
-use super::fill::{Rest, failed, is_refusal, judge, read_buffered, refused};
+use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
 use super::{Job, Stop};
 use crate::error::Error;
 use crate::plan::WINDOWS;
@@ -44,7 +44,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let mut ring = Ring::new(job.file()?, job.region, job.plan.queue_depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
     let windows = if job.rung.registered {
-        Some(Windows::open(&mut ring, job.plan.pin_budget / WINDOWS)?)
+        Some(Windows::open(&mut ring, job.plan.window)?)
     } else {
         None
     };
@@ -195,8 +195,15 @@ impl Pump<'_, '_> {
         let direct = job.rung.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
-            // A read in a worker thread may be cut short by a signal, or want a second try.
-            Err(Errno::INTR | Errno::AGAIN) => Ok(Rest::Again(flight.left)),
+            // A read in a worker thread may be cut short by a signal.
+            Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
+            // The ring will not wait for this one, so we do.
+            Err(Errno::AGAIN) if direct => job
+                .file()
+                .map_err(Stop::Failed)
+                .and_then(|fd| read_direct(job, fd, flight.left))
+                .map(|()| Rest::Nothing),
+            Err(Errno::AGAIN) => read_buffered(job, flight.left).map(|()| Rest::Nothing),
             Err(errno) if direct && is_refusal(errno) => Err(refused(job, errno)),
             Err(errno) => Err(Stop::Failed(failed(job, flight.left.file, errno))),
         };

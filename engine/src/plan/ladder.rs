@@ -8,15 +8,17 @@ use crate::options::{Io, Method, Pages};
 
 /// Registered windows in turn: one being read, one being filled, one being emptied.
 pub(crate) const WINDOWS: u64 = 3;
+/// Windows that are pinned at once: the kernel pins a new one before it lets the old one go.
+const PINNED: u64 = WINDOWS + 1;
 /// The size of a window, unless more is in flight: worth a registration of its own.
 const WINDOW: u64 = 64 << 20;
 /// The largest buffer that io_uring registers (io_uring_register(2)).
 const LARGEST_WINDOW: u64 = 1 << 30;
 
-/// Bytes that must be allowed to be pinned for registered buffers, unless other blocks or depths
-/// are asked for.
-pub(crate) fn registered_need() -> u64 {
-    DIRECT_BLOCK * u64::from(DIRECT_DEPTH) * WINDOWS
+/// Bytes that must be allowed to be pinned for registered buffers on pages of `page` bytes, unless
+/// other blocks or depths are asked for.
+pub(crate) fn registered_need(page: u64) -> u64 {
+    (DIRECT_BLOCK * u64::from(DIRECT_DEPTH) + 2 * page) * PINNED
 }
 
 /// Whether direct reads can land where the bytes belong.
@@ -124,11 +126,12 @@ fn no_uring(host: &Host, file: &facts::File) -> Option<String> {
     ))
 }
 
-/// How much may be pinned in registered windows; drops the registered rung where it is too
-/// little for the reads in flight.
-pub(super) fn pin_budget(
+/// The size of a window of registered buffers; drops the registered rung where the limit on pinned
+/// memory is too low for windows that hold the reads in flight.
+pub(super) fn window(
     ladder: &mut Vec<Rung>,
     host: &Host,
+    pages: Pages,
     block: u64,
     depth: u32,
     reasons: &mut Reasons,
@@ -136,23 +139,30 @@ pub(super) fn pin_budget(
     if !ladder.iter().any(|rung| rung.registered) {
         return 0;
     }
-    let in_flight = block * u64::from(depth);
+    let page = match pages {
+        Pages::Small => host.page,
+        // Memory that exists may have them too.
+        Pages::Thp | Pages::Auto => host.thp_size.max(host.page),
+        Pages::Huge => host.pool_page.max(host.page),
+    };
     // One window must hold what is in flight, or reads would wait for registrations.
-    let need = in_flight.saturating_mul(WINDOWS);
+    let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
-    if need > limit {
+    // A page of which a window holds a part is counted whole, at either end.
+    let most = (limit / PINNED).saturating_sub(2 * page);
+    if in_flight > most {
         ladder.retain(|rung| !rung.registered);
         reasons.add(
             "not",
             "uring direct registered",
             format!(
-                "{WINDOWS} windows of {} KiB exceed the limit on pinned memory, {} KiB \
+                "{PINNED} windows of {} KiB exceed the limit on pinned memory, {} KiB \
                  (RLIMIT_MEMLOCK)",
-                in_flight >> 10,
+                (in_flight + 2 * page) >> 10,
                 limit >> 10
             ),
         );
         return 0;
     }
-    limit.min(in_flight.clamp(WINDOW, LARGEST_WINDOW) * WINDOWS)
+    most.min(in_flight.clamp(WINDOW, LARGEST_WINDOW))
 }

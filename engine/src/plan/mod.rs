@@ -92,8 +92,8 @@ pub struct Plan {
     pub to_copy: u64,
     /// Bytes of holes, which are not read.
     pub holes: u64,
-    /// Bytes of registered buffers at once; 0 without.
-    pub pin_budget: u64,
+    /// Size of one window of registered buffers; 0 without.
+    pub window: u64,
     /// Worker threads for copies and for `threads`.
     pub threads: usize,
     /// The reasons, one a choice.
@@ -155,7 +155,20 @@ pub(crate) fn decide(
     let (start, end) = range(request, file)?;
     let mut reasons = Reasons::default();
     let kind = kind(request)?;
-    let pages = pages::pages(request, host, end - start, &mut reasons)?;
+    // File and memory are congruent, so that every block lands where it belongs.
+    let grain = file.align.max(host.page);
+    let (lead, capacity) = match request.place {
+        Some(place) if place.bytes < end - start => {
+            return Err(request::too_small(request, place, end - start));
+        }
+        Some(place) => (0, place.bytes),
+        None => {
+            let lead = start % grain;
+            (lead, (lead + end - start).next_multiple_of(grain))
+        }
+    };
+    let spread = |page| layout.spread(start - lead, page).min(capacity);
+    let pages = pages::pages(request, host, end - start, spread, &mut reasons)?;
     let direct = ladder::congruence(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
     let mut ladder = ladder::ladder(request, file, host, pages, &direct, to_read, &mut reasons)?;
@@ -185,7 +198,7 @@ pub(crate) fn decide(
         ));
     }
 
-    let pin_budget = ladder::pin_budget(&mut ladder, host, block, queue_depth, &mut reasons);
+    let window = ladder::window(&mut ladder, host, pages, block, queue_depth, &mut reasons);
     let first = ladder[0];
     describe_io(request, first, &direct, layout, &mut reasons);
     reasons.add(
@@ -195,19 +208,14 @@ pub(crate) fn decide(
     );
     let allocation = allocation(request, pages, first, end - start, &mut reasons);
 
-    // File and memory are congruent, so that every block lands where it belongs.
-    let grain = file.align.max(host.page);
-    let (lead, capacity) = match request.place {
-        Some(place) if place.bytes < end - start => {
-            return Err(request::too_small(request, place, end - start));
-        }
-        Some(place) => (0, place.bytes),
-        None => {
-            let lead = start % grain;
-            (lead, (lead + end - start).next_multiple_of(grain))
-        }
-    };
-    let plan = Plan {
+    if request.check_memory {
+        let page = match pages {
+            Pages::Thp => host.thp_size.max(host.page),
+            _ => host.page,
+        };
+        check_memory(request, file, host, pages, spread(page))?;
+    }
+    Ok(Plan {
         file: file.path.clone(),
         offset: start,
         bytes: end - start,
@@ -224,14 +232,10 @@ pub(crate) fn decide(
         to_read,
         to_copy,
         holes: end - start - to_copy - to_read,
-        pin_budget,
+        window,
         threads: host.cpus.clamp(1, 4),
         reasons: reasons.0,
-    };
-    if request.check_memory {
-        check_memory(&plan, request, host)?;
-    }
-    Ok(plan)
+    })
 }
 
 #[derive(Default)]
@@ -342,14 +346,17 @@ fn allocation(
     choice
 }
 
-/// Refuses early what cannot fit.
-fn check_memory(plan: &Plan, request: &Request, host: &Host) -> Result<()> {
-    if request.place.is_some_and(|place| !place.empty) {
-        return Ok(());
-    }
-    // Holes take no memory; a hugetlb pool is counted by the kernel when it is mapped.
-    let need = plan.to_read + plan.to_copy;
-    if plan.pages == Pages::Huge {
+/// Refuses early what cannot fit. `need` are the bytes of the pages that hold data: holes take no
+/// memory.
+fn check_memory(
+    request: &Request,
+    file: &facts::File,
+    host: &Host,
+    pages: Pages,
+    need: u64,
+) -> Result<()> {
+    // A hugetlb pool is counted by the kernel when it is mapped.
+    if request.place.is_some_and(|place| !place.empty) || pages == Pages::Huge {
         return Ok(());
     }
     let refuse = |room: u64, limit: String| {
@@ -357,7 +364,7 @@ fn check_memory(plan: &Plan, request: &Request, host: &Host) -> Result<()> {
             "not enough memory",
             format!("{need} bytes are needed and {room} are available ({limit})"),
         )
-        .at(plan.file.display().to_string())
+        .at(file.path.display().to_string())
         .with_errno(rustix::io::Errno::NOMEM)
         .remedy("free memory, load a range (--offset, --length), or try all the same with --no-memory-check"))
     };

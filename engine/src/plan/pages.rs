@@ -3,13 +3,15 @@
 use super::{Reasons, Request, SMALL_FILE};
 use crate::error::{Error, Result};
 use crate::facts::Host;
-use crate::options::{Kind, Method, Pages};
+use crate::options::{DEFAULT_GATHER, Kind, Method, Pages};
 
-/// Decides on the pages to try for.
+/// Decides on the pages to try for. `spread` tells how many bytes of memory the data takes on pages
+/// of a size.
 pub(super) fn pages(
     request: &Request,
     host: &Host,
     bytes: u64,
+    spread: impl Fn(u64) -> u64,
     reasons: &mut Reasons,
 ) -> Result<Pages> {
     if let Some(place) = request.place {
@@ -23,6 +25,14 @@ pub(super) fn pages(
                 ),
             ));
         }
+        if place.hugetlb {
+            reasons.add(
+                "pages",
+                Pages::Huge,
+                "what the memory that exists is made of",
+            );
+            return Ok(Pages::Huge);
+        }
         if !may_choose {
             reasons.add("pages", "4k", "memory that exists keeps its pages");
             return Ok(Pages::Auto);
@@ -32,13 +42,18 @@ pub(super) fn pages(
         reasons.add("pages", request.pages, "asked for");
         return Ok(request.pages);
     }
-    let (choice, why) = best_pages(request, host, bytes);
+    let (choice, why) = best_pages(request, host, bytes, spread);
     reasons.add("pages", choice, why);
     Ok(choice)
 }
 
 /// Huge pages wherever an ordinary user gets them.
-fn best_pages(request: &Request, host: &Host, bytes: u64) -> (Pages, String) {
+fn best_pages(
+    request: &Request,
+    host: &Host,
+    bytes: u64,
+    spread: impl Fn(u64) -> u64,
+) -> (Pages, String) {
     // Memory that exists is not the pool's, and hugetlbfs has no write(2).
     let from_pool = request.place.is_none()
         && !matches!(request.method, Method::Sendfile | Method::Splice)
@@ -64,6 +79,24 @@ fn best_pages(request: &Request, host: &Host, bytes: u64) -> (Pages, String) {
         return (
             Pages::Small,
             "too small for huge pages to matter".to_string(),
+        );
+    }
+    if host.thp_size > request.gather.unwrap_or(DEFAULT_GATHER) {
+        return (
+            Pages::Small,
+            format!(
+                "a huge page, {} MiB, is more than a gather",
+                host.thp_size >> 20
+            ),
+        );
+    }
+    // Every page with a byte of data on it is allocated: between holes, most of it for nothing.
+    let (small, huge) = (spread(host.page), spread(host.thp_size));
+    if huge > small + small / 4 {
+        let (small, huge) = (small >> 10, huge >> 10);
+        return (
+            Pages::Small,
+            format!("{small} KiB of data between holes would take {huge} KiB of huge pages"),
         );
     }
     match (&request.kind, host.thp.as_deref()) {

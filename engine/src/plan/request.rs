@@ -51,6 +51,8 @@ pub(crate) struct Place {
     pub address: u64,
     /// Nothing is allocated in it yet, so that its pages may still be chosen.
     pub empty: bool,
+    /// It is made of hugetlb pages, which write(2) does not reach.
+    pub hugetlb: bool,
 }
 
 /// Checks the values of a request that need no file.

@@ -78,6 +78,42 @@ fn the_ladder_is_whole_where_everything_works() {
 }
 
 #[test]
+fn data_between_holes_is_not_blown_up_to_huge_pages() {
+    // 4 KiB in every 2 MiB of a GiB.
+    let runs = (0..512).map(|n| Run {
+        start: n * 2 * MIB + 4096,
+        end: n * 2 * MIB + 8192,
+        cached: false,
+    });
+    let layout = Layout {
+        runs: runs.collect(),
+        learned: "told".to_string(),
+    };
+    assert_eq!(layout.spread(0, 4096), 2 * MIB);
+    assert_eq!(layout.spread(0, 2 * MIB), GIB);
+    // Two runs on one page take one.
+    assert_eq!(layout.spread(0, 4 * MIB), GIB);
+    let plan = |pages, available| {
+        let request = Request {
+            pages,
+            ..Request::default()
+        };
+        let host = Host {
+            available: Some(available),
+            ..host()
+        };
+        decide(&request, &file(GIB), &host, &layout)
+    };
+    let small = plan(Pages::Auto, 2 * MIB).unwrap();
+    assert_eq!(small.pages, Pages::Small);
+    assert!(why(&small, "pages", "4k").contains("2048 KiB of data between holes"));
+    assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
+    // Who insists is told what it takes.
+    let error = plan(Pages::Thp, GIB - 1).unwrap_err().to_string();
+    assert!(error.contains("1073741824 bytes are needed"), "{error}");
+}
+
+#[test]
 fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
     for (block, depth, window) in [(4 * MIB, 8, 64 * MIB), (64 * MIB, 4096, GIB)] {
         let request = Request {
@@ -86,12 +122,24 @@ fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
             ..Request::default()
         };
         let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-        assert_eq!(plan.pin_budget, window * WINDOWS);
+        assert_eq!(plan.window, window);
     }
 }
 
 #[test]
 fn each_missing_part_takes_its_rungs_away() {
+    // Four windows at a time, each with a part of a huge page at either end.
+    for (limit, registered) in [(144 * MIB, true), (144 * MIB - 4, false)] {
+        let limited = Host {
+            memlock: Some(limit),
+            ..host()
+        };
+        let plan = plan_for(&Request::default(), &file(GIB), &limited, false).unwrap();
+        assert_eq!(
+            (plan.first().registered, plan.window > 0),
+            (registered, registered)
+        );
+    }
     let small_memlock = Host {
         memlock: Some(8 * MIB),
         ..host()
@@ -202,6 +250,11 @@ fn pages_are_the_largest_that_can_be_had() {
         ..Request::default()
     };
     assert_eq!(pages(&anon, &never, GIB), Pages::Small);
+    let enormous = Host {
+        thp_size: 512 * MIB,
+        ..host()
+    };
+    assert_eq!(pages(&Request::default(), &enormous, GIB), Pages::Small);
     let none = Host {
         thp_size: 0,
         ..host()

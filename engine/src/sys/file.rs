@@ -25,13 +25,22 @@ pub(crate) struct Stat {
 pub(crate) fn open(path: &Path, direct: bool) -> Result<OwnedFd, Errno> {
     let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     flags.set(OFlags::DIRECT, direct);
-    retry(|| rustix::fs::open(path, flags, Mode::empty()))
+    let fd = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
+    // io_uring would answer EAGAIN to whatever it cannot read at once.
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+    Ok(fd)
 }
 
 /// Whether a device node can be opened for reading and writing.
 pub(crate) fn try_node(path: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     retry(|| rustix::fs::open(path, flags, Mode::empty())).map(drop)
+}
+
+/// A second descriptor for the same open file.
+pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
 /// A second descriptor for the file behind a number that the process was given.
@@ -41,7 +50,7 @@ pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
     }
     // SAFETY: the borrow ends with this call; a number that is not open answers EBADF.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    rustix::io::fcntl_dupfd_cloexec(borrowed, 3)
+    twin(borrowed)
 }
 
 pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {

@@ -66,34 +66,55 @@ pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Memory that cgroups still allow this process, the tightest of all levels, in bytes: limit
-/// less usage, page cache that the kernel can take back counted as free. With the file that
-/// sets it.
+/// Memory that cgroups still allow this process, in bytes, and the file that limits it.
 pub(crate) fn cgroup_room() -> Option<(u64, PathBuf)> {
+    room("memory", "memory")
+}
+
+/// Hugetlb pages of this size that cgroups still allow this process, in bytes.
+pub(crate) fn cgroup_pool_room(page: u64) -> Option<u64> {
+    let size = match page {
+        0..0x10_0000 => format!("{}KB", page >> 10),
+        0x10_0000..0x4000_0000 => format!("{}MB", page >> 20),
+        _ => format!("{}GB", page >> 30),
+    };
+    room("hugetlb", &format!("hugetlb.{size}")).map(|(room, _)| room)
+}
+
+/// What cgroups still allow this process of a resource, the tightest of all levels: limit less
+/// usage, page cache that the kernel can take back counted as free.
+fn room(controller: &str, resource: &str) -> Option<(u64, PathBuf)> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mut tightest: Option<(u64, PathBuf)> = None;
     for line in own.lines() {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, path) = (parts.next(), parts.next()?, parts.next()?);
-        let (root, limit, usage) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            "memory" => (
-                "/sys/fs/cgroup/memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            ),
-            _ => continue,
+        let root = Path::new("/sys/fs/cgroup");
+        let (root, limit, usage) = if controllers.is_empty() {
+            // Beside version 1, version 2 has a place of its own.
+            let beside = Some(root.join("unified")).filter(|path| path.is_dir());
+            (
+                beside.unwrap_or_else(|| root.to_path_buf()),
+                "max",
+                "current",
+            )
+        } else if controllers == controller {
+            (root.join(controller), "limit_in_bytes", "usage_in_bytes")
+        } else {
+            continue;
         };
-        let root = Path::new(root);
+        let (limit, usage) = (format!("{resource}.{limit}"), format!("{resource}.{usage}"));
         let own = root.join(path.trim_start_matches('/'));
-        for level in own.ancestors().take_while(|level| level.starts_with(root)) {
-            let file = level.join(limit);
+        for level in own.ancestors().take_while(|level| level.starts_with(&root)) {
+            let file = level.join(&limit);
             // "max" is no number, and so no limit; version 1 says it with an absurd one.
             let Some(limit) = number(&file).filter(|&limit| limit < 1 << 60) else {
                 continue;
             };
-            let used = number(level.join(usage)).unwrap_or(0);
-            let stat = fs::read_to_string(level.join("memory.stat")).unwrap_or_default();
+            let used = number(level.join(&usage)).unwrap_or(0);
+            // There is none for other resources: nothing of them can be taken back.
+            let stat =
+                fs::read_to_string(level.join(format!("{resource}.stat"))).unwrap_or_default();
             let cache: u64 = stat
                 .lines()
                 .filter_map(|line| line.split_once(' '))

@@ -162,6 +162,11 @@ impl Mapping {
         }
     }
 
+    /// Nobody can write to it, nor we.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.share == Share::Sealed
+    }
+
     /// The bytes as a slice, where nobody else can change them.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         if self.share == Share::Shared {
@@ -278,6 +283,17 @@ impl<'m> Region<'m> {
     pub(crate) fn want_small(&self) -> Result<(), Errno> {
         // SAFETY: as in `want_huge`.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) }
+    }
+
+    /// Keeps the region out of children that are forked meanwhile, or no longer so (madvise(2)).
+    pub(crate) fn leave_out_of_forks(&self, leave: bool) {
+        let advice = match leave {
+            true => Advice::LinuxDontFork,
+            false => Advice::LinuxDoFork,
+        };
+        // SAFETY: advice on memory that we own changes no contents. It fails for no memory of
+        // ours, and children have no business in memory that is being filled.
+        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) };
     }
 
     /// Makes every page of the range present and writable; contents stay (MADV_POPULATE_WRITE,

@@ -3,7 +3,7 @@
 use super::map::Region;
 use super::usage::Bell;
 use super::{Errno, file};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A read that came back.
@@ -55,9 +55,18 @@ impl<'m> Ring<'m> {
         })
     }
 
-    /// Whether a ring can be had at all, and does anything: a sandbox may refuse either.
+    /// Whether a ring can be had at all, knows reads (Linux 5.6), and does anything: a sandbox may
+    /// refuse any of it.
     pub(crate) fn probe() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno)?;
+        let mut known = Probe::new();
+        match ring.submitter().register_probe(&mut known).map_err(errno) {
+            Ok(()) if known.is_supported(opcode::Read::CODE) => {}
+            // The question is as old as the answer.
+            Ok(()) | Err(Errno::INVAL) => return Err(Errno::NOSYS),
+            // Reads do not need what this sandbox keeps from us.
+            Err(_) => {}
+        }
         // SAFETY: doing nothing needs no memory.
         unsafe { ring.submission().push(&opcode::Nop::new().build()) }
             .expect("the queue has two entries");

@@ -10,7 +10,7 @@ use crate::buffer::Memory;
 use crate::error::{Error, Result, errno_name};
 use crate::facts::Layout;
 use crate::method::{self, Job, Stop};
-use crate::options::Allocation;
+use crate::options::{Allocation, Pages};
 use crate::plan::{Plan, Reason, Rung};
 use crate::source::Source;
 use crate::sys::Errno;
@@ -89,7 +89,8 @@ impl Transfer<'_> {
             let allocator =
                 ahead.then(|| spawn("dmafile-alloc").spawn_scoped(scope, || self.allocate(feed)));
             let verifier = self.verify.map(|verify| {
-                let thread = spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify));
+                let thread =
+                    spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify, feed));
                 (verify, thread)
             });
             if let Some(Err(error)) = &allocator {
@@ -98,17 +99,16 @@ impl Transfer<'_> {
                     .push(in_read(format!("no thread is to be had ({error})")));
                 feed.publish(u64::MAX);
             }
+            let over = Over(self, feed);
             self.read(feed, lanes, outcome);
-            // Nobody is left waiting for what will not come.
-            feed.stop(None);
-            self.meter.over();
+            drop(over);
             let join = "a thread of ours does not panic";
             if let Some(Ok(thread)) = allocator {
                 outcome.reasons.extend(thread.join().expect(join));
             }
             verifier.map(|(verify, thread)| match thread {
                 Ok(thread) => thread.join().expect(join),
-                Err(_) => self.hash(verify),
+                Err(_) => self.hash(verify, feed),
             })
         })
     }
@@ -159,7 +159,7 @@ impl Transfer<'_> {
         Cut {
             block: self.plan.block,
             align: if direct { self.plan.align } else { 1 },
-            base: self.plan.offset.wrapping_sub(self.plan.lead),
+            base: self.plan.offset - self.plan.lead,
             capacity: self.plan.capacity,
         }
     }
@@ -247,7 +247,9 @@ impl Transfer<'_> {
                 let gather = self.gather(made, end, grain);
                 let stop_at = (at + gather).min(run_end);
                 let start = self.meter.now();
-                for step in (at..stop_at).step_by(POPULATE_STEP as usize) {
+                // Never less than a huge page: a part of one would become base pages.
+                let stride = POPULATE_STEP.max(grain);
+                for step in (at..stop_at).step_by(stride as usize) {
                     if self.cancel.is_set() {
                         feed.stop(Some(Error::cancelled(self.source.place(0))));
                         return None;
@@ -255,7 +257,7 @@ impl Transfer<'_> {
                     if feed.stopped() {
                         return None;
                     }
-                    let len = POPULATE_STEP.min(stop_at - step);
+                    let len = stride.min(stop_at - step);
                     match self.memory.populate(step, len) {
                         Ok(()) => {}
                         // A kernel before 5.14, or a sandbox: the reads fault their pages in.
@@ -269,10 +271,7 @@ impl Transfer<'_> {
                             });
                         }
                         Err(errno) => {
-                            let error = Error::os("cannot allocate the buffer", errno)
-                                .at(format!("byte {step} of {end}"))
-                                .remedy("free memory, or load a range (--offset, --length)");
-                            feed.stop(Some(error));
+                            feed.stop(Some(self.cannot_allocate(errno, step)));
                             return None;
                         }
                     }
@@ -289,6 +288,17 @@ impl Transfer<'_> {
         None
     }
 
+    fn cannot_allocate(&self, errno: Errno, at: u64) -> Error {
+        let error = Error::os("cannot allocate the buffer", errno)
+            .at(format!("byte {at} of {}", self.plan.capacity));
+        match (errno, self.plan.pages) {
+            (Errno::FAULT, Pages::Huge) => error
+                .why("a cgroup limits hugetlb pages to less")
+                .remedy("raise its hugetlb limit, or use --pages thp"),
+            _ => error.remedy("free memory, or load a range (--offset, --length)"),
+        }
+    }
+
     /// The size of the next gather. They double from a small first one, so that reading starts
     /// at once, up to the size of the plan, and halve towards the end, so that little is left to
     /// read after the last one.
@@ -301,7 +311,7 @@ impl Transfer<'_> {
     }
 
     /// Hashes the wanted bytes in file order as they land.
-    fn hash(&self, verify: &Verify) -> Result<String> {
+    fn hash(&self, verify: &Verify, feed: &Feed) -> Result<String> {
         // Small enough to stay in the CPU's cache between the copy and the hash.
         let mut scratch = vec![0; 64 << 10];
         let zeros = vec![0; 64 << 10];
@@ -309,12 +319,17 @@ impl Transfer<'_> {
         let (mut at, end) = (self.plan.lead, self.plan.lead + self.plan.bytes);
         let mut runs = self.layout.runs.iter().peekable();
         while at < end {
+            let unfinished = || Err(Error::new("verify", "not all bytes came"));
             let Some(upto) = self.meter.wait_landed(at) else {
-                return Err(Error::new("verify", "not all bytes came"));
+                return unfinished();
             };
             let start = self.meter.now();
             let (first, upto) = (at, upto.min(end));
             while at < upto {
+                // What has failed or been cancelled needs no digest, and nobody waits for one.
+                if self.cancel.is_set() || feed.failed() {
+                    return unfinished();
+                }
                 while runs.next_if(|run| self.at(run.end) <= at).is_some() {}
                 // Holes are zeros; looking at them would allocate memory for them.
                 let hole_end = runs.peek().map_or(end, |run| self.at(run.start));
@@ -409,6 +424,17 @@ impl Transfer<'_> {
         let touched = end.next_multiple_of(self.plan.align).min(capacity);
         self.memory.zero(0, lead)?;
         self.memory.zero(end, touched - end)
+    }
+}
+
+/// When reading has ended, in a panic of a caller's progress function too, nobody is left waiting
+/// for what will not come.
+struct Over<'a>(&'a Transfer<'a>, &'a Feed);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.1.stop(None);
+        self.0.meter.over();
     }
 }
 
