@@ -23,6 +23,7 @@ mod buffer;
 mod doctor;
 mod error;
 pub mod facts;
+pub mod format;
 mod load;
 mod method;
 mod options;
