@@ -3,6 +3,7 @@
 use crate::buffer::{self, Buffer, Lent, Memory};
 use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
+use crate::model::Shard;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
@@ -365,6 +366,7 @@ impl Load {
             plan,
             layout,
             checks,
+            shards: Shard::several(source),
         })
     }
 
@@ -407,6 +409,7 @@ struct Decided {
     plan: Plan,
     layout: Layout,
     checks: Vec<Check>,
+    shards: Vec<Shard>,
 }
 
 /// A whole load: the buffer and how it went.
@@ -483,6 +486,9 @@ pub struct Report {
     pub bytes_buffered: u64,
     /// Bytes of holes, which were not read.
     pub bytes_hole: u64,
+    /// Where each file lies among these bytes, where they are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
     /// What was decided, and what was given up on the way.
     pub reasons: Vec<Reason>,
     /// The checksums that were asked for, one a file; in JSON null for none, and an object for one.
@@ -542,6 +548,7 @@ impl Report {
             bytes_direct: direct,
             bytes_buffered: buffered,
             bytes_hole: plan.holes,
+            shards: decided.shards.clone(),
             reasons,
             verify: outcome.verified,
             trace: meter.spans().map(|spans| trace::render(&spans)),

@@ -49,6 +49,28 @@ pub struct Shard {
     pub bytes: u64,
 }
 
+impl Shard {
+    fn all(source: &Source) -> Vec<Self> {
+        let files = source.files();
+        files
+            .map(|(file, at, bytes)| Self {
+                file: file.to_path_buf(),
+                at,
+                bytes,
+            })
+            .collect()
+    }
+
+    /// The files of a source; none where it is only one.
+    pub(crate) fn several(source: &Source) -> Vec<Self> {
+        let mut all = Self::all(source);
+        if all.len() == 1 {
+            all.clear();
+        }
+        all
+    }
+}
+
 /// The headers of a model, read and checked; the files stay open, so that what is loaded later is
 /// what they describe.
 ///
@@ -152,14 +174,7 @@ impl Model {
 
     /// Its files, in the order in which they lie in a buffer.
     pub fn shards(&self) -> Vec<Shard> {
-        let files = self.source.files();
-        files
-            .map(|(file, at, bytes)| Shard {
-                file: file.to_path_buf(),
-                at,
-                bytes,
-            })
-            .collect()
+        Shard::all(&self.source)
     }
 
     /// Its tensors, in the order in which they lie in a buffer.
