@@ -26,6 +26,7 @@ pub mod facts;
 mod load;
 mod method;
 mod options;
+pub mod pins;
 mod plan;
 mod source;
 mod sys;
@@ -40,6 +41,7 @@ pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
+pub use pins::{Pins, pins};
 pub use plan::{Plan, Reason, Rung};
 pub use verify::{Algorithm, Verified, Verify};
 
