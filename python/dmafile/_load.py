@@ -20,7 +20,6 @@ class Options(TypedDict, total=False):
     gather: int | None
     block: int | None
     queue_depth: int | None
-    verify: str | None
     memory_check: bool
 
 
@@ -30,6 +29,7 @@ class LoadOptions(Options, total=False):
     to: str
     offset: int
     length: int | None
+    verify: str | None
 
 
 def load(

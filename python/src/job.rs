@@ -3,7 +3,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::raise;
-use crate::request;
+use crate::request::{self, FILE};
 use dmafile::{CancelToken, Error, Load, Loaded};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -185,7 +185,7 @@ pub(crate) fn load(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Buffer> {
-    let load = request::apply(Load::new(&path), options)?;
+    let load = request::apply(Load::new(&path), options, FILE)?;
     let job = Job::start(load, &path, || ())?;
     job.attend(py, progress).map(Buffer::of)
 }
@@ -198,7 +198,7 @@ pub(crate) fn start(
     options: &Bound<'_, PyDict>,
     then: Py<PyAny>,
 ) -> PyResult<Running> {
-    let load = request::apply(Load::new(&path), options)?;
+    let load = request::apply(Load::new(&path), options, FILE)?;
     let then = move || {
         // An interpreter that shuts down waits for nobody.
         Python::try_attach(|py| {

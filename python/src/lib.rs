@@ -5,6 +5,7 @@ mod buffer;
 mod dlpack;
 mod error;
 mod job;
+mod model;
 mod request;
 
 use pyo3::prelude::*;
@@ -26,6 +27,8 @@ mod module {
     use super::job::{Running, load, start};
     #[pymodule_export]
     use super::main;
+    #[pymodule_export]
+    use super::model::Model;
 
     /// The version of the package and of the engine.
     #[pymodule_export]

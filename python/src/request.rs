@@ -7,14 +7,23 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::str::FromStr;
 
+/// The options of any load, and those that only the load of a file has.
+pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
+/// The load of a model goes where its tensors are looked for.
+pub(crate) const MODEL: &[&str] = &[];
+
 /// Applies options, by the names that the functions of the package give them. None leaves an
 /// option as it is.
-pub(crate) fn apply(mut load: Load, options: &Bound<'_, PyDict>) -> PyResult<Load> {
+pub(crate) fn apply(mut load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
     for (name, value) in options {
+        let name = name.extract::<String>()?;
+        if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
+            let text = format!("'{name}' is no option of this load");
+            return Err(PyTypeError::new_err(text));
+        }
         if value.is_none() {
             continue;
         }
-        let name = name.extract::<String>()?;
         load = match name.as_str() {
             "to" => load.to(word(&value)?),
             "pages" => load.pages(word(&value)?),
