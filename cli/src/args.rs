@@ -1,7 +1,7 @@
 //! The arguments. Completions and the man page come from these definitions.
 
 use clap::{Args, Parser, Subcommand};
-use dmafile::{Allocation, Io, Kind, Load, Method, Pages, Verify};
+use dmafile::{Allocation, Error, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -19,6 +19,8 @@ pub struct Cli {
 pub enum Command {
     /// Load a file into memory, and hand it to a command
     Load(LoadArgs),
+    /// List the tensors of a model; reads headers only
+    Show(ShowArgs),
     /// Print the plan for a load and the reason for each choice; moves nothing
     Explain(ExplainArgs),
     /// Print what this machine can do, what it can't, and the command that would fix it
@@ -35,12 +37,18 @@ pub enum Command {
 /// How a file should come into memory.
 #[derive(Args, Debug)]
 pub struct Knobs {
-    /// The file: a regular file or a block device
+    /// A regular file or a block device; or a model of several files: its folder, its
+    /// *.safetensors.index.json, or the first file of a split GGUF
     pub file: PathBuf,
 
     /// Kind of memory: anon, memfd, fd:N, udmabuf, heap:NAME, dmafile
     #[arg(long, value_name = "KIND", default_value = "memfd")]
     pub to: String,
+
+    /// Load only these tensors of a model: a name, a glob, or re: and a regular expression (repeat
+    /// for more)
+    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>)]
+    pub tensor: Vec<Pattern>,
 
     /// Size of its pages: auto, 4k, thp, huge
     #[arg(long, value_name = "P", default_value = "auto", value_parser = word::<Pages>)]
@@ -54,9 +62,9 @@ pub struct Knobs {
     #[arg(long, value_name = "MODE", default_value = "auto", value_parser = word::<Io>)]
     pub io: Io,
 
-    /// First byte that is wanted
-    #[arg(long, value_name = "N", default_value = "0", value_parser = size)]
-    pub offset: u64,
+    /// First byte that is wanted [default: 0]
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub offset: Option<u64>,
 
     /// How many bytes are wanted [default: to the end of the file]
     #[arg(long, value_name = "N", value_parser = size)]
@@ -88,16 +96,37 @@ pub struct Knobs {
 }
 
 impl Knobs {
+    /// What is to be loaded: bytes of a file, or a model.
+    fn source(&self) -> dmafile::Result<Load> {
+        let range = self.offset.is_some() || self.length.is_some();
+        if range && !self.tensor.is_empty() {
+            let why = "the bytes of tensors are known: leave --offset and --length away";
+            return Err(Error::usage("--tensor", why));
+        }
+        if range || (self.tensor.is_empty() && !dmafile::is_collection(&self.file)) {
+            // A range is one of the file that is named.
+            return Ok(Load::new(&self.file));
+        }
+        let model = Model::open(&self.file)?;
+        match &self.tensor[..] {
+            [] => Ok(model.load()),
+            chosen => model.load_only(chosen),
+        }
+    }
+
     /// The load they describe.
     pub fn load(&self) -> dmafile::Result<Load> {
-        let mut load = Load::new(&self.file)
+        let mut load = self
+            .source()?
             .to(self.to.parse::<Kind>()?)
             .pages(self.pages)
             .method(self.method)
             .io(self.io)
-            .offset(self.offset)
             .allocation(self.allocation)
             .check_memory(!self.no_memory_check);
+        if let Some(offset) = self.offset {
+            load = load.offset(offset);
+        }
         if let Some(length) = self.length {
             load = load.length(length);
         }
@@ -123,6 +152,8 @@ impl Knobs {
     after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES the \
                         file's bytes, DMAFILE_OFFSET where they start. It is exec'd in place: its \
                         exit status is ours; 127 when it is not found, 126 when it can't be run.\n\n\
+                        The files of a model lie one behind the other in the buffer, a tensor \
+                        where `dmafile show --json` says (at), whether all are loaded or some.\n\n\
                         Sizes read 4096, 512K, 8M, 1GiB: powers of 1024."
 )]
 pub struct LoadArgs {
@@ -144,6 +175,22 @@ pub struct LoadArgs {
     /// A command to hand the buffer to
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `dmafile show`
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// A safetensors or GGUF file, a model's folder, a *.safetensors.index.json, or the first file
+    /// of a split GGUF
+    pub file: PathBuf,
+
+    /// Show only these tensors: a name, a glob, or re: and a regular expression (repeat for more)
+    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>)]
+    pub tensor: Vec<Pattern>,
+
+    /// Print the model as one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `dmafile explain`

@@ -6,6 +6,7 @@ mod args;
 mod doctor;
 mod explain;
 mod load;
+mod show;
 mod text;
 
 use args::{Cli, Command};
@@ -45,6 +46,7 @@ fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
     };
     match &cli.command {
         Command::Load(args) => load::run(args),
+        Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Completions { shell } => {

@@ -108,7 +108,7 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
         ms(report.io_seconds),
         ms(report.hidden),
     );
-    if let Some(verified) = &report.verify {
+    for verified in &report.verify {
         let end = if verified.matched {
             "as expected"
         } else {

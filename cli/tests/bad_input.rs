@@ -51,7 +51,7 @@ fn directory() {
     fs::create_dir(dir.path("folder")).unwrap();
     assert_eq!(
         dir.refuses("folder", 1),
-        "cannot load: folder: is a directory (EISDIR); name a file in it"
+        "cannot load: folder: is a directory without a model in it (EISDIR); name a file in it"
     );
 }
 

@@ -60,8 +60,10 @@ impl Error {
         }))
     }
 
-    /// A request that cannot be meant.
-    pub(crate) fn usage(what: impl Into<String>, why: impl Into<String>) -> Self {
+    /// A request that cannot be meant: for the command and the bindings, which have requests of
+    /// their own.
+    #[doc(hidden)]
+    pub fn usage(what: impl Into<String>, why: impl Into<String>) -> Self {
         let mut error = Self::new(what, why);
         error.0.kind = ErrorKind::Usage;
         error

@@ -109,7 +109,7 @@ impl File {
             file_system: source.file_system(),
             align: source.align(),
             align_told: source.align_is_told(),
-            direct_refused: source.direct().err().map(str::to_string),
+            direct_refused: source.direct_refused(),
         }
     }
 }
@@ -129,21 +129,45 @@ pub(crate) struct Layout {
     pub runs: Vec<Run>,
     /// How residency in the page cache was learned, or why not.
     pub learned: String,
+    /// Bytes that were asked for, holes included.
+    pub wanted: u64,
 }
 
+/// A hole shorter than this costs less to read than the extra operation to skip it.
+pub(crate) const SMALL_HOLE: u64 = 64 << 10;
 /// How finely a partly cached file is told apart.
 const CACHE_GRAIN: u64 = 1 << 20;
 /// Bytes looked at before a file that `cachestat` will not speak of counts as cold.
 const PEEKS: u64 = 16;
 
 impl Layout {
-    /// Finds holes in `[start, end)` and, where `look` is set, what sits in the page cache.
-    pub(crate) fn of(source: &Source, start: u64, end: u64, look: bool) -> Self {
-        // A hole shorter than this costs less to read than the extra operation to skip it.
-        const SMALL_HOLE: u64 = 64 << 10;
-        let data = source.data(start, end, SMALL_HOLE);
+    /// Finds holes in `[start, end)` and, where `look` is set, what sits in the page cache. With
+    /// `only`, ascending ranges, nothing else is looked at or read.
+    pub(crate) fn of(
+        source: &Source,
+        start: u64,
+        end: u64,
+        look: bool,
+        only: Option<&[(u64, u64)]>,
+    ) -> Self {
+        let data: Vec<_> = match only {
+            None => source.data(start, end, SMALL_HOLE),
+            Some(ranges) => ranges
+                .iter()
+                .flat_map(|range| source.data(range.0, range.1, SMALL_HOLE))
+                .collect(),
+        };
+        let layout = Self::found(source, &data, look);
+        let wanted = match only {
+            None => source.bytes_within(start, end),
+            Some(ranges) => ranges.iter().map(|range| range.1 - range.0).sum(),
+        };
+        Self { wanted, ..layout }
+    }
+
+    fn found(source: &Source, data: &[(u64, u64)], look: bool) -> Self {
         if !look {
-            let runs = data.into_iter().map(|(start, end)| Run {
+            let runs = data.iter().map(|&(start, end)| Run {
                 start,
                 end,
                 cached: false,
@@ -151,16 +175,21 @@ impl Layout {
             return Self {
                 runs: runs.collect(),
                 learned: "not asked".to_string(),
+                wanted: 0,
             };
         }
         let bytes: u64 = data.iter().map(|(start, end)| end - start).sum();
-        match source.resident(start, end) {
-            Ok(0) => Self::told(&data, |_| false, "cachestat: nothing is cached"),
+        let resident: Result<u64, Errno> = data
+            .iter()
+            .map(|&(start, end)| source.resident(start, end))
+            .sum();
+        match resident {
+            Ok(0) => Self::told(data, |_| false, "cachestat: nothing is cached"),
             Ok(cached) if cached >= bytes => {
-                Self::told(&data, |_| true, "cachestat: all of it is cached")
+                Self::told(data, |_| true, "cachestat: all of it is cached")
             }
             Ok(_) => Self::told(
-                &data,
+                data,
                 |(start, end)| {
                     source
                         .resident(start, end)
@@ -168,7 +197,7 @@ impl Layout {
                 },
                 "cachestat, by the MiB: partly cached",
             ),
-            Err(errno) => Self::peeked(source, &data, errno),
+            Err(errno) => Self::peeked(source, data, errno),
         }
     }
 
@@ -222,6 +251,7 @@ impl Layout {
         Self {
             runs,
             learned: learned.to_string(),
+            wanted: 0,
         }
     }
 

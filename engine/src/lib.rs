@@ -26,6 +26,7 @@ pub mod facts;
 pub mod format;
 mod load;
 mod method;
+mod model;
 mod options;
 mod plan;
 mod source;
@@ -38,6 +39,7 @@ pub use buffer::{Buffer, CpuAccess, CpuAccessMut};
 pub use doctor::{Check, Health, doctor};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
+pub use model::{Model, Pattern, Shard, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };

@@ -3,6 +3,7 @@
 use crate::buffer::{self, Buffer, Lent, Memory};
 use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
+use crate::model::Shard;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
@@ -10,7 +11,7 @@ use crate::sys::usage;
 use crate::trace;
 use crate::transfer::Transfer;
 use crate::transfer::meter::{Meter, Phase};
-use crate::verify::{Verified, Verify};
+use crate::verify::{Check, Verified, Verify};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -61,6 +62,21 @@ pub struct Progress {
 type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
 pub(crate) type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;
 
+/// Where the bytes come from.
+enum Origin {
+    Path(PathBuf),
+    Open(Arc<Source>),
+}
+
+impl Origin {
+    fn open(&self) -> Result<Arc<Source>> {
+        match self {
+            Self::Path(path) => Source::open(path).map(Arc::new),
+            Self::Open(source) => Ok(Arc::clone(source)),
+        }
+    }
+}
+
 /// A load in the making: a file, and how its bytes should come into memory.
 ///
 /// ```no_run
@@ -80,7 +96,9 @@ pub(crate) type ProgressFn = Box<dyn Fn(Progress) + Send + Sync>;
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 pub struct Load {
-    path: PathBuf,
+    origin: Origin,
+    /// Nothing but these ranges of the source, in ascending order.
+    only: Option<Vec<(u64, u64)>>,
     request: Request,
     verify: Option<Verify>,
     trace: bool,
@@ -92,8 +110,20 @@ pub struct Load {
 impl Load {
     /// A load of the whole of `path` into a memfd, everything else left to the plan.
     pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::from(Origin::Path(path.into()))
+    }
+
+    /// A load of open files, or of some ranges of them.
+    pub(crate) fn of(source: Arc<Source>, only: Option<Vec<(u64, u64)>>) -> Self {
+        let mut load = Self::from(Origin::Open(source));
+        load.only = only;
+        load
+    }
+
+    fn from(origin: Origin) -> Self {
         Self {
-            path: path.into(),
+            origin,
+            only: None,
             request: Request::default(),
             verify: None,
             trace: false,
@@ -211,9 +241,9 @@ impl Load {
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
         plan::check(&self.request)?;
-        let source = Source::open(&self.path)?;
+        let source = self.origin.open()?;
         self.look_at_place()?;
-        self.decide(&source).map(|(plan, _)| plan)
+        self.decide(&source).map(|decided| decided.plan)
     }
 
     /// Loads into memory that it allocates.
@@ -228,27 +258,28 @@ impl Load {
     pub fn run(mut self) -> Result<Loaded> {
         let clock = Clock::start();
         plan::check(&self.request)?;
-        let source = Source::open(&self.path)?;
+        let source = self.origin.open()?;
         self.look_at_place()?;
         let opened = clock.begin.elapsed();
-        let (plan, layout) = self.decide(&source)?;
-        let meter = self.meter(&clock, &layout);
+        let decided = self.decide(&source)?;
+        let plan = &decided.plan;
+        let meter = self.meter(&clock, &decided.layout);
         meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
         meter.add_step(Phase::Plan, opened);
 
         let mut reasons = plan.reasons.clone();
         let start = meter.now();
         let kind = self.request.kind.clone();
-        let mut memory = buffer::make(&kind, &plan, self.request.pages, &mut reasons)?;
+        let mut memory = buffer::make(&kind, plan, self.request.pages, &mut reasons)?;
         meter.add_step(Phase::Alloc, start);
-        let outcome = self.transfer(&plan, &layout, &source, &*memory, &meter)?;
+        let outcome = self.transfer(&decided, &source, &*memory, &meter)?;
         let start = meter.now();
         memory
             .finish()
             .map_err(|errno| Error::os("cannot finish the buffer", errno).at(&plan.kind))?;
         meter.add_step(Phase::Export, start);
         let buffer = |memory| Buffer::new(memory, plan.kind.clone(), plan.lead, plan.bytes);
-        let report = Report::of(&plan, &meter, &clock, reasons, outcome, &*memory);
+        let report = Report::of(&decided, &meter, &clock, reasons, outcome, &*memory);
         Ok(Loaded {
             buffer: buffer(memory),
             report,
@@ -278,16 +309,18 @@ impl Load {
             hugetlb: false,
         });
         plan::check(&self.request)?;
-        let source = Source::open(&self.path)?;
+        let source = self.origin.open()?;
         let opened = clock.begin.elapsed();
-        let (plan, layout) = self.decide(&source)?;
-        let meter = self.meter(&clock, &layout);
+        let decided = self.decide(&source)?;
+        let meter = self.meter(&clock, &decided.layout);
         meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
         meter.add_step(Phase::Plan, opened);
         let lent = Lent::new(memory);
-        let outcome = self.transfer(&plan, &layout, &source, &lent, &meter)?;
-        let reasons = plan.reasons.clone();
-        Ok(Report::of(&plan, &meter, &clock, reasons, outcome, &lent))
+        let outcome = self.transfer(&decided, &source, &lent, &meter)?;
+        let reasons = decided.plan.reasons.clone();
+        Ok(Report::of(
+            &decided, &meter, &clock, reasons, outcome, &lent,
+        ))
     }
 
     /// Memory that exists sets bounds to the plan.
@@ -298,7 +331,7 @@ impl Load {
         Ok(())
     }
 
-    fn decide(&mut self, source: &Source) -> Result<(Plan, Layout)> {
+    fn decide(&mut self, source: &Source) -> Result<Decided> {
         let file = File::of(source);
         let (start, end) = plan::range(&self.request, &file)?;
         let host = Host::probe();
@@ -309,12 +342,32 @@ impl Load {
                 Method::Auto | Method::Uring | Method::Threads
             )
             && file.direct_refused.is_none();
-        let layout = Layout::of(source, start, end, look);
-        let plan = plan::decide(&self.request, &file, &host, &layout)?;
+        let layout = Layout::of(source, start, end, look, self.only.as_deref());
+        let mut plan = plan::decide(&self.request, &file, &host, &layout)?;
+        let checks = match &self.verify {
+            Some(_) if self.only.is_some() => {
+                let why = "chosen tensors have no digest of their own: load whole files";
+                return Err(Error::usage("--verify", why));
+            }
+            Some(verify) => Check::all(verify, source, start, end)?,
+            None => Vec::new(),
+        };
+        if let Some(check) = checks.iter().find(|check| check.by_name) {
+            plan.reasons.push(Reason {
+                about: "verify",
+                choice: check.algorithm.to_string(),
+                why: "expected as the Hugging Face cache names the file".to_string(),
+            });
+        }
         if let Some(show) = self.on_plan.take() {
             show(&plan);
         }
-        Ok((plan, layout))
+        Ok(Decided {
+            plan,
+            layout,
+            checks,
+            shards: Shard::several(source),
+        })
     }
 
     fn meter(&self, clock: &Clock, layout: &Layout) -> Meter<'_> {
@@ -331,25 +384,32 @@ impl Load {
 
     fn transfer(
         &self,
-        plan: &Plan,
-        layout: &Layout,
+        decided: &Decided,
         source: &Source,
         memory: &dyn Memory,
         meter: &Meter<'_>,
     ) -> Result<crate::transfer::Outcome> {
         let transfer = Transfer {
-            plan,
-            layout,
+            plan: &decided.plan,
+            layout: &decided.layout,
             source,
             memory,
             meter,
             cancel: &self.cancel,
-            verify: self.verify.as_ref(),
+            checks: &decided.checks,
         };
         let outcome = transfer.run()?;
         meter.tell_progress(true);
         Ok(outcome)
     }
+}
+
+/// What a load is going to do.
+struct Decided {
+    plan: Plan,
+    layout: Layout,
+    checks: Vec<Check>,
+    shards: Vec<Shard>,
 }
 
 /// A whole load: the buffer and how it went.
@@ -359,6 +419,14 @@ pub struct Loaded {
     pub buffer: Buffer,
     /// The account.
     pub report: Report,
+}
+
+fn none_one_or_all<S: serde::Serializer>(all: &[Verified], to: S) -> Result<S::Ok, S::Error> {
+    match all {
+        [] => to.serialize_none(),
+        [one] => one.serialize(to),
+        all => all.serialize(to),
+    }
 }
 
 /// When a load began, by the wall and by the CPU.
@@ -388,7 +456,7 @@ pub struct Cpu {
 /// How a load went. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Bytes of the file that were wanted, and are there.
+    /// Bytes of files that were wanted, and are there.
     pub bytes: u64,
     /// Where they start in the buffer.
     pub offset: u64,
@@ -418,23 +486,28 @@ pub struct Report {
     pub bytes_buffered: u64,
     /// Bytes of holes, which were not read.
     pub bytes_hole: u64,
+    /// Where each file lies among these bytes, where they are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
     /// What was decided, and what was given up on the way.
     pub reasons: Vec<Reason>,
-    /// The checksum, where one was asked for.
-    pub verify: Option<Verified>,
+    /// The checksums that were asked for, one a file; in JSON null for none, and an object for one.
+    #[serde(serialize_with = "none_one_or_all")]
+    pub verify: Vec<Verified>,
     #[serde(skip)]
     trace: Option<serde_json::Value>,
 }
 
 impl Report {
     fn of(
-        plan: &Plan,
+        decided: &Decided,
         meter: &Meter<'_>,
         clock: &Clock,
         mut reasons: Vec<Reason>,
         outcome: crate::transfer::Outcome,
         memory: &dyn Memory,
     ) -> Self {
+        let plan = &decided.plan;
         let (pages, remark) = memory.pages();
         reasons.extend(outcome.reasons);
         if let Some(why) = remark {
@@ -454,7 +527,7 @@ impl Report {
         phases.insert("total", seconds);
         let (user, system) = usage::cpu();
         Self {
-            bytes: plan.bytes,
+            bytes: decided.layout.wanted,
             offset: plan.lead,
             seconds,
             method: outcome.rung.method,
@@ -475,6 +548,7 @@ impl Report {
             bytes_direct: direct,
             bytes_buffered: buffered,
             bytes_hole: plan.holes,
+            shards: decided.shards.clone(),
             reasons,
             verify: outcome.verified,
             trace: meter.spans().map(|spans| trace::render(&spans)),

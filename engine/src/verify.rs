@@ -1,9 +1,12 @@
 //! Checksums, computed in file order while later extents are still on their way.
 
 use crate::error::{Error, Result};
+use crate::source::Source;
+use crate::sys::Errno;
 use serde::Serialize;
 use sha2::Digest as _;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// A checksum algorithm.
@@ -54,7 +57,8 @@ impl fmt::Display for Algorithm {
 pub struct Verify {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// The digest in lower-case hexadecimal; without one it is only computed and reported.
+    /// The digest in lower-case hexadecimal. Without one it is only computed and reported, but for
+    /// the SHA-256 of files in a Hugging Face cache, which are named by theirs.
     pub expected: Option<String>,
 }
 
@@ -96,12 +100,87 @@ impl FromStr for Verify {
 /// A digest that was computed, and the one that was expected if any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
+    /// The file whose bytes these are.
+    pub file: PathBuf,
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
     /// It was compared with an expected one, and equal.
     pub matched: bool,
+}
+
+/// A digest that is to be computed.
+#[derive(Debug)]
+pub(crate) struct Check {
+    pub file: PathBuf,
+    /// The bytes of the source that it is of.
+    pub range: (u64, u64),
+    pub algorithm: Algorithm,
+    pub expected: Option<String>,
+    /// It is known by the file's name in the Hugging Face cache.
+    pub by_name: bool,
+}
+
+impl Check {
+    /// What `verify` asks of a source of which `[start, end)` is wanted: one digest a file.
+    pub(crate) fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
+        let algorithm = verify.algorithm;
+        if verify.expected.is_some() && source.files().len() > 1 {
+            return Err(Error::usage(
+                "--verify",
+                format!("{algorithm}=HEX is of one file, and these are several"),
+            ));
+        }
+        let check = |(path, at, size): (&Path, u64, u64)| {
+            let range = (start.max(at), end.min(at + size));
+            let whole = range == (at, at + size);
+            let named = match verify.expected {
+                None if whole && algorithm == Algorithm::Sha256 => blob_digest(path),
+                _ => None,
+            };
+            Self {
+                file: path.to_path_buf(),
+                range,
+                algorithm,
+                by_name: named.is_some(),
+                expected: verify.expected.clone().or(named),
+            }
+        };
+        let checks = source.files().map(check);
+        Ok(checks
+            .filter(|check| check.range.0 < check.range.1)
+            .collect())
+    }
+
+    /// Compares what was computed with what is expected, if anything is.
+    pub(crate) fn judge(&self, digest: String) -> Result<Verified> {
+        if let Some(expected) = self.expected.as_ref().filter(|wanted| **wanted != digest) {
+            return Err(Error::new(
+                "wrong digest",
+                format!("{} is {digest} and should be {expected}", self.algorithm),
+            )
+            .with_errno(Errno::BADMSG)
+            .at(self.file.display().to_string())
+            .remedy("the file is damaged or another one: fetch it again"));
+        }
+        Ok(Verified {
+            file: self.file.clone(),
+            algorithm: self.algorithm,
+            digest,
+            matched: self.expected.is_some(),
+        })
+    }
+}
+
+/// The SHA-256 that the Hugging Face cache names a large file by:
+/// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/SHA256`.
+fn blob_digest(path: &Path) -> Option<String> {
+    let blob = path.canonicalize().ok()?;
+    let name = blob.file_name()?.to_str()?;
+    let hex = name.len() == Algorithm::Sha256.digits()
+        && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    (hex && blob.parent()?.file_name()? == "blobs").then(|| name.to_string())
 }
 
 /// A checksum in the making.

@@ -49,8 +49,8 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
 /// Reads an extent to its end through the page cache.
 pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
     loop {
-        let got = pread(job, job.source.buffered(), &extent)
-            .map_err(|errno| failed(job, extent.file, errno))?;
+        let input = job.source.buffered(extent.file);
+        let got = pread(job, input, &extent).map_err(|errno| failed(job, extent.file, errno))?;
         match judge(job, &extent, got, false)? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
@@ -60,10 +60,10 @@ pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Sto
 
 /// Reads an extent to its end past the page cache. EINVAL means that direct I/O does not work here
 /// after all: the extent is then to be moved in another way, whole.
-pub(super) fn read_direct(job: &Job<'_>, fd: BorrowedFd<'_>, extent: Extent) -> Result<(), Stop> {
+pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
     let mut left = extent;
     loop {
-        let got = match pread(job, fd, &left) {
+        let got = match pread(job, job.input(left.file)?, &left) {
             Ok(got) => got,
             Err(errno) if is_refusal(errno) => return Err(refused(job, errno)),
             Err(errno) => return Err(failed(job, left.file, errno).into()),
@@ -76,9 +76,13 @@ pub(super) fn read_direct(job: &Job<'_>, fd: BorrowedFd<'_>, extent: Extent) -> 
     }
 }
 
-fn pread(job: &Job<'_>, fd: BorrowedFd<'_>, extent: &Extent) -> Result<u64, Errno> {
+fn pread(
+    job: &Job<'_>,
+    (fd, offset): (BorrowedFd<'_>, u64),
+    extent: &Extent,
+) -> Result<u64, Errno> {
     // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
-    file::retry(|| file::pread(fd, &job.region, extent.at, extent.len, extent.file))
+    file::retry(|| file::pread(fd, &job.region, extent.at, extent.len, offset))
 }
 
 /// Whether an errno says that direct I/O is not to be had, rather than that the disk failed.
@@ -102,7 +106,7 @@ pub(super) fn failed(job: &Job<'_>, offset: u64, errno: Errno) -> Error {
 
 /// The file ended where its size at open promised more.
 pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
-    let size = source.size();
+    let size = source.size_at(offset);
     Error::new(
         "cannot read",
         format!("the file was cut short while it was loaded, from {size} bytes"),

@@ -9,18 +9,24 @@ use crate::sys::{Errno, file};
 use crate::transfer::feed::Lane;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let cannot_map = |errno| Error::os("cannot map the file", errno).at(job.source.place(0));
-    let len = usize::try_from(job.source.size()).map_err(|_| cannot_map(Errno::OVERFLOW))?;
-    let map = Mapping::shared(job.source.buffered(), len, 1, false).map_err(cannot_map)?;
-    let from = map.region();
+    let mut maps = Vec::new();
+    for (_, start, size) in job.source.files() {
+        let cannot_map =
+            |errno| Error::os("cannot map the file", errno).at(job.source.place(start));
+        let len = usize::try_from(size).map_err(|_| cannot_map(Errno::OVERFLOW))?;
+        let (fd, _) = job.source.buffered(start);
+        maps.push(Mapping::shared(fd, len, 1, false).map_err(cannot_map)?);
+    }
     work(job, Lane::Main, 0, |extent| {
+        let (number, offset) = job.source.locate(extent.file);
+        let from = maps[number].region();
         let mut done = 0;
         while done < extent.need {
-            let (from_at, at) = (extent.file + done, extent.at + done);
-            match file::copy_mapped(&from, from_at, &job.region, at, extent.need - done) {
-                Ok(0) | Err(Errno::FAULT) => return Err(fault(job, from_at).into()),
+            let at = extent.at + done;
+            match file::copy_mapped(&from, offset + done, &job.region, at, extent.need - done) {
+                Ok(0) | Err(Errno::FAULT) => return Err(fault(job, extent.file + done).into()),
                 Ok(got) => done += got,
-                Err(errno) => return Err(failed(job, from_at, errno).into()),
+                Err(errno) => return Err(failed(job, extent.file + done, errno).into()),
             }
         }
         Ok(false)
@@ -29,10 +35,9 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 
 /// A page of the mapping could not be had: the file ends before it, or the disk failed.
 fn fault(job: &Job<'_>, offset: u64) -> Error {
-    match job.source.size_now() {
-        Ok(size) if size >= job.source.size() => {
-            Error::os("cannot read", Errno::IO).at(job.source.place(offset))
-        }
+    let (start, end) = (offset, job.source.end_at(offset));
+    match job.source.missing(start, end) {
+        Ok(None) => Error::os("cannot read", Errno::IO).at(job.source.place(offset)),
         _ => cut_short(job.source, offset),
     }
 }

@@ -37,14 +37,15 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// The descriptor of the file that this rung reads.
-    fn file(&self) -> Result<BorrowedFd<'a>, Error> {
+    /// The descriptor through which this rung reads a byte of the source, and where the byte lies
+    /// in that file.
+    fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
         if !self.rung.direct {
-            return Ok(self.source.buffered());
+            return Ok(self.source.buffered(at));
         }
         self.source
-            .direct()
-            .map_err(|why| Error::new("no direct I/O", why).at(self.source.place(0)))
+            .direct(at)
+            .map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
     /// The descriptor of the buffer, for methods that write into it.

@@ -11,7 +11,7 @@ pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
     crowd(workers, |row| {
         work(job, Lane::Main, row, |extent| {
             if job.rung.direct {
-                read_direct(job, job.file()?, *extent)?;
+                read_direct(job, *extent)?;
             } else {
                 read_buffered(job, *extent)?;
             }
@@ -32,8 +32,8 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     let mut left = *extent;
     loop {
         // Errors, EAGAIN above all, mean only that the bytes must come another way.
-        let fd = job.source.buffered();
-        let got = file::pread_cached(fd, &job.region, left.at, left.len, left.file).unwrap_or(0);
+        let (fd, offset) = job.source.buffered(left.file);
+        let got = file::pread_cached(fd, &job.region, left.at, left.len, offset).unwrap_or(0);
         if got >= left.need {
             return Ok(false);
         }
@@ -50,7 +50,7 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
         .iter()
         .all(|value| value % align == 0);
     if aligned && job.rung.direct {
-        match read_direct(job, job.file()?, left) {
+        match read_direct(job, left) {
             Err(Stop::NotDirect(_)) => read_buffered(job, left).map(|()| false),
             done => done.map(|()| true),
         }

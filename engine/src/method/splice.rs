@@ -10,14 +10,15 @@ use crate::transfer::feed::Lane;
 const PIPE: usize = 1 << 20;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let (from, to) = (job.file()?, job.target()?);
+    let to = job.target()?;
     let pipe = Pipe::new(PIPE).map_err(|errno| Error::os("cannot make a pipe", errno))?;
     work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| Stop::Failed(failed(job, extent.file + done, errno));
+        let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         while done < extent.need {
             // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
-            let mut held = match pipe.fill(from, extent.file + done, extent.len - done) {
+            let mut held = match pipe.fill(from, offset + done, extent.len - done) {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
                 Ok(got) => got,
                 Err(errno) if job.rung.direct && is_refusal(errno) => {

@@ -41,7 +41,9 @@ struct Windows {
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let mut ring = Ring::new(job.file()?, job.region, job.plan.queue_depth)
+    let starts = job.source.files().map(|(_, start, _)| start);
+    let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
+    let mut ring = Ring::new(files?, job.region, job.plan.queue_depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
     let windows = if job.rung.registered {
         Some(Windows::open(&mut ring, job.plan.window)?)
@@ -169,8 +171,9 @@ impl Pump<'_, '_> {
     fn queue(&mut self, index: usize, flight: Flight) {
         let slot = flight.window.map(|window| window as u32);
         let left = flight.left;
+        let (file, offset) = self.job.source.locate(left.file);
         self.ring
-            .read(index as u64, left.at, left.len, left.file, slot);
+            .read(index as u64, left.at, left.len, (file, offset), slot);
         self.flights[index] = Some(flight);
     }
 
@@ -198,11 +201,7 @@ impl Pump<'_, '_> {
             // A read in a worker thread may be cut short by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
             // The ring will not wait for this one, so we do.
-            Err(Errno::AGAIN) if direct => job
-                .file()
-                .map_err(Stop::Failed)
-                .and_then(|fd| read_direct(job, fd, flight.left))
-                .map(|()| Rest::Nothing),
+            Err(Errno::AGAIN) if direct => read_direct(job, flight.left).map(|()| Rest::Nothing),
             Err(Errno::AGAIN) => read_buffered(job, flight.left).map(|()| Rest::Nothing),
             Err(errno) if direct && is_refusal(errno) => Err(refused(job, errno)),
             Err(errno) => Err(Stop::Failed(failed(job, flight.left.file, errno))),

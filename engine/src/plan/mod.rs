@@ -64,7 +64,7 @@ pub struct Plan {
     pub file: PathBuf,
     /// First byte of the file that is wanted.
     pub offset: u64,
-    /// Bytes that are wanted.
+    /// Bytes from the first to the last that is wanted.
     pub bytes: u64,
     /// Kind of memory.
     pub kind: String,
@@ -231,7 +231,7 @@ pub(crate) fn decide(
         capacity,
         to_read,
         to_copy,
-        holes: end - start - to_copy - to_read,
+        holes: layout.wanted - to_copy - to_read,
         window,
         threads: host.cpus.clamp(1, 4),
         reasons: reasons.0,

@@ -175,6 +175,11 @@ pub(crate) fn inherit(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
 }
 
+/// Reads up to `into.len()` bytes at `offset`.
+pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    retry(|| rustix::io::pread(fd, &mut *into, offset))
+}
+
 /// Reads exactly `into.len()` bytes at `offset`; EIO where the file ends before.
 pub(crate) fn pread_all(
     fd: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! One io_uring that reads one file into one region.
+//! One io_uring that reads files into one region.
 
 use super::map::Region;
 use super::usage::Bell;
@@ -18,17 +18,21 @@ pub(crate) struct Done {
 pub(crate) struct Ring<'m> {
     ring: IoUring,
     region: Region<'m>,
-    file: BorrowedFd<'m>,
-    registered_file: bool,
+    files: Vec<BorrowedFd<'m>>,
+    registered_files: bool,
     slots: bool,
     in_flight: usize,
 }
 
 impl<'m> Ring<'m> {
-    /// A ring for `depth` reads of `file` at once, with the file registered where that works.
+    /// A ring for `depth` reads of `files` at once, with the files registered where that works.
     ///
     /// EPERM where a sysctl or a seccomp filter forbids it, ENOSYS where the kernel has none.
-    pub(crate) fn new(file: BorrowedFd<'m>, region: Region<'m>, depth: u32) -> Result<Self, Errno> {
+    pub(crate) fn new(
+        files: Vec<BorrowedFd<'m>>,
+        region: Region<'m>,
+        depth: u32,
+    ) -> Result<Self, Errno> {
         // One more than the reads: the bell that wakes us takes an entry too.
         let entries = depth + 1;
         // Run completions only when we ask for them, on our own thread (Linux 6.1); kernels that
@@ -44,12 +48,13 @@ impl<'m> Ring<'m> {
                 _ => Err(error),
             })
             .map_err(errno)?;
-        let registered_file = ring.submitter().register_files(&[file.as_raw_fd()]).is_ok();
+        let numbers: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let registered_files = ring.submitter().register_files(&numbers).is_ok();
         Ok(Self {
             ring,
             region,
-            file,
-            registered_file,
+            files,
+            registered_files,
             slots: false,
             in_flight: 0,
         })
@@ -100,28 +105,33 @@ impl<'m> Ring<'m> {
         .map(drop)
     }
 
-    /// Queues a read of `len` bytes at `offset` of the file into `at` of the region; through the
-    /// registered buffer in `slot` when one is given, which must cover it. The caller keeps to
-    /// the depth the ring was made for.
-    pub(crate) fn read(&mut self, token: u64, at: u64, len: u64, offset: u64, slot: Option<u32>) {
+    /// Queues a read of `len` bytes into `at` of the region, from an offset of the file with this
+    /// number; through the registered buffer in `slot` when one is given, which must cover it. The
+    /// caller keeps to the depth the ring was made for.
+    pub(crate) fn read(
+        &mut self,
+        token: u64,
+        at: u64,
+        len: u64,
+        (file, offset): (usize, u64),
+        slot: Option<u32>,
+    ) {
         let target = self.region.span(at, len);
         let len = u32::try_from(len).expect("a block is at most 64 MiB");
-        let entry = match (slot, self.registered_file) {
-            (Some(slot), true) => opcode::ReadFixed::new(types::Fixed(0), target, len, slot as u16)
-                .offset(offset)
-                .build(),
-            (Some(slot), false) => {
-                let fd = types::Fd(self.file.as_raw_fd());
-                opcode::ReadFixed::new(fd, target, len, slot as u16)
-                    .offset(offset)
-                    .build()
-            }
-            (None, true) => opcode::Read::new(types::Fixed(0), target, len)
-                .offset(offset)
-                .build(),
-            (None, false) => opcode::Read::new(types::Fd(self.file.as_raw_fd()), target, len)
-                .offset(offset)
-                .build(),
+        // The two ways to name a file are two types.
+        macro_rules! read {
+            ($file:expr) => {
+                match slot {
+                    Some(slot) => opcode::ReadFixed::new($file, target, len, slot as u16)
+                        .offset(offset)
+                        .build(),
+                    None => opcode::Read::new($file, target, len).offset(offset).build(),
+                }
+            };
+        }
+        let entry = match self.registered_files {
+            true => read!(types::Fixed(file as u32)),
+            false => read!(types::Fd(self.files[file].as_raw_fd())),
         };
         self.push(&entry.user_data(token));
     }
@@ -180,8 +190,8 @@ impl Drop for Ring<'_> {
             // limit is free again and the memory can be sealed (F_SEAL_WRITE).
             let _ = self.ring.submitter().unregister_buffers();
         }
-        if self.registered_file {
-            // Likewise for the file, or its file system could not be unmounted yet.
+        if self.registered_files {
+            // Likewise for the files, or their file system could not be unmounted yet.
             let _ = self.ring.submitter().unregister_files();
         }
     }

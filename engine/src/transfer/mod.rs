@@ -15,7 +15,7 @@ use crate::plan::{Plan, Reason, Rung};
 use crate::source::Source;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
-use crate::verify::{Hasher, Verified, Verify};
+use crate::verify::{Check, Hasher, Verified};
 use feed::{Cut, Feed, FileRange};
 use meter::{Meter, Phase, ROW_VERIFY};
 
@@ -27,14 +27,14 @@ pub(crate) struct Transfer<'a> {
     pub memory: &'a dyn Memory,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
-    pub verify: Option<&'a Verify>,
+    pub checks: &'a [Check],
 }
 
 /// What came of it.
 pub(crate) struct Outcome {
     pub rung: Rung,
     pub reasons: Vec<Reason>,
-    pub verified: Option<Verified>,
+    pub verified: Vec<Verified>,
 }
 
 /// Allocation looks for a cancel at least this often.
@@ -57,18 +57,19 @@ impl Transfer<'_> {
         let mut outcome = Outcome {
             rung: self.plan.first(),
             reasons: Vec::new(),
-            verified: None,
+            verified: Vec::new(),
         };
-        let digest = if ahead || self.verify.is_some() {
+        let digests = if ahead || !self.checks.is_empty() {
             self.with_helpers(&feed, lanes, ahead, &mut outcome)
         } else {
             self.read(&feed, lanes, &mut outcome);
-            None
+            Ok(Vec::new())
         };
         self.finish(&feed)?;
-        if let (Some(digest), Some(verify)) = (digest, self.verify) {
-            outcome.verified = Some(self.judge(digest?, verify)?);
-        }
+        let verified = self.checks.iter().zip(digests?);
+        outcome.verified = verified
+            .map(|(check, digest)| check.judge(digest))
+            .collect::<Result<_>>()?;
         Ok(outcome)
     }
 
@@ -80,7 +81,7 @@ impl Transfer<'_> {
         lanes: Lanes,
         ahead: bool,
         outcome: &mut Outcome,
-    ) -> Option<Result<String>> {
+    ) -> Result<Vec<String>> {
         if ahead {
             feed.hold();
         }
@@ -88,11 +89,8 @@ impl Transfer<'_> {
             let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
             let allocator =
                 ahead.then(|| spawn("dmafile-alloc").spawn_scoped(scope, || self.allocate(feed)));
-            let verifier = self.verify.map(|verify| {
-                let thread =
-                    spawn("dmafile-verify").spawn_scoped(scope, || self.hash(verify, feed));
-                (verify, thread)
-            });
+            let verifier = (!self.checks.is_empty())
+                .then(|| spawn("dmafile-verify").spawn_scoped(scope, || self.hash(feed)));
             if let Some(Err(error)) = &allocator {
                 outcome
                     .reasons
@@ -106,10 +104,11 @@ impl Transfer<'_> {
             if let Some(Ok(thread)) = allocator {
                 outcome.reasons.extend(thread.join().expect(join));
             }
-            verifier.map(|(verify, thread)| match thread {
-                Ok(thread) => thread.join().expect(join),
-                Err(_) => self.hash(verify, feed),
-            })
+            match verifier {
+                None => Ok(Vec::new()),
+                Some(Ok(thread)) => thread.join().expect(join),
+                Some(Err(_)) => self.hash(feed),
+            }
         })
     }
 
@@ -310,73 +309,68 @@ impl Transfer<'_> {
         ramp.min(self.plan.gather).next_multiple_of(grain)
     }
 
-    /// Hashes the wanted bytes in file order as they land.
-    fn hash(&self, verify: &Verify, feed: &Feed) -> Result<String> {
+    /// Hashes the wanted bytes of each file in file order as they land.
+    fn hash(&self, feed: &Feed) -> Result<Vec<String>> {
         // Small enough to stay in the CPU's cache between the copy and the hash.
         let mut scratch = vec![0; 64 << 10];
-        let zeros = vec![0; 64 << 10];
-        let mut hasher = Hasher::new(verify.algorithm);
-        let (mut at, end) = (self.plan.lead, self.plan.lead + self.plan.bytes);
-        let mut runs = self.layout.runs.iter().peekable();
-        while at < end {
-            let unfinished = || Err(Error::new("verify", "not all bytes came"));
-            let Some(upto) = self.meter.wait_landed(at) else {
-                return unfinished();
-            };
-            let start = self.meter.now();
-            let (first, upto) = (at, upto.min(end));
-            while at < upto {
-                // What has failed or been cancelled needs no digest, and nobody waits for one.
-                if self.cancel.is_set() || feed.failed() {
-                    return unfinished();
-                }
-                while runs.next_if(|run| self.at(run.end) <= at).is_some() {}
-                // Holes are zeros; looking at them would allocate memory for them.
-                let hole_end = runs.peek().map_or(end, |run| self.at(run.start));
-                let hole = at < hole_end;
-                let until = if hole { hole_end.min(upto) } else { upto };
-                let until = match runs.peek() {
-                    Some(run) if !hole => until.min(self.at(run.end)),
-                    _ => until,
+        let mut digests = Vec::new();
+        for check in self.checks {
+            let mut hasher = Hasher::new(check.algorithm);
+            let (mut at, end) = (self.at(check.range.0), self.at(check.range.1));
+            while at < end {
+                let Some(upto) = self.meter.wait_landed(at) else {
+                    return Err(unfinished());
                 };
-                let len = (until - at).min(scratch.len() as u64) as usize;
-                if hole {
-                    hasher.update(&zeros[..len]);
-                } else {
-                    self.memory
-                        .copy_out(at, &mut scratch[..len])
-                        .map_err(|errno| Error::os("cannot verify the buffer", errno))?;
-                    hasher.update(&scratch[..len]);
-                }
-                at += len as u64;
+                let (start, first) = (self.meter.now(), at);
+                at = upto.min(end);
+                self.hash_range(first, at, &mut hasher, &mut scratch, feed)?;
+                self.meter.add(Phase::Verify, start);
+                let offset = first - self.plan.lead;
+                self.meter
+                    .span("verify", ROW_VERIFY, start, offset, at - first);
             }
-            self.meter.add(Phase::Verify, start);
-            self.meter.span(
-                "verify",
-                ROW_VERIFY,
-                start,
-                first - self.plan.lead,
-                at - first,
-            );
+            digests.push(hasher.hex());
         }
-        Ok(hasher.hex())
+        Ok(digests)
     }
 
-    fn judge(&self, digest: String, verify: &Verify) -> Result<Verified> {
-        match &verify.expected {
-            Some(expected) if *expected != digest => Err(Error::new(
-                "wrong digest",
-                format!("{} is {digest} and should be {expected}", verify.algorithm),
-            )
-            .with_errno(Errno::BADMSG)
-            .at(self.source.place(0))
-            .remedy("the file is damaged or another one: fetch it again")),
-            expected => Ok(Verified {
-                algorithm: verify.algorithm,
-                digest,
-                matched: expected.is_some(),
-            }),
+    /// Hashes what lies between two places in memory.
+    fn hash_range(
+        &self,
+        mut at: u64,
+        end: u64,
+        hasher: &mut Hasher,
+        scratch: &mut [u8],
+        feed: &Feed,
+    ) -> Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        let runs = &self.layout.runs;
+        let mut next = runs.partition_point(|run| self.at(run.end) <= at);
+        while at < end {
+            // What has failed or been cancelled needs no digest, and nobody waits for one.
+            if self.cancel.is_set() || feed.failed() {
+                return Err(unfinished());
+            }
+            let run = runs.get(next).filter(|run| self.at(run.start) < end);
+            // Holes are zeros; looking at them would allocate memory for them.
+            let hole_end = run.map_or(end, |run| self.at(run.start));
+            if at < hole_end {
+                let len = (hole_end - at).min(ZEROS.len() as u64);
+                hasher.update(&ZEROS[..len as usize]);
+                at += len;
+                continue;
+            }
+            let run_end = run.map_or(end, |run| self.at(run.end)).min(end);
+            let len = (run_end - at).min(scratch.len() as u64);
+            let chunk = &mut scratch[..len as usize];
+            self.memory
+                .copy_out(at, chunk)
+                .map_err(|errno| Error::os("cannot verify the buffer", errno))?;
+            hasher.update(chunk);
+            at += len;
+            next += usize::from(at == run_end);
         }
+        Ok(())
     }
 
     /// All lanes have ended: is everything there, and is everything around it zero?
@@ -399,8 +393,7 @@ impl Transfer<'_> {
         }
         // A hole at the end hides that the file was cut short: no read has met its end.
         let end = self.plan.offset + self.plan.bytes;
-        let now = self.source.size_now()?;
-        if now < end {
+        if let Some(now) = self.source.missing(self.plan.offset, end)? {
             return Err(method::cut_short(self.source, now));
         }
         self.zero_around()
@@ -443,6 +436,10 @@ impl Drop for Over<'_> {
 struct Lanes {
     main: bool,
     copy: bool,
+}
+
+fn unfinished() -> Error {
+    Error::new("verify", "not all bytes came")
 }
 
 /// Allocation that was to run ahead is left to the reads.

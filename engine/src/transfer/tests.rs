@@ -20,11 +20,11 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
     for method in [Method::Uring, Method::Threads] {
         let source = Source::open(&path).unwrap();
-        if source.direct().is_err() {
+        if source.direct_refused().is_some() {
             eprintln!("SKIP: no direct I/O on {}", source.file_system());
             return;
         }
-        let layout = Layout::of(&source, 0, source.size(), false);
+        let layout = Layout::of(&source, 0, source.size(), false, None);
         let load = Load::new(&path).method(method).pages(Pages::Small);
         let mut plan = load.plan().unwrap();
         // Nothing that a disk can read directly.
@@ -39,7 +39,7 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
             memory: &*memory,
             meter: &meter,
             cancel: &CancelToken::new(),
-            verify: None,
+            checks: &[],
         };
         let outcome = transfer.run().unwrap();
         assert!(!outcome.rung.direct, "{method}");

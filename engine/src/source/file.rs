@@ -1,4 +1,4 @@
-//! The file a load reads: two descriptors for it, one of them past the page cache.
+//! One file that a load reads: two descriptors for it, one of them past the page cache.
 
 use crate::error::{Error, Result};
 use crate::sys::file::{self, Stat};
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// An open file.
-pub(crate) struct Source {
+pub(crate) struct Input {
     path: PathBuf,
     buffered: OwnedFd,
     direct: Result<OwnedFd, String>,
@@ -61,7 +61,7 @@ fn named(list: &[(u64, &'static str)], magic: u64) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-impl Source {
+impl Input {
     /// Opens a regular file or a block device, plainly and with `O_DIRECT`.
     ///
     /// Refuses what has no contents of a known size: directories, FIFOs, sockets, character
@@ -277,7 +277,7 @@ impl Source {
         file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1)
     }
 
-    /// Keeps misses of [`Source::peek`] from reading ahead.
+    /// Keeps misses of [`Input::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         cache::no_readahead(self.buffered());
     }
@@ -301,7 +301,7 @@ mod tests {
         }
         file.set_len(8 << 20).unwrap();
         file.sync_all().unwrap();
-        let source = Source::open(&path).unwrap();
+        let source = Input::open(&path).unwrap();
         let small = 4096;
         let whole = source.data(0, 8 << 20, small);
         assert_eq!(
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn reads_wait_for_their_bytes() {
-        let source = Source::open(Path::new(file!().trim_start_matches("engine/"))).unwrap();
+        let source = Input::open(Path::new(file!().trim_start_matches("engine/"))).unwrap();
         let fds = [Ok(source.buffered()), source.direct()];
         for fd in fds.into_iter().flatten() {
             let flags = rustix::fs::fcntl_getfl(fd).unwrap();
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_has_no_contents_is_refused() {
-        let refused = |path: &str| Source::open(Path::new(path)).err().unwrap().to_string();
+        let refused = |path: &str| Input::open(Path::new(path)).err().unwrap().to_string();
         assert!(refused("/proc/self/maps").contains("proc makes this file up"));
         assert!(refused("/dev/null").contains("is not a regular file"));
         assert!(refused("/tmp").contains("is a directory (EISDIR)"));

@@ -1,0 +1,109 @@
+//! `dmafile show`
+
+use crate::args::ShowArgs;
+use crate::{Failure, write_json, write_stdout};
+use dmafile::format::Value;
+use dmafile::{Model, Tensor};
+use indicatif::BinaryBytes;
+use serde_json::json;
+use std::fmt::Write;
+
+pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
+    let model = Model::open(&args.file)?;
+    let tensors: Vec<&Tensor> = match &args.tensor[..] {
+        [] => model.tensors().iter().collect(),
+        chosen => model.matching(chosen)?,
+    };
+    if args.json {
+        return write_json(&json!({
+            "file": model.path(),
+            "format": model.format(),
+            "shards": model.shards(),
+            "metadata": model.metadata(),
+            "tensors": tensors,
+        }));
+    }
+    write_stdout(text(&model, &tensors).as_bytes())
+}
+
+fn text(model: &Model, tensors: &[&Tensor]) -> String {
+    let mut text = String::new();
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    let shards = model.shards();
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        text,
+        "{}: {}, {} tensors, {} in {}",
+        model.path().display(),
+        model.format(),
+        tensors.len(),
+        BinaryBytes(bytes),
+        match shards.len() {
+            1 => "1 file".to_string(),
+            several => format!("{several} files"),
+        },
+    );
+    for (name, value) in model.metadata() {
+        let _ = writeln!(text, "  {} = {}", printable(name), brief(value));
+    }
+    let shapes: Vec<String> = tensors.iter().map(|tensor| shape(&tensor.shape)).collect();
+    let names: Vec<String> = tensors
+        .iter()
+        .map(|tensor| printable(&tensor.name))
+        .collect();
+    let width = |texts: &[String]| texts.iter().map(String::len).max().unwrap_or(0);
+    let (name_width, shape_width) = (width(&names), width(&shapes));
+    for ((tensor, name), shape) in tensors.iter().zip(&names).zip(&shapes) {
+        let _ = write!(
+            text,
+            "{name:<name_width$}  {:<8} {shape:<shape_width$}  {:>12} bytes at {}",
+            tensor.dtype, tensor.bytes, tensor.offset,
+        );
+        if shards.len() > 1 {
+            let file = shards[tensor.shard].file.file_name().unwrap_or_default();
+            let _ = write!(text, " of {}", file.to_string_lossy());
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn shape(dimensions: &[u64]) -> String {
+    let dimensions: Vec<_> = dimensions.iter().map(u64::to_string).collect();
+    format!("[{}]", dimensions.join(", "))
+}
+
+/// A stranger's text, without what a terminal would obey.
+fn printable(text: &str) -> String {
+    let visible = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(visible).collect()
+}
+
+/// A value on one line: what is long is cut, lists are counted.
+fn brief(value: &Value) -> String {
+    const MOST: usize = 60;
+    let several = |count: usize, what: &str| format!("[{count} {what}]");
+    match value {
+        Value::Bool(value) => value.to_string(),
+        Value::Unsigned(value) => value.to_string(),
+        Value::Signed(value) => value.to_string(),
+        Value::Float(value) => value.to_string(),
+        Value::Text(text) => {
+            let line = printable(text);
+            match line.char_indices().nth(MOST) {
+                Some((cut, _)) => format!("{}… ({} bytes)", &line[..cut], text.len()),
+                None => line,
+            }
+        }
+        Value::Bools(list) => several(list.len(), "booleans"),
+        Value::Bytes(list) => several(list.len(), "bytes"),
+        Value::Unsigneds(list) => several(list.len(), "integers"),
+        Value::Signeds(list) => several(list.len(), "integers"),
+        Value::Floats(list) => several(list.len(), "numbers"),
+        Value::Texts(list) => several(list.len(), "texts"),
+        Value::Lists(list) => several(list.len(), "lists"),
+    }
+}

@@ -1,0 +1,312 @@
+//! A model: one or several files that hold named tensors.
+
+mod pattern;
+mod shards;
+
+use crate::error::{Error, Result};
+use crate::facts::SMALL_HOLE;
+use crate::format::{Dtype, Format, Table, Value};
+use crate::load::Load;
+use crate::source::Source;
+use crate::sys::Errno;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub use pattern::Pattern;
+pub use shards::is_collection;
+
+/// A tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tensor {
+    /// Its name, unique in the model.
+    pub name: String,
+    /// What its elements are.
+    pub dtype: Dtype,
+    /// Elements by dimension, the slowest varying first (C order); empty for a scalar.
+    pub shape: Vec<u64>,
+    /// The number of its file in [`Model::shards`].
+    pub shard: usize,
+    /// Where its bytes start in that file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Where its bytes start among the wanted bytes of a buffer that [`Model::load`] or
+    /// [`Model::load_only`] fills.
+    pub at: u64,
+}
+
+/// A file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shard {
+    /// Its path.
+    pub file: PathBuf,
+    /// Where its first byte lies among the wanted bytes of a buffer.
+    pub at: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl Shard {
+    fn all(source: &Source) -> Vec<Self> {
+        let files = source.files();
+        files
+            .map(|(file, at, bytes)| Self {
+                file: file.to_path_buf(),
+                at,
+                bytes,
+            })
+            .collect()
+    }
+
+    /// The files of a source; none where it is only one.
+    pub(crate) fn several(source: &Source) -> Vec<Self> {
+        let mut all = Self::all(source);
+        if all.len() == 1 {
+            all.clear();
+        }
+        all
+    }
+}
+
+/// The headers of a model, read and checked; the files stay open, so that what is loaded later is
+/// what they describe.
+///
+/// ```no_run
+/// use dmafile::{Kind, Model};
+///
+/// let model = Model::open("model/")?;
+/// let loaded = model.load_only(&["*.layers.0.*".parse()?])?.to(Kind::Anon).run()?;
+/// let bytes = loaded.buffer.as_slice().expect("private memory");
+/// for tensor in model.tensors() {
+///     println!("{} {} {:?} at {}", tensor.name, tensor.dtype, tensor.shape, tensor.at);
+/// }
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+pub struct Model {
+    source: Arc<Source>,
+    format: Format,
+    metadata: BTreeMap<String, Value>,
+    tensors: Vec<Tensor>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Model {
+    /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of
+    /// a split GGUF (`…-00001-of-0000N.gguf`), or a folder with one of these. Only headers are
+    /// read.
+    ///
+    /// # Errors
+    /// EBADMSG for files that are no sound model or do not belong together, with the file and the
+    /// reason; ENOENT where the folder holds none; else as [`Load::run`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let found = shards::find(path)?;
+        let source = Source::open_all(path, &found.files)?;
+        let mut tables = Vec::new();
+        for (file, start, size) in source.files() {
+            let (fd, _) = source.buffered(start);
+            let mut reader = BufReader::new(Header { fd, at: 0 });
+            let table = Table::read(&mut reader, size)
+                .map_err(|error| error.at(file.display().to_string()))?;
+            tables.push(table);
+        }
+        found.check(path, &tables)?;
+        Self::join(Arc::new(source), tables)
+    }
+
+    /// Puts the tables of all files into one.
+    fn join(source: Arc<Source>, tables: Vec<Table>) -> Result<Self> {
+        let unsound = |file: &Path, why: String| {
+            Err(Error::new("not a sound model", why)
+                .with_errno(Errno::BADMSG)
+                .at(file.display().to_string()))
+        };
+        let format = tables[0].format;
+        let (mut tensors, mut metadata) = (Vec::new(), BTreeMap::new());
+        let mut by_name = HashMap::new();
+        for (shard, (table, (file, start, _))) in tables.into_iter().zip(source.files()).enumerate()
+        {
+            if table.format != format {
+                let why = format!("a {} file among {format} files", table.format);
+                return unsound(file, why);
+            }
+            // Shards repeat what the first says of the model.
+            for (name, value) in table.metadata {
+                metadata.entry(name).or_insert(value);
+            }
+            for entry in table.tensors {
+                if by_name.insert(entry.name.clone(), tensors.len()).is_some() {
+                    let why = format!("an earlier file has a tensor {:?} too", entry.name);
+                    return unsound(file, why);
+                }
+                tensors.push(Tensor {
+                    name: entry.name,
+                    dtype: entry.dtype,
+                    shape: entry.shape,
+                    shard,
+                    offset: entry.offset,
+                    bytes: entry.bytes,
+                    at: start + entry.offset,
+                });
+            }
+        }
+        Ok(Self {
+            source,
+            format,
+            metadata,
+            tensors,
+            by_name,
+        })
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    /// The format of its files.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Its files, in the order in which they lie in a buffer.
+    pub fn shards(&self) -> Vec<Shard> {
+        Shard::all(&self.source)
+    }
+
+    /// Its tensors, in the order in which they lie in a buffer.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.by_name.get(name).map(|&index| &self.tensors[index])
+    }
+
+    /// What the headers say besides; where several files say something under one name, the first.
+    pub fn metadata(&self) -> &BTreeMap<String, Value> {
+        &self.metadata
+    }
+
+    /// The tensors that at least one pattern names, in the order of the files.
+    ///
+    /// # Errors
+    /// ENOENT for a pattern that names none.
+    pub fn matching(&self, patterns: &[Pattern]) -> Result<Vec<&Tensor>> {
+        let mut chosen = HashSet::new();
+        for pattern in patterns {
+            let mut any = false;
+            // A plain name is looked up, and not compared with all others.
+            if let Some(&index) = pattern.exact().and_then(|name| self.by_name.get(name)) {
+                chosen.insert(index);
+                any = true;
+            } else {
+                for (index, tensor) in self.tensors.iter().enumerate() {
+                    if pattern.matches(&tensor.name) {
+                        chosen.insert(index);
+                        any = true;
+                    }
+                }
+            }
+            if !any {
+                return Err(
+                    Error::new("no such tensor", format!("nothing matches {pattern}"))
+                        .with_errno(Errno::NOENT)
+                        .at(self.path().display().to_string())
+                        .remedy("see what there is: dmafile show"),
+                );
+            }
+        }
+        let mut chosen: Vec<_> = chosen.into_iter().collect();
+        chosen.sort_unstable();
+        Ok(chosen
+            .into_iter()
+            .map(|index| &self.tensors[index])
+            .collect())
+    }
+
+    /// A load of all files into one buffer, headers included, in flight together. Each file lies
+    /// in it as it is, from [`Shard::at`]; between two files there are zeros, which take no memory
+    /// but on huge pages.
+    pub fn load(&self) -> Load {
+        Load::of(Arc::clone(&self.source), None)
+    }
+
+    /// A load of only the tensors that at least one pattern names, into a buffer in which they lie
+    /// as they would in that of [`Model::load`]. What nobody has asked for is not read and takes no
+    /// memory, but for small gaps; what is there in its place is either zero or the file's.
+    ///
+    /// # Errors
+    /// As [`Model::matching`]; ENODATA where all of them are empty.
+    pub fn load_only(&self, patterns: &[Pattern]) -> Result<Load> {
+        let ranges = ranges(&self.matching(patterns)?);
+        if ranges.is_empty() {
+            return Err(
+                Error::new("cannot load", "the chosen tensors have no bytes")
+                    .with_errno(Errno::NODATA)
+                    .at(self.path().display().to_string()),
+            );
+        }
+        Ok(Load::of(Arc::clone(&self.source), Some(ranges)))
+    }
+
+    /// A load of `len` bytes at `offset` of one tensor, alone in its buffer.
+    ///
+    /// # Errors
+    /// EINVAL outside the tensor, ENODATA for no bytes.
+    pub fn load_part(&self, tensor: &Tensor, offset: u64, len: u64) -> Result<Load> {
+        let end = offset.checked_add(len).filter(|&end| end <= tensor.bytes);
+        let refuse = |why: &str, errno| {
+            let place = format!("{}, tensor {}", self.path().display(), tensor.name);
+            Err(Error::new("cannot load", why).with_errno(errno).at(place))
+        };
+        match end {
+            None => refuse("the range lies outside the tensor", Errno::INVAL),
+            Some(_) if len == 0 => refuse("it has no bytes", Errno::NODATA),
+            Some(_) => Ok(Load::of(Arc::clone(&self.source), None)
+                .offset(tensor.at + offset)
+                .length(len)),
+        }
+    }
+
+    /// A load of one tensor, alone in its buffer.
+    ///
+    /// # Errors
+    /// ENODATA for one without bytes.
+    pub fn load_tensor(&self, tensor: &Tensor) -> Result<Load> {
+        self.load_part(tensor, 0, tensor.bytes)
+    }
+}
+
+/// The bytes of tensors, in file order, as few ranges: small gaps are read along.
+fn ranges(tensors: &[&Tensor]) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(usize, (u64, u64))> = Vec::new();
+    for tensor in tensors.iter().filter(|tensor| tensor.bytes > 0) {
+        let (start, end) = (tensor.at, tensor.at + tensor.bytes);
+        match ranges.last_mut() {
+            Some((shard, last)) if *shard == tensor.shard && start - last.1 < SMALL_HOLE => {
+                last.1 = end;
+            }
+            _ => ranges.push((tensor.shard, (start, end))),
+        }
+    }
+    ranges.into_iter().map(|(_, range)| range).collect()
+}
+
+/// Reads a file from its start without moving its position.
+struct Header<'a> {
+    fd: std::os::fd::BorrowedFd<'a>,
+    at: u64,
+}
+
+impl Read for Header<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let got = crate::sys::file::read_at(self.fd, into, self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
+}

@@ -1,0 +1,218 @@
+//! What a load reads: one file, or the shards of one model, end to end.
+//!
+//! Several files stand one behind the other in one space of offsets, each at a multiple of
+//! [`GRAIN`], so that what is aligned in that space is aligned in its file, and that a buffer whose
+//! first byte is offset 0 holds each file as it is. A file alone begins at 0: its offsets are its
+//! own.
+
+mod file;
+
+use crate::error::Result;
+use crate::sys::Errno;
+use file::Input;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+/// Where files may begin: no direct alignment and no base page is larger.
+const GRAIN: u64 = 2 << 20;
+
+/// Open files.
+pub(crate) struct Source {
+    path: PathBuf,
+    parts: Vec<Part>,
+}
+
+/// A file and where it begins.
+struct Part {
+    file: Input,
+    start: u64,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.start + self.file.size()
+    }
+}
+
+impl Source {
+    /// Opens one file.
+    ///
+    /// # Errors
+    /// As [`Input::open`].
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::open_all(path, &[path.to_path_buf()])
+    }
+
+    /// Opens the files of what is known by `path`, in this order; at least one.
+    pub(crate) fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
+        let mut parts: Vec<Part> = Vec::new();
+        for path in files {
+            // A gap even where a file ends at such a multiple: no extent lies in two files.
+            let start = parts
+                .last()
+                .map_or(0, |last| (last.end() + 1).next_multiple_of(GRAIN));
+            let file = Input::open(path)?;
+            parts.push(Part { file, start });
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            parts,
+        })
+    }
+
+    /// Bytes of files within `[start, end)`.
+    pub(crate) fn bytes_within(&self, start: u64, end: u64) -> u64 {
+        let within = |part: &Part| end.min(part.end()).saturating_sub(start.max(part.start));
+        self.parts.iter().map(within).sum()
+    }
+
+    /// What it is known by.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Each file: its path, where it begins, and its size when it was opened, which counts.
+    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = (&Path, u64, u64)> {
+        let parts = self.parts.iter();
+        parts.map(|part| (part.file.path(), part.start, part.file.size()))
+    }
+
+    /// The end of the last file.
+    pub(crate) fn size(&self) -> u64 {
+        self.last().end()
+    }
+
+    fn last(&self) -> &Part {
+        self.parts.last().expect("there is at least one file")
+    }
+
+    /// The name of the file system of the first file that stands out: FUSE and what may lie on it
+    /// come before others.
+    pub(crate) fn file_system(&self) -> String {
+        let names = self.parts.iter().map(|part| part.file.file_system());
+        names
+            .max_by_key(|name| (name == "fuse", name == "overlayfs", name.starts_with("0x")))
+            .expect("there is at least one file")
+    }
+
+    /// Offsets, lengths and memory of direct reads are multiples of this many bytes.
+    pub(crate) fn align(&self) -> u64 {
+        let aligns = self.parts.iter().map(|part| part.file.align());
+        aligns.max().expect("there is at least one file")
+    }
+
+    /// Where the alignment comes from: told for all of them, or not.
+    pub(crate) fn align_is_told(&self) -> bool {
+        self.parts.iter().all(|part| part.file.align_is_told())
+    }
+
+    /// Why some file cannot be read directly; None where all can.
+    pub(crate) fn direct_refused(&self) -> Option<String> {
+        if let [part] = &self.parts[..] {
+            return part.file.direct().err().map(str::to_string);
+        }
+        for part in &self.parts {
+            let path = part.file.path().display();
+            match part.file.direct() {
+                Err(why) => return Some(format!("{path}: {why}")),
+                Ok(_) if part.file.align() > GRAIN => {
+                    return Some(format!("{path}: its blocks are larger than 2 MiB"));
+                }
+                Ok(_) => {}
+            }
+        }
+        None
+    }
+
+    /// The number of the file that holds a byte, and where the byte lies in it. What lies between
+    /// two files counts to the first.
+    pub(crate) fn locate(&self, at: u64) -> (usize, u64) {
+        let number = self.parts.partition_point(|part| part.start <= at) - 1;
+        (number, at - self.parts[number].start)
+    }
+
+    fn part(&self, at: u64) -> (&Part, u64) {
+        let (number, offset) = self.locate(at);
+        (&self.parts[number], offset)
+    }
+
+    /// The descriptor to read a byte through, and where the byte lies in its file.
+    pub(crate) fn buffered(&self, at: u64) -> (BorrowedFd<'_>, u64) {
+        let (part, offset) = self.part(at);
+        (part.file.buffered(), offset)
+    }
+
+    /// As [`Source::buffered`], past the page cache, or why not.
+    pub(crate) fn direct(&self, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
+        let (part, offset) = self.part(at);
+        part.file.direct().map(|fd| (fd, offset))
+    }
+
+    /// The end of the file that holds a byte.
+    pub(crate) fn end_at(&self, at: u64) -> u64 {
+        self.part(at).0.end()
+    }
+
+    /// How many bytes the file that holds a byte had when it was opened.
+    pub(crate) fn size_at(&self, at: u64) -> u64 {
+        self.part(at).0.file.size()
+    }
+
+    /// The first byte of `[start, end)` that its file no longer has, where one was cut short.
+    pub(crate) fn missing(&self, start: u64, end: u64) -> Result<Option<u64>> {
+        for part in &self.parts {
+            let wanted = end.min(part.end());
+            if start.max(part.start) < wanted {
+                let now = part.start + part.file.size_now()?;
+                if now < wanted {
+                    return Ok(Some(now));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// `path` or `path at byte N`, for error messages.
+    pub(crate) fn place(&self, at: u64) -> String {
+        if at == 0 {
+            return self.path.display().to_string();
+        }
+        let (part, offset) = self.part(at);
+        part.file.place(offset)
+    }
+
+    /// The parts of `[start, end)` that hold data; the rest are holes and need no reading. Holes
+    /// shorter than `small` are left inside the data.
+    pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
+        let mut list = Vec::new();
+        for part in &self.parts {
+            let (from, to) = (start.max(part.start), end.min(part.end()));
+            if from < to {
+                let own = part.file.data(from - part.start, to - part.start, small);
+                list.extend(
+                    own.iter()
+                        .map(|run| (run.0 + part.start, run.1 + part.start)),
+                );
+            }
+        }
+        list
+    }
+
+    /// Bytes of `[start, end)` of one file in the page cache, in whole pages; EPERM where the
+    /// kernel keeps that from us, ENOSYS where it cannot say.
+    pub(crate) fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
+        let (part, offset) = self.part(start);
+        part.file.resident(offset, offset + (end - start))
+    }
+
+    /// Whether the page cache holds a byte; see [`Input::peek`].
+    pub(crate) fn peek(&self, at: u64) -> bool {
+        let (part, offset) = self.part(at);
+        part.file.peek(offset)
+    }
+
+    /// Keeps misses of [`Source::peek`] from reading ahead.
+    pub(crate) fn no_readahead(&self) {
+        self.parts.iter().for_each(|part| part.file.no_readahead());
+    }
+}
