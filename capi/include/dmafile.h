@@ -50,6 +50,15 @@
 struct dmafile_buffer;
 
 /**
+ * The headers of a model, read and checked; its files stay open, so that what is loaded later is
+ * what they describe. Opaque.
+ *
+ * Functions that take it `const` may be called by several threads at once. It belongs to no thread:
+ * any may use and free it.
+ */
+struct dmafile_model;
+
+/**
  * Ends loads early: those whose options name it. Once set, it stays set. Opaque.
  */
 struct dmafile_token;
@@ -138,6 +147,37 @@ struct dmafile_options {
      * load has returned.
      */
     const struct dmafile_token *cancel;
+};
+
+/**
+ * A tensor of a model. It and what it points to belong to the model; later versions may have more
+ * members behind these, so use it where it is, by its pointer.
+ */
+struct dmafile_tensor {
+    /**
+     * Its name, unique in the model, in UTF-8.
+     */
+    const char *name;
+    /**
+     * What its elements are, as the formats spell it: "F32", "BF16", "Q4_K".
+     */
+    const char *dtype;
+    /**
+     * `ndim` numbers of elements, the slowest varying dimension first (C order).
+     */
+    const uint64_t *shape;
+    /**
+     * How many dimensions it has; 0 for a scalar.
+     */
+    size_t ndim;
+    /**
+     * Where its bytes start among the wanted bytes of a buffer that dmafile_model_load fills.
+     */
+    uint64_t at;
+    /**
+     * How many bytes it has.
+     */
+    uint64_t bytes;
 };
 
 #ifdef __cplusplus
@@ -350,6 +390,90 @@ int64_t dmafile_load_into(const char *path,
                           const struct dmafile_options *options,
                           void *memory,
                           size_t len);
+
+/**
+ * Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
+ * split GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+ *
+ * Returns 0, with the model in `*model`, to be freed with dmafile_model_free; or, with NULL there,
+ * -EBADMSG for files that are no sound model or do not belong together, -ENOENT where the folder
+ * holds none, else as dmafile_load.
+ *
+ * Thread-safe.
+ */
+int dmafile_model_open(const char *path, struct dmafile_model **model);
+
+/**
+ * The format of a model's files: "safetensors" or "gguf"; NULL with errno EINVAL for NULL. It
+ * belongs to the model.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_model_format(const struct dmafile_model *model);
+
+/**
+ * All that the headers of a model say, as one JSON object: what `dmafile show --json` prints, with
+ * the metadata. It belongs to the model; NULL with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_model_json(const struct dmafile_model *model);
+
+/**
+ * How many tensors a model has; 0 with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+size_t dmafile_model_tensor_count(const struct dmafile_model *model);
+
+/**
+ * The tensor of a number, from 0 to dmafile_model_tensor_count - 1, in the order in which they lie
+ * in a buffer. It belongs to the model.
+ *
+ * NULL with errno ERANGE for another number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_tensor *dmafile_model_tensor(const struct dmafile_model *model, size_t index);
+
+/**
+ * The tensor of a name. It belongs to the model.
+ *
+ * NULL with errno ENOENT where no tensor has it, EINVAL for NULL and for what is not UTF-8.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_tensor *dmafile_model_find(const struct dmafile_model *model,
+                                                const char *name);
+
+/**
+ * Loads all files of a model into one buffer, headers included; or, with `count` patterns, only the
+ * tensors that at least one of them names. Either way a tensor lies at its `at`, counted from the
+ * first wanted byte. What was not asked for takes no memory, but for small gaps, and is either zero
+ * or the file's.
+ *
+ * A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular
+ * expression that the whole name matches. `patterns` may be NULL where `count` is 0.
+ *
+ * `options` as for dmafile_load; `verify` is of one digest a file, and needs whole files.
+ *
+ * Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
+ * there, -ENOENT for a pattern that names no tensor, -ENODATA where all of them are empty, -EINVAL
+ * for NULL and for what is no pattern, else as dmafile_load. The buffer outlives the model.
+ *
+ * Thread-safe.
+ */
+int dmafile_model_load(const struct dmafile_model *model,
+                       const struct dmafile_options *options,
+                       const char *const *patterns,
+                       size_t count,
+                       struct dmafile_buffer **buffer);
+
+/**
+ * Frees a model and the tensors that were had of it; NULL is nothing to free. No other thread may be
+ * using it.
+ */
+void dmafile_model_free(struct dmafile_model *model);
 
 /**
  * A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.

@@ -165,6 +165,15 @@ pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<
         .map_err(|_| Failure::new(libc::EINVAL, what, "it is not UTF-8"))
 }
 
+/// A string of the caller that has to be there.
+///
+/// # Safety
+/// As [`optional`].
+pub(crate) unsafe fn required<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
+    // SAFETY: as this function asks for.
+    unsafe { optional(pointer, what)? }.ok_or_else(|| null(what))
+}
+
 /// The bytes of a string that has to be there: a path.
 ///
 /// # Safety

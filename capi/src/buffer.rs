@@ -1,7 +1,7 @@
 //! `struct dmafile_buffer`: memory that holds a file's bytes.
 
 use crate::border::{self, Failure, Result, exclusive, shared};
-use dmafile::{Loaded, Report};
+use dmafile::Loaded;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
@@ -18,9 +18,13 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn of(loaded: Loaded) -> Result<Self> {
+        let report = serde_json::to_string(&loaded.report).map_err(|error| {
+            Failure::new(libc::EIO, "cannot write the report", &error.to_string())
+        })?;
         Ok(Self {
             inner: loaded.buffer,
-            report: Some(json(&loaded.report)?),
+            // JSON escapes NUL.
+            report: Some(c_string(report)?),
         })
     }
 
@@ -34,12 +38,9 @@ impl Buffer {
     }
 }
 
-fn json(report: &Report) -> Result<CString> {
-    let text = serde_json::to_vec(report)
-        .map_err(|error| Failure::new(libc::EIO, "cannot write the report", &error.to_string()))?;
-    // JSON escapes NUL.
-    CString::new(text)
-        .map_err(|error| Failure::new(libc::EIO, "cannot write the report", &error.to_string()))
+/// Text for C.
+pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
+    CString::new(text).map_err(|_| Failure::new(libc::EILSEQ, "text", "it has a NUL in it"))
 }
 
 /// A place for a handle, emptied, so that it holds NULL whatever happens.

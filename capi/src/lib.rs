@@ -13,11 +13,13 @@
 mod border;
 mod buffer;
 mod load;
+mod model;
 mod options;
 mod token;
 
 pub use buffer::*;
 pub use load::{dmafile_load, dmafile_load_into};
+pub use model::*;
 pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};
 pub use token::*;
 

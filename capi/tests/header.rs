@@ -30,7 +30,7 @@ fn the_header_is_generated_from_the_source() {
 }
 
 /// Words of a text that begin as our functions do, each followed by `after`.
-fn words<'t>(text: &'t str, after: char) -> BTreeSet<&'t str> {
+fn words(text: &str, after: char) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let starts = text.match_indices("dmafile_").filter_map(|(at, _)| {
         let before = text[..at].chars().next_back();
