@@ -30,6 +30,7 @@ from common import (
     make_file,
     memory,
     prepare,
+    ratio,
     run,
     spread,
     table,
@@ -161,11 +162,6 @@ def per_round(
     return [value(each) for each in samples if each.candidate == name]
 
 
-def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """The median of the ratios within each round: disks and hosts have moods, a round has one."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
 def wall(each: Sample) -> float:
     return each.run.wall
 
@@ -252,15 +248,15 @@ def as_typed(command: Sequence[str]) -> list[str]:
     return [word.replace(f"{ROOT}/", "") for word in words]
 
 
+def first_line(*command: str) -> str:
+    try:
+        return subprocess.check_output(command, text=True).splitlines()[0]
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
+
+
 def machine(program: str, folder: Path) -> dict[str, Any]:
     """What a reader needs to know to place the figures."""
-
-    def first_line(*command: str) -> str:
-        try:
-            return subprocess.check_output(command, text=True).splitlines()[0]
-        except OSError as error:
-            sys.exit(f"{command[0]}: {error.strerror}")
-
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -269,7 +265,6 @@ def machine(program: str, folder: Path) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_bytes": memory("MemTotal"),
         "file_system": file_system(folder),
-        "fio": first_line("fio", "--version"),
         "dmafile": first_line(program, "--version"),
         "python": platform.python_version(),
     }
@@ -323,7 +318,7 @@ def main() -> None:
     print(f"Writing {path}, unless it is there.", flush=True)
     make_file(path, b"", size)
     make_file(tiny, b"", 4096)
-    about = machine(args.dmafile, args.dir)
+    about = {**machine(args.dmafile, args.dir), "fio": first_line("fio", "--version")}
     for key, value in about.items():
         print(f"{key}: {value}")
 

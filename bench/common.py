@@ -219,3 +219,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios within each round: disks and hosts have moods, a round has one."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))

@@ -25,6 +25,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Print what this machine can do, what it can't, and the command that would fix it
     Doctor(DoctorArgs),
+    /// Print what is pinned, by whom, against which limit
+    Pins(PinsArgs),
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -212,6 +214,23 @@ pub struct DoctorArgs {
     pub path: PathBuf,
 
     /// Print the checks as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile pins`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "PINNED is VmPin of /proc/PID/status, LOCKED is VmLck. BUFFERS and REGISTERED are \
+                  those of its io_uring rings, `?` where they can't be looked at. LIMIT is \
+                  RLIMIT_MEMLOCK; registered buffers count against it by user, not by process.\n\n\
+                  docs/pins.md says what each number means and where it comes from."
+)]
+pub struct PinsArgs {
+    /// A process, whatever it pins [default: all that pin or lock memory]
+    pub pid: Option<u32>,
+
+    /// Print it as one JSON object
     #[arg(long)]
     pub json: bool,
 }

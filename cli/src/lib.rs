@@ -6,6 +6,7 @@ mod args;
 mod doctor;
 mod explain;
 mod load;
+mod pins;
 mod show;
 mod text;
 
@@ -49,6 +50,7 @@ fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Pins(args) => pins::run(args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "dmafile", &mut text);

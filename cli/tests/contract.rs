@@ -249,6 +249,8 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         ("explain", "<FILE>"),
         ("explain file --trace out", "'--trace'"),
         ("doctor --fix", "'--fix'"),
+        ("pins self", "'[PID]'"),
+        ("pins 1 2", "'2'"),
         ("completions tcsh", "tcsh"),
         ("lode file", "'lode'"),
     ] {
@@ -670,7 +672,7 @@ fn completions_and_manual_come_from_the_definitions() {
     ] {
         let ended = dir.run(what).ok();
         assert_eq!(ended.stderr, "", "{what}");
-        for word in ["explain", "doctor", "queue", "depth", "gather"] {
+        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
             assert!(ended.stdout.contains(word), "no {word} in {what}");
         }
     }
@@ -696,6 +698,7 @@ fn escape_codes_are_for_terminals() {
         "load file",
         "explain file",
         "doctor file",
+        "pins",
         "--help",
         "load --nonsense",
         "load missing",

@@ -203,13 +203,15 @@ fn interrupted_after_the_last_byte_command_is_not_run() {
 }
 
 /// Everything that is written to stdout.
-const TALKERS: [&str; 9] = [
+const TALKERS: [&str; 11] = [
     "load file",
     "load file --json",
     "load file --quiet --json",
     "explain file",
     "explain file --json",
     "doctor file",
+    "pins",
+    "pins --json",
     "completions bash",
     "man",
     "--help",

@@ -28,6 +28,7 @@ mod load;
 mod method;
 mod model;
 mod options;
+pub mod pins;
 mod plan;
 mod source;
 mod sys;
@@ -43,6 +44,7 @@ pub use model::{Model, Pattern, Shard, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
+pub use pins::{Pins, pins};
 pub use plan::{Plan, Reason, Rung};
 pub use verify::{Algorithm, Verified, Verify};
 

@@ -86,6 +86,60 @@ dtypes! {
     F6E3m2 = "F6_E3M2", 1, 6;
     /// Floating point, 4 bits (OCP MX), packed.
     F4 = "F4", 1, 4;
+    /// 4 bits and a scale, in blocks of 32.
+    Q4_0 = "Q4_0", 32, 144;
+    /// 4 bits, a scale and a minimum, in blocks of 32.
+    Q4_1 = "Q4_1", 32, 160;
+    /// 5 bits and a scale, in blocks of 32.
+    Q5_0 = "Q5_0", 32, 176;
+    /// 5 bits, a scale and a minimum, in blocks of 32.
+    Q5_1 = "Q5_1", 32, 192;
+    /// 8 bits and a scale, in blocks of 32.
+    Q8_0 = "Q8_0", 32, 272;
+    /// 8 bits, a scale and a sum, in blocks of 32.
+    Q8_1 = "Q8_1", 32, 320;
+    /// 2 bits, in blocks of 256.
+    Q2K = "Q2_K", 256, 672;
+    /// 3 bits, in blocks of 256.
+    Q3K = "Q3_K", 256, 880;
+    /// 4 bits, in blocks of 256.
+    Q4K = "Q4_K", 256, 1152;
+    /// 5 bits, in blocks of 256.
+    Q5K = "Q5_K", 256, 1408;
+    /// 6 bits, in blocks of 256.
+    Q6K = "Q6_K", 256, 1680;
+    /// 8 bits, in blocks of 256.
+    Q8K = "Q8_K", 256, 2336;
+    /// 2.06 bits by a codebook, in blocks of 256.
+    Iq2Xxs = "IQ2_XXS", 256, 528;
+    /// 2.31 bits by a codebook, in blocks of 256.
+    Iq2Xs = "IQ2_XS", 256, 592;
+    /// 3.06 bits by a codebook, in blocks of 256.
+    Iq3Xxs = "IQ3_XXS", 256, 784;
+    /// 1.56 bits by a codebook, in blocks of 256.
+    Iq1S = "IQ1_S", 256, 400;
+    /// 4.5 bits by a table, in blocks of 32.
+    Iq4Nl = "IQ4_NL", 32, 144;
+    /// 3.44 bits by a codebook, in blocks of 256.
+    Iq3S = "IQ3_S", 256, 880;
+    /// 2.56 bits by a codebook, in blocks of 256.
+    Iq2S = "IQ2_S", 256, 656;
+    /// 4.25 bits by a table, in blocks of 256.
+    Iq4Xs = "IQ4_XS", 256, 1088;
+    /// 1.75 bits by a codebook, in blocks of 256.
+    Iq1M = "IQ1_M", 256, 448;
+    /// Ternary, 1.69 bits, in blocks of 256.
+    Tq1_0 = "TQ1_0", 256, 432;
+    /// Ternary, 2.06 bits, in blocks of 256.
+    Tq2_0 = "TQ2_0", 256, 528;
+    /// Floating point, 4 bits (OCP MX) and a scale, in blocks of 32.
+    Mxfp4 = "MXFP4", 32, 136;
+    /// Floating point, 4 bits and four scales, in blocks of 64.
+    Nvfp4 = "NVFP4", 64, 288;
+    /// 1 bit and a scale, in blocks of 128.
+    Q1_0 = "Q1_0", 128, 144;
+    /// 2 bits and a scale, in blocks of 64.
+    Q2_0 = "Q2_0", 64, 144;
 }
 
 impl Dtype {

@@ -10,7 +10,7 @@ mod safetensors;
 use crate::error::{Error, Result};
 use crate::sys::Errno;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::io::{self, Read};
 
@@ -99,17 +99,20 @@ pub struct Table {
 
 impl Table {
     /// Reads the header at the start of a file of `size` bytes; its first bytes tell the format.
+    /// The file may be read past its header, but never past `size`.
     ///
     /// # Errors
     /// EBADMSG for what is no sound model file, with the place in the header; what reading gives.
     pub fn read(file: &mut impl Read, size: u64) -> Result<Self> {
-        let mut magic = [0; 8];
-        let have = size.min(8) as usize;
-        let table = fill(file, &mut magic[..have]).and_then(|()| {
-            if magic.starts_with(gguf::MAGIC) {
-                gguf::read(&mut io::Read::chain(&magic[..have], file), size)
+        let mut file = file.take(size);
+        let mut magic = [0; gguf::MAGIC.len()];
+        let have = size.min(magic.len() as u64) as usize;
+        let table = fill(&mut file, &mut magic[..have]).and_then(|()| {
+            let mut file = magic[..have].chain(file);
+            if &magic == gguf::MAGIC {
+                gguf::read(&mut file, size)
             } else {
-                safetensors::read(&mut io::Read::chain(&magic[..have], file), size)
+                safetensors::read(&mut file, size)
             }
         });
         table.map_err(Bad::into_error)
@@ -150,18 +153,149 @@ fn fill(file: &mut impl Read, into: &mut [u8]) -> Result<(), Bad> {
     file.read_exact(into).map_err(Bad::Io)
 }
 
+/// How many elements a shape has; None where they are too many to count. That holds for empty
+/// tensors too: whoever computes strides multiplies the dimensions that are not 0.
+fn elements(shape: &[u64]) -> Option<u64> {
+    let full = shape
+        .iter()
+        .try_fold(1_u64, |n, &dim| n.checked_mul(dim.max(1)))
+        .filter(|&n| i64::try_from(n).is_ok())?;
+    Some(if shape.contains(&0) { 0 } else { full })
+}
+
 /// Puts tensors into the order of their bytes, and refuses those that overlap or whose names are
 /// not unique. Formats may allow gaps: they are not looked at here.
 fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
-    tensors.sort_by(|a, b| (a.offset, a.bytes).cmp(&(b.offset, b.bytes)));
+    let mut names = HashSet::new();
+    for tensor in &tensors {
+        if !names.insert(tensor.name.as_str()) {
+            return Err(Bad::new(format!(
+                "two tensors are named {}",
+                quoted(&tensor.name)
+            )));
+        }
+    }
+    tensors.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
     for pair in tensors.windows(2) {
         // Each lies inside the file, so that its end does not wrap.
         if pair[0].offset + pair[0].bytes > pair[1].offset {
             return Err(Bad::new(format!(
-                "the tensors {:?} and {:?} share bytes",
-                pair[0].name, pair[1].name
+                "the tensors {} and {} share bytes",
+                quoted(&pair[0].name),
+                quoted(&pair[1].name)
             )));
         }
     }
     Ok(tensors)
+}
+
+/// A stranger's text for a message of one line: cut where it is long, its control characters
+/// spelled out.
+fn quoted(text: &str) -> String {
+    match text.char_indices().nth(64) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// A message that may quote a stranger's text, cut and spelled out in the same way.
+fn one_line(text: &str, most: usize) -> String {
+    let mut line = String::new();
+    for char in text.chars().take(most) {
+        match char {
+            '"' | '\'' | '\\' => line.push(char),
+            _ => line.extend(char.escape_debug()),
+        }
+    }
+    if text.chars().nth(most).is_some() {
+        line.push_str("...");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn read(file: &[u8]) -> Result<Table> {
+        Table::read(&mut &file[..], file.len() as u64)
+    }
+
+    /// What a refused file is told.
+    pub(super) fn refusal(file: &[u8]) -> String {
+        let error = read(file).expect_err("a file that has to be refused");
+        assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+        let text = error.to_string();
+        assert!(!text.contains('\n') && text.len() < 600, "{text}");
+        text
+    }
+
+    /// What every reader of a table relies on.
+    pub(super) fn assert_sound(table: &Table, size: u64) {
+        let mut names = HashSet::new();
+        let mut end = table.data;
+        assert!(end <= size);
+        for tensor in &table.tensors {
+            assert!(names.insert(&tensor.name), "{} comes twice", tensor.name);
+            assert!(tensor.offset >= end, "{} shares bytes", tensor.name);
+            assert_eq!(
+                elements(&tensor.shape).and_then(|n| tensor.dtype.bytes(n)),
+                Some(tensor.bytes)
+            );
+            end = tensor
+                .offset
+                .checked_add(tensor.bytes)
+                .expect("an end that does not wrap");
+            assert!(end <= size, "{} ends outside of the file", tensor.name);
+        }
+    }
+
+    #[test]
+    fn shapes_that_overflow_have_no_elements() {
+        assert_eq!(elements(&[]), Some(1));
+        assert_eq!(elements(&[3, 0, 5]), Some(0));
+        assert_eq!(elements(&[1 << 62]), Some(1 << 62));
+        assert_eq!(elements(&[1 << 63]), None);
+        assert_eq!(elements(&[0, 1 << 32, 1 << 32]), None);
+        assert_eq!(elements(&[1 << 32, 1 << 32, 0]), None);
+    }
+
+    #[test]
+    fn strangers_text_stays_on_one_line() {
+        assert_eq!(quoted("a\n\u{1b}[2J"), r#""a\n\u{1b}[2J""#);
+        assert_eq!(
+            quoted(&"x".repeat(1000)),
+            format!("\"{}\"...", "x".repeat(64))
+        );
+        assert_eq!(one_line("it's \"so\"\r\n", 9), "it's \"so\"...");
+        assert_eq!(one_line("\u{202e}", 9), r"\u{202e}");
+    }
+
+    #[test]
+    fn short_files_end_inside_their_header() {
+        for file in [&b""[..], b"G", b"GGUF", b"{}", b"\0\0\0\0\0\0\0"] {
+            let text = refusal(file);
+            assert!(text.contains("ends inside"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_fault_of_the_file() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::Error::from_raw_os_error(libc::EIO))
+            }
+        }
+        let error = Table::read(&mut Broken, 100).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn nothing_is_read_past_the_size() {
+        let mut file = &b"\x02\0\0\0\0\0\0\0{}and more"[..];
+        let table = Table::read(&mut file, 10).unwrap();
+        assert_eq!((table.data, table.tensors.len()), (10, 0));
+        assert_eq!(file, b"and more");
+    }
 }

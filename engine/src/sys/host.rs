@@ -2,6 +2,7 @@
 //!
 //! What cannot be read is `None`: a container may hide any of it.
 
+use super::process;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,15 @@ pub(crate) fn kilobytes(path: &str, name: &str) -> Option<u64> {
     kb.checked_mul(1024)
 }
 
+/// A counter of `/proc/vmstat`.
+pub(crate) fn vmstat(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/vmstat").ok()?;
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?
+        .parse()
+        .ok()
+}
+
 /// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
 pub(crate) fn memlock() -> Option<u64> {
     getrlimit(Resource::Memlock).current
@@ -49,16 +59,10 @@ pub(crate) fn address_space() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
-/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)).
+/// Whether RLIMIT_MEMLOCK does not bind this process.
 pub(crate) fn may_pin_freely() -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
-    let Some(text) = text("/proc/self/status") else {
-        return false;
-    };
-    text.lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1)
+    let own = Path::new("/proc/self");
+    process::status(own).is_ok_and(|status| process::pins_freely(own, &status))
 }
 
 /// Processors this process may run on.

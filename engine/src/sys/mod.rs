@@ -10,6 +10,7 @@ pub(crate) mod host;
 pub(crate) mod map;
 pub(crate) mod memfd;
 pub(crate) mod pipe;
+pub(crate) mod process;
 pub(crate) mod socket;
 pub(crate) mod uring;
 pub(crate) mod usage;

@@ -1,0 +1,120 @@
+//! `dmafile show`, and models on the command line.
+
+mod common;
+#[path = "../../engine/tests/common/models.rs"]
+mod models;
+
+use common::{Dir, end, sha256};
+use models::{gguf, safetensors, sharded, tensors};
+use std::fs;
+
+#[test]
+fn text_lists_the_tensors() {
+    let dir = Dir::new();
+    safetensors(&dir.path("a.safetensors"), &tensors("a", 2, 1000));
+    let ended = dir.run("show a.safetensors").ok();
+    let size = fs::metadata(dir.path("a.safetensors")).unwrap().len();
+    let data = size - 1000 - 1777;
+    assert_eq!(
+        ended.stdout,
+        format!(
+            "a.safetensors: safetensors, 2 tensors, 2.71 KiB in 1 file\n\
+             \x20 who = a test\n\
+             a.0.w  U8       [1000]          1000 bytes at {data}\n\
+             a.1.w  U8       [1777]          1777 bytes at {}\n",
+            data + 1000
+        )
+    );
+}
+
+#[test]
+fn json_says_where_each_tensor_lies() {
+    let dir = Dir::new();
+    let shards = [tensors("a", 2, 3_000_000), tensors("b", 2, 1000)];
+    fs::create_dir(dir.path("m")).unwrap();
+    sharded(&dir.path("m"), &shards);
+    for path in ["m", "m/model.safetensors.index.json"] {
+        let json = dir.run(&format!("show {path} --json")).ok().json();
+        assert_eq!(json["format"], "safetensors");
+        assert_eq!(json["metadata"]["who"], "a test");
+        let (files, list) = (&json["shards"], json["tensors"].as_array().unwrap());
+        assert_eq!(list.len(), 4);
+        for (tensor, written) in list.iter().zip(shards.concat()) {
+            assert_eq!(tensor["name"], written.0.as_str());
+            assert_eq!(tensor["dtype"], "U8");
+            assert_eq!(tensor["shape"], serde_json::json!(written.2));
+            let file = &files[tensor["shard"].as_u64().unwrap() as usize];
+            let (at, offset) = (&tensor["at"], tensor["offset"].as_u64().unwrap());
+            assert_eq!(at.as_u64().unwrap(), file["at"].as_u64().unwrap() + offset);
+        }
+        let some = dir.run(&format!("show {path} --tensor b.* --json")).ok();
+        assert_eq!(some.json()["tensors"].as_array().unwrap().len(), 2);
+        // The bytes are there in what COMMAND inherits, whole or chosen.
+        for chosen in ["", "--tensor b.1.w"] {
+            let last = &list[3];
+            let (at, bytes) = (
+                last["at"].as_u64().unwrap(),
+                last["bytes"].as_u64().unwrap(),
+            );
+            let script = format!(
+                "tail -c +$((DMAFILE_OFFSET + {at} + 1)) /proc/self/fd/$DMAFILE_FD | \
+                 head -c {bytes} | sha256sum"
+            );
+            let mut command = dir.dmafile(&format!("load {path} --quiet {chosen}"));
+            command.args(["--", "sh", "-c", &script]);
+            let ended = end(&mut command).ok();
+            fs::write(dir.path("want"), &shards[1][1].3).unwrap();
+            let want = sha256(&dir.path("want"), 0, bytes);
+            assert!(ended.stdout.starts_with(&want), "{path} {chosen}");
+        }
+    }
+    let plan = dir.run("explain m --json").ok().json();
+    assert_eq!(plan["file"], "m");
+}
+
+#[test]
+fn what_is_no_model_gets_one_line() {
+    let dir = Dir::new();
+    dir.file("noise", 5000);
+    let bad = |args: &str, status, want: &str| {
+        let line = dir.refusal(&mut dir.dmafile(args), status);
+        assert!(line.contains(want), "{line} should say {want}");
+    };
+    bad("show noise", 1, "not a sound model file: noise: ");
+    bad("show nothing", 1, "(ENOENT); check the path");
+    bad("show .", 1, "without a model in it (EISDIR)");
+    bad(
+        "load noise --tensor x",
+        1,
+        "not a sound model file: noise: ",
+    );
+    gguf(&dir.path("a.gguf"), &tensors("a", 1, 1000), None);
+    bad(
+        "show a.gguf --tensor b",
+        1,
+        "no such tensor: a.gguf: nothing matches 'b' (ENOENT)",
+    );
+    bad("load a.gguf --tensor re:(", 2, "is no pattern");
+    bad(
+        "load a.gguf --tensor a.0.w --offset 5",
+        2,
+        "leave --offset and --length away",
+    );
+    bad(
+        "load a.gguf --tensor a.0.w --verify sha256",
+        2,
+        "no digest of their own",
+    );
+}
+
+/// A name is a stranger's: a terminal must not obey it.
+#[test]
+fn control_characters_are_shown_and_not_obeyed() {
+    let dir = Dir::new();
+    let mut written = tensors("a", 1, 1000);
+    written[0].0 = "a\\u001b[2Jb".to_string();
+    safetensors(&dir.path("a.safetensors"), &written);
+    let ended = dir.run("show a.safetensors").ok();
+    assert!(!ended.stdout.contains('\u{1b}'), "{ended:?}");
+    assert!(ended.stdout.contains("a\\u{1b}[2Jb"), "{ended:?}");
+}

@@ -1,0 +1,224 @@
+//! What the kernel tells of any process, read from its folder under `/proc` (proc(5)).
+//!
+//! ENOENT or ESRCH: the process has ended. EACCES or EPERM: it may not be looked into.
+
+use super::Errno;
+use rustix::process::{Pid, test_kill_process};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What `status` says of a process.
+#[derive(Clone, Debug)]
+pub(crate) struct Status {
+    /// The process, also where a thread was asked for.
+    pub pid: u32,
+    pub name: String,
+    /// The real user, the one that limits per user count for.
+    pub uid: u32,
+    /// Bytes locked, or None where there is no memory: a kernel thread, a zombie.
+    pub locked: Option<u64>,
+    /// Bytes pinned.
+    pub pinned: u64,
+    /// The effective capabilities, a bit each.
+    capabilities: u64,
+}
+
+/// The folder of a process.
+pub(crate) fn folder(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}"))
+}
+
+/// The processes that can be seen, in no order.
+pub(crate) fn all() -> Result<Vec<u32>, Errno> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc").map_err(|error| errno(&error))? {
+        let name = entry.map_err(|error| errno(&error))?.file_name();
+        pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
+/// Whether there is such a process, even one that `/proc` hides.
+pub(crate) fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
+}
+
+/// The file `status` of this folder.
+pub(crate) fn status(folder: &Path) -> Result<Status, Errno> {
+    // A process that ends while it is read leaves an empty file.
+    parse_status(&text(&folder.join("status"))?).ok_or(Errno::SRCH)
+}
+
+fn parse_status(text: &str) -> Option<Status> {
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    let bytes = |name: &str| {
+        let kb: u64 = field(name)?.strip_suffix("kB")?.trim().parse().ok()?;
+        kb.checked_mul(1024)
+    };
+    Some(Status {
+        pid: field("Tgid")?.parse().ok()?,
+        name: field("Name")?.to_string(),
+        uid: field("Uid")?.split_whitespace().next()?.parse().ok()?,
+        locked: bytes("VmLck"),
+        pinned: bytes("VmPin").unwrap_or(0),
+        capabilities: u64::from_str_radix(field("CapEff")?, 16).ok()?,
+    })
+}
+
+/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): in the first
+/// user namespace, because the root of another one has it in vain.
+pub(crate) fn pins_freely(folder: &Path, status: &Status) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    /// PROC_USER_INIT_INO
+    const FIRST: &str = "user:[4026531837]";
+    let effective = status.capabilities >> CAP_IPC_LOCK & 1 == 1;
+    // Without user namespaces there is no link; where it may not be read the capability decides.
+    effective
+        && fs::read_link(folder.join("ns/user")).map_or(true, |link| link.as_os_str() == FIRST)
+}
+
+/// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
+pub(crate) fn memlock(folder: &Path) -> Result<Option<u64>, Errno> {
+    let text = text(&folder.join("limits"))?;
+    let soft = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))
+        .and_then(|line| line.split_whitespace().next())
+        .ok_or(Errno::SRCH)?;
+    // "unlimited" is no number.
+    Ok(soft.parse().ok())
+}
+
+/// The descriptors that are io_uring rings.
+pub(crate) fn rings(folder: &Path) -> Result<Vec<u32>, Errno> {
+    let mut rings = Vec::new();
+    for entry in fs::read_dir(folder.join("fd")).map_err(|error| errno(&error))? {
+        let entry = entry.map_err(|error| errno(&error))?;
+        match fs::read_link(entry.path()) {
+            Ok(link) if link.as_os_str() == "anon_inode:[io_uring]" => {
+                let name = entry.file_name();
+                rings.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+            }
+            Ok(_) => {}
+            // Closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(errno(&error)),
+        }
+    }
+    rings.sort_unstable();
+    Ok(rings)
+}
+
+/// The buffers registered with a ring, as address and length; None where the kernel does not
+/// list them: before Linux 5.6, or because the ring was busy whenever it was asked.
+pub(crate) fn registered(folder: &Path, ring: u32) -> Result<Option<Vec<(u64, u64)>>, Errno> {
+    // The kernel only tries for the ring's lock. Whoever registers much holds it for long.
+    const TRIES: u32 = 50;
+    const PAUSE: Duration = Duration::from_millis(2);
+    let file = folder.join("fdinfo").join(ring.to_string());
+    for _ in 0..TRIES {
+        let listed = parse_registered(&text(&file)?);
+        if listed.is_some() {
+            return Ok(listed);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(None)
+}
+
+/// The list in a ring's `fdinfo`: `UserBufs:` with the number of slots, then a line for each. Of
+/// a busy ring the lines are missing; newer kernels leave out all of it.
+fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
+    let mut lines = fdinfo.lines();
+    let slots: usize = lines
+        .find_map(|line| line.strip_prefix("UserBufs:"))?
+        .trim()
+        .parse()
+        .ok()?;
+    let mut buffers = Vec::new();
+    for _ in 0..slots {
+        let (_, slot) = lines.next()?.split_once(": ")?;
+        if slot == "<none>" {
+            continue;
+        }
+        let (address, len) = slot.split_once('/')?;
+        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        let len = len.parse().ok()?;
+        // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is memory of
+        // the kernel, lent to the ring by a block device (ublk) and not pinned.
+        if address != u64::MAX && address != 0 && len != 0 {
+            buffers.push((address, len));
+        }
+    }
+    Some(buffers)
+}
+
+/// Names of processes need not be UTF-8.
+fn text(path: &Path) -> Result<String, Errno> {
+    let bytes = fs::read(path).map_err(|error| errno(&error))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tdd (of=x)\nState:\tS (sleeping)\nTgid:\t41\nPid:\t42\n\
+                          Uid:\t1000\t0\t0\t0\nVmLck:\t      28 kB\nVmPin:\t    4112 kB\n\
+                          CapEff:\t000001ffffffffff\n";
+
+    #[test]
+    fn status_is_read_by_name() {
+        let status = parse_status(STATUS).unwrap();
+        assert_eq!((status.pid, status.uid), (41, 1000));
+        assert_eq!(status.name, "dd (of=x)");
+        assert_eq!((status.locked, status.pinned), (Some(28 << 10), 4112 << 10));
+        assert_eq!(status.capabilities, 0x1ff_ffff_ffff);
+    }
+
+    #[test]
+    fn kernel_threads_have_no_memory() {
+        let text: String = STATUS
+            .lines()
+            .filter(|line| !line.starts_with("Vm"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let status = parse_status(&text).unwrap();
+        assert_eq!((status.locked, status.pinned), (None, 0));
+        assert!(parse_status("").is_none());
+    }
+
+    #[test]
+    fn buffers_are_listed_alike_by_every_kernel() {
+        let two = Some(vec![(0x7f00_0000_1000, 4096), (0x7f00_0020_0000, 1 << 30)]);
+        // 5.6 to 6.12: an empty slot has an impossible address, and what comes of it as length.
+        let old = "SqMask:\t0x3\nUserFiles:\t1\n    0: 7: x\nUserBufs:\t4\n    \
+                   0: 0x7f0000001000/4096\n    1: 0xffffffffffffffff/1\n    \
+                   2: 0x7f0000200000/1073741824\n    3: 0xffffffffffffffff/0\nPollList:\n";
+        // From 6.13: an empty slot says so; from 6.15 there are buffers of the kernel's own.
+        let new = "SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t4\n    0: <none>\n    \
+                   1: 0x7f0000001000/4096\n    2: 0x7f0000200000/1073741824\n    3: 0x0/65536\n\
+                   Personalities:\n    1\n\tUid:\t0\n";
+        assert_eq!(parse_registered(old), two);
+        assert_eq!(parse_registered(new), two);
+        assert_eq!(parse_registered("UserBufs:\t0\nPollList:\n"), Some(vec![]));
+    }
+
+    #[test]
+    fn busy_rings_and_old_kernels_list_nothing() {
+        assert_eq!(parse_registered("UserBufs:\t2\nPollList:\n"), None);
+        assert_eq!(parse_registered("pos:\t0\nflags:\t02\n"), None);
+        assert_eq!(parse_registered("UserBufs:\t1\n    0: 0x10/\n"), None);
+    }
+}

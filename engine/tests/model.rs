@@ -1,0 +1,393 @@
+//! Models: every tensor lies where its header says, from one file or several, all or some.
+
+mod common;
+#[path = "common/models.rs"]
+mod models;
+
+use common::{bytes_digest, cached, dir, evict, file_digest};
+use dmafile::{Buffer, Io, Kind, Load, Method, Model, Pages, Pattern, Tensor, Verify};
+use models::{Written, gguf, safetensors, sharded, tensors};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+/// The bytes of a tensor in a buffer, through the descriptor where there is one.
+fn bytes_of(buffer: &Buffer, at: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    buffer.access().read_at(at, &mut bytes).unwrap();
+    bytes
+}
+
+fn check(buffer: &Buffer, model: &Model, written: &[Written], what: &str) {
+    for (name, _, shape, bytes) in written {
+        let tensor = model
+            .tensor(name)
+            .unwrap_or_else(|| panic!("{what}: no {name}"));
+        assert_eq!(&tensor.shape, shape, "{what} {name}");
+        assert_eq!(tensor.bytes, bytes.len() as u64, "{what} {name}");
+        assert!(
+            bytes_of(buffer, tensor.at, tensor.bytes) == *bytes,
+            "{what}: wrong bytes in {name}"
+        );
+    }
+}
+
+fn patterns(texts: &[&str]) -> Vec<Pattern> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn names<'m>(tensors: impl IntoIterator<Item = &'m Tensor>) -> Vec<&'m str> {
+    tensors
+        .into_iter()
+        .map(|tensor| tensor.name.as_str())
+        .collect()
+}
+
+/// Three shards in a folder of their own.
+fn three(folder: &Path) -> Vec<Vec<Written>> {
+    let shards: Vec<_> = (0..3)
+        .map(|no| tensors(&format!("layer{no}"), 5, 900_000))
+        .collect();
+    sharded(folder, &shards);
+    shards
+}
+
+#[test]
+fn tensors_of_one_file_lie_where_the_header_says() {
+    let dir = dir();
+    let written = tensors("a", 7, 300_000);
+    let st = dir.path().join("model.safetensors");
+    safetensors(&st, &written);
+    let gg = dir.path().join("model.gguf");
+    gguf(&gg, &written, None);
+    for path in [&st, &gg] {
+        let model = Model::open(path).unwrap();
+        assert_eq!(model.tensors().len(), 7);
+        for kind in [Kind::Anon, Kind::Memfd] {
+            let loaded = model.load().to(kind.clone()).run().unwrap();
+            check(&loaded.buffer, &model, &written, &format!("{kind}"));
+            // It is the file as it is.
+            let size = path.metadata().unwrap().len();
+            assert_eq!(loaded.report.bytes, size);
+            assert_eq!(
+                common::buffer_digest(&loaded.buffer),
+                file_digest(path, 0, size)
+            );
+        }
+    }
+}
+
+#[test]
+fn shards_load_as_one_by_every_method() {
+    let dir = dir();
+    let shards = three(dir.path());
+    let written: Vec<_> = shards.concat();
+    let files: Vec<_> = (1..=3)
+        .map(|no| {
+            dir.path()
+                .join(format!("model-{no:05}-of-00003.safetensors"))
+        })
+        .collect();
+    let index = dir.path().join("model.safetensors.index.json");
+    for path in [dir.path(), &index] {
+        let model = Model::open(path).unwrap();
+        assert_eq!(model.shards().len(), 3);
+        for &method in Method::ALL {
+            for io in [Io::Auto, Io::Direct, Io::Buffered] {
+                for pages in [Pages::Auto, Pages::Small] {
+                    files.iter().for_each(|file| evict(file));
+                    let load = model.load().method(method).io(io).pages(pages);
+                    let what = format!("{method} {io} {pages}");
+                    let loaded = match load.block(256 << 10).run() {
+                        Ok(loaded) => loaded,
+                        // What a mapping of a file cannot do.
+                        Err(error) if method == Method::Mmap && io == Io::Direct => {
+                            assert_eq!(error.raw_os_error(), Some(95), "{error}");
+                            continue;
+                        }
+                        Err(error) => panic!("{what}: {error}"),
+                    };
+                    if io == Io::Direct {
+                        assert_eq!(files.iter().map(|file| cached(file)).sum::<u64>(), 0);
+                    }
+                    check(&loaded.buffer, &model, &written, &what);
+                    // Each file as it is, and zeros in between.
+                    let mut done = 0;
+                    for (shard, file) in loaded.report.shards.iter().zip(&files) {
+                        let gap = bytes_of(&loaded.buffer, done, shard.at - done);
+                        assert!(gap.iter().all(|&byte| byte == 0), "{what}");
+                        let bytes = bytes_of(&loaded.buffer, shard.at, shard.bytes);
+                        assert_eq!(bytes_digest(&bytes), file_digest(file, 0, shard.bytes));
+                        done = shard.at + shard.bytes;
+                    }
+                    assert_eq!(done, loaded.buffer.len(), "{what}");
+                    let total: u64 = loaded.report.shards.iter().map(|shard| shard.bytes).sum();
+                    assert_eq!(loaded.report.bytes, total, "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_split_gguf_loads_as_one_and_must_be_whole() {
+    let dir = dir();
+    let name = |no: u32| dir.path().join(format!("m-{no:05}-of-00002.gguf"));
+    let shards = [tensors("a", 3, 100_000), tensors("b", 3, 50_000)];
+    for (no, shard) in shards.iter().enumerate() {
+        gguf(&name(no as u32 + 1), shard, Some((no as u16, 2)));
+    }
+    for path in [dir.path(), &name(1)] {
+        let model = Model::open(path).unwrap();
+        let loaded = model.load().run().unwrap();
+        check(&loaded.buffer, &model, &shards.concat(), "split");
+    }
+    // The second alone is what it is.
+    assert_eq!(Model::open(name(2)).unwrap().tensors().len(), 3);
+    gguf(&name(2), &shards[1], Some((0, 2)));
+    let error = Model::open(name(1)).err().unwrap().to_string();
+    assert!(
+        error.contains("number 2 of 2") && error.contains("EBADMSG"),
+        "{error}"
+    );
+    std::fs::remove_file(name(2)).unwrap();
+    let error = Model::open(name(1)).err().unwrap().to_string();
+    assert!(
+        error.contains("m-00002-of-00002.gguf") && error.contains("ENOENT"),
+        "{error}"
+    );
+}
+
+#[test]
+fn only_chosen_tensors_are_read() {
+    let dir = dir();
+    let shards = three(dir.path());
+    let written = shards.concat();
+    let model = Model::open(dir.path()).unwrap();
+    for (texts, want) in [
+        (vec!["layer1.0.w"], vec!["layer1.0.w"]),
+        (
+            vec!["layer2.4.w", "layer0.0.w"],
+            vec!["layer0.0.w", "layer2.4.w"],
+        ),
+        (
+            vec!["*.3.w"],
+            vec!["layer0.3.w", "layer1.3.w", "layer2.3.w"],
+        ),
+        (
+            vec!["re:layer[02]\\.1\\.w"],
+            vec!["layer0.1.w", "layer2.1.w"],
+        ),
+    ] {
+        let patterns = patterns(&texts);
+        assert_eq!(names(model.matching(&patterns).unwrap()), want);
+        for kind in ["anon", "memfd", "fd"] {
+            for io in [Io::Direct, Io::Buffered] {
+                for shard in model.shards() {
+                    evict(&shard.file);
+                }
+                let to = match kind {
+                    "fd" => Kind::fd(common::dirty_memfd(model.shards()[2].at + 8 * MIB)),
+                    word => word.parse().unwrap(),
+                };
+                let load = model.load_only(&patterns).unwrap();
+                let loaded = load.to(to).io(io).run().unwrap();
+                let what = format!("{texts:?} to {kind} {io}");
+                let chosen: Vec<_> = written
+                    .iter()
+                    .filter(|tensor| want.contains(&tensor.0.as_str()))
+                    .cloned()
+                    .collect();
+                check(&loaded.buffer, &model, &chosen, &what);
+                let bytes: u64 = chosen.iter().map(|tensor| tensor.3.len() as u64).sum();
+                assert_eq!(loaded.report.bytes, bytes, "{what}");
+                let moved = loaded.report.bytes_direct + loaded.report.bytes_buffered;
+                assert_eq!(moved, bytes, "{what}: what is counted");
+                if kind == "memfd" {
+                    let fd = loaded.buffer.as_fd().unwrap();
+                    let taken = rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
+                    // A huge page at either end of each at the most.
+                    assert!(
+                        taken <= bytes + want.len() as u64 * 4 * MIB,
+                        "{what}: {taken}"
+                    );
+                }
+            }
+        }
+    }
+    let error = model.load_only(&patterns(&["layer9*"])).err().unwrap();
+    assert!(
+        error
+            .to_string()
+            .contains("nothing matches 'layer9*' (ENOENT)"),
+        "{error}"
+    );
+    let verify: Verify = "sha256".parse().unwrap();
+    let load = model.load_only(&patterns(&["*.3.w"])).unwrap();
+    let error = load.verify(verify).run().unwrap_err();
+    assert_eq!(error.kind(), dmafile::ErrorKind::Usage);
+}
+
+#[test]
+fn one_tensor_or_a_part_of_it_comes_alone() {
+    let dir = dir();
+    let written = three(dir.path()).concat();
+    let model = Model::open(dir.path()).unwrap();
+    for (name, _, _, bytes) in &written {
+        let tensor = model.tensor(name).unwrap();
+        let loaded = model
+            .load_tensor(tensor)
+            .unwrap()
+            .to(Kind::Anon)
+            .run()
+            .unwrap();
+        assert!(loaded.buffer.as_slice().unwrap() == bytes, "{name}");
+        let part = model.load_part(tensor, 777, 1000).unwrap().to(Kind::Anon);
+        let part = part.run().unwrap().buffer;
+        assert_eq!(part.as_slice().unwrap(), &bytes[777..1777]);
+    }
+    let tensor = model.tensor("layer0.0.w").unwrap();
+    for (offset, len) in [(tensor.bytes, 1), (1, tensor.bytes), (u64::MAX, 2)] {
+        let error = model.load_part(tensor, offset, len).err().unwrap();
+        assert_eq!(error.raw_os_error(), Some(22), "{error}");
+    }
+    assert!(model.load_part(tensor, 5, 0).is_err());
+}
+
+#[test]
+fn every_file_has_its_own_digest() {
+    let dir = dir();
+    three(dir.path());
+    let model = Model::open(dir.path()).unwrap();
+    for algorithm in ["sha256", "blake3", "xxh3", "crc32c"] {
+        let load = model.load().verify(algorithm.parse().unwrap());
+        let verified = load.run().unwrap().report.verify;
+        assert_eq!(verified.len(), 3);
+        for (one, shard) in verified.iter().zip(model.shards()) {
+            assert_eq!(one.file, shard.file);
+            let alone = Load::new(&shard.file).verify(algorithm.parse().unwrap());
+            assert_eq!(one.digest, alone.run().unwrap().report.verify[0].digest);
+            if algorithm == "sha256" {
+                assert_eq!(one.digest, file_digest(&shard.file, 0, shard.bytes));
+            }
+        }
+    }
+    let expected: Verify = format!("sha256={}", "0".repeat(64)).parse().unwrap();
+    let error = model.load().verify(expected).run().unwrap_err();
+    assert_eq!(error.kind(), dmafile::ErrorKind::Usage, "{error}");
+}
+
+/// As `huggingface_hub` lays its cache out.
+#[test]
+fn the_digest_in_the_name_of_a_hugging_face_blob_is_checked() {
+    let dir = dir();
+    let repository = dir.path().join("models--a--b");
+    let (blobs, snapshot) = (repository.join("blobs"), repository.join("snapshots/0f"));
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::create_dir_all(&snapshot).unwrap();
+    let plain = dir.path().join("plain");
+    safetensors(&plain, &tensors("a", 3, 100_000));
+    let size = plain.metadata().unwrap().len();
+    let digest = file_digest(&plain, 0, size);
+    let link = |blob: &str, name: &str| {
+        std::fs::copy(&plain, blobs.join(blob)).unwrap();
+        let path = snapshot.join(name);
+        std::os::unix::fs::symlink(format!("../../blobs/{blob}"), &path).unwrap();
+        path
+    };
+    let sha256 = || "sha256".parse::<Verify>().unwrap();
+    let good = link(&digest, "good.safetensors");
+    let report = Load::new(&good).verify(sha256()).run().unwrap().report;
+    assert!(report.verify[0].matched && report.verify[0].digest == digest);
+    assert!(report.reasons.iter().any(|reason| reason.about == "verify"));
+    // A part of it has another digest, and so has another algorithm.
+    let part = Load::new(&good)
+        .length(5000)
+        .verify(sha256())
+        .run()
+        .unwrap();
+    assert!(!part.report.verify[0].matched);
+    let other = Load::new(&good)
+        .verify("crc32c".parse().unwrap())
+        .run()
+        .unwrap();
+    assert!(!other.report.verify[0].matched);
+    let bad = link(&"a".repeat(64), "bad.safetensors");
+    let error = Load::new(&bad).verify(sha256()).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(74), "{error}");
+    // Small files are named otherwise: nothing is known of them.
+    let small = link(&"b".repeat(40), "small.safetensors");
+    assert!(
+        !Load::new(&small)
+            .verify(sha256())
+            .run()
+            .unwrap()
+            .report
+            .verify[0]
+            .matched
+    );
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let refused = |path: &Path, want: &str| {
+        let error = Model::open(path).err().unwrap().to_string();
+        assert!(error.contains(want), "{error} should say {want}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    let folder = dir();
+    let index = folder.path().join("model.safetensors.index.json");
+    three(folder.path());
+    let good = std::fs::read_to_string(&index).unwrap();
+    for (from, to, want) in [
+        ("layer1.0.w", "layer7.0.w", "has no tensor"),
+        ("model-00002-of", "../model-00002-of", "no plain file name"),
+        (
+            "model-00002-of-00003.safetensors",
+            "/etc/passwd",
+            "no plain file name",
+        ),
+        ("model-00002-of", "model-00009-of", "(ENOENT)"),
+        ("weight_map", "wait_map", "not a sound index"),
+        ("{", "[", "not a sound index"),
+    ] {
+        std::fs::write(&index, good.replace(from, to)).unwrap();
+        refused(&index, want);
+    }
+    std::fs::write(&index, r#"{"weight_map":{}}"#).unwrap();
+    refused(&index, "names no file");
+
+    // Two files with one tensor of the same name.
+    let folder = dir();
+    safetensors(&folder.path().join("a.safetensors"), &tensors("a", 2, 1000));
+    safetensors(&folder.path().join("b.safetensors"), &tensors("a", 1, 1000));
+    refused(folder.path(), "an earlier file has a tensor");
+    let folder = dir();
+    refused(folder.path(), "without a model in it (EISDIR)");
+    gguf(&folder.path().join("a.gguf"), &tensors("a", 1, 1000), None);
+    gguf(&folder.path().join("b.gguf"), &tensors("a", 1, 1000), None);
+    refused(folder.path(), "several GGUF models");
+}
+
+#[test]
+fn a_shard_that_is_cut_short_is_named() {
+    let dir = dir();
+    three(dir.path());
+    let model = Model::open(dir.path()).unwrap();
+    let second = &model.shards()[1].file;
+    let file = std::fs::File::options().write(true).open(second).unwrap();
+    file.set_len(5000).unwrap();
+    for method in [
+        Method::Auto,
+        Method::Threads,
+        Method::Mmap,
+        Method::Sendfile,
+    ] {
+        let error = model.load().method(method).run().unwrap_err().to_string();
+        let name = second.file_name().unwrap().to_str().unwrap();
+        assert!(
+            error.contains(name) && error.contains("ENODATA"),
+            "{method}: {error}"
+        );
+    }
+}
