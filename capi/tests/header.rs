@@ -59,7 +59,6 @@ fn every_function_is_exported() {
     assert_eq!(words(&map, ';'), declared);
 }
 
-/// Units, errors and thread safety are stated for every function.
 #[test]
 fn every_function_says_whether_threads_may_call_it() {
     let header = read("include/dmafile.h");
@@ -68,7 +67,7 @@ fn every_function_says_whether_threads_may_call_it() {
         let Some(name) = words(code, '(').first().copied() else {
             continue;
         };
-        let says = comment.to_lowercase();
+        let says = comment.replace("\n * ", " ").to_lowercase();
         assert!(
             ["thread-safe", "thread may be using", "no load may be using"]
                 .iter()
