@@ -89,41 +89,40 @@ fn shards_load_as_one_by_every_method() {
         })
         .collect();
     let index = dir.path().join("model.safetensors.index.json");
-    for path in [dir.path(), &index] {
-        let model = Model::open(path).unwrap();
-        assert_eq!(model.shards().len(), 3);
-        for &method in Method::ALL {
-            for io in [Io::Auto, Io::Direct, Io::Buffered] {
-                for pages in [Pages::Auto, Pages::Small] {
-                    files.iter().for_each(|file| evict(file));
-                    let load = model.load().method(method).io(io).pages(pages);
-                    let what = format!("{method} {io} {pages}");
-                    let loaded = match load.block(256 << 10).run() {
-                        Ok(loaded) => loaded,
-                        // What a mapping of a file cannot do.
-                        Err(error) if method == Method::Mmap && io == Io::Direct => {
-                            assert_eq!(error.raw_os_error(), Some(95), "{error}");
-                            continue;
-                        }
-                        Err(error) => panic!("{what}: {error}"),
-                    };
-                    if io == Io::Direct {
-                        assert_eq!(files.iter().map(|file| cached(file)).sum::<u64>(), 0);
+    let model = Model::open(dir.path()).unwrap();
+    assert_eq!(Model::open(&index).unwrap().tensors(), model.tensors());
+    assert_eq!(model.shards().len(), 3);
+    for &method in Method::ALL {
+        for io in [Io::Auto, Io::Direct, Io::Buffered] {
+            for pages in [Pages::Auto, Pages::Small] {
+                files.iter().for_each(|file| evict(file));
+                let load = model.load().method(method).io(io).pages(pages);
+                let what = format!("{method} {io} {pages}");
+                let loaded = match load.block(256 << 10).run() {
+                    Ok(loaded) => loaded,
+                    // What a mapping of a file cannot do.
+                    Err(error) if method == Method::Mmap && io == Io::Direct => {
+                        assert_eq!(error.raw_os_error(), Some(95), "{error}");
+                        continue;
                     }
-                    check(&loaded.buffer, &model, &written, &what);
-                    // Each file as it is, and zeros in between.
-                    let mut done = 0;
-                    for (shard, file) in loaded.report.shards.iter().zip(&files) {
-                        let gap = bytes_of(&loaded.buffer, done, shard.at - done);
-                        assert!(gap.iter().all(|&byte| byte == 0), "{what}");
-                        let bytes = bytes_of(&loaded.buffer, shard.at, shard.bytes);
-                        assert_eq!(bytes_digest(&bytes), file_digest(file, 0, shard.bytes));
-                        done = shard.at + shard.bytes;
-                    }
-                    assert_eq!(done, loaded.buffer.len(), "{what}");
-                    let total: u64 = loaded.report.shards.iter().map(|shard| shard.bytes).sum();
-                    assert_eq!(loaded.report.bytes, total, "{what}");
+                    Err(error) => panic!("{what}: {error}"),
+                };
+                if io == Io::Direct {
+                    assert_eq!(files.iter().map(|file| cached(file)).sum::<u64>(), 0);
                 }
+                check(&loaded.buffer, &model, &written, &what);
+                // Each file as it is, and zeros in between.
+                let mut done = 0;
+                for (shard, file) in loaded.report.shards.iter().zip(&files) {
+                    let gap = bytes_of(&loaded.buffer, done, shard.at - done);
+                    assert!(gap.iter().all(|&byte| byte == 0), "{what}");
+                    let bytes = bytes_of(&loaded.buffer, shard.at, shard.bytes);
+                    assert_eq!(bytes_digest(&bytes), file_digest(file, 0, shard.bytes));
+                    done = shard.at + shard.bytes;
+                }
+                assert_eq!(done, loaded.buffer.len(), "{what}");
+                let total: u64 = loaded.report.shards.iter().map(|shard| shard.bytes).sum();
+                assert_eq!(loaded.report.bytes, total, "{what}");
             }
         }
     }
