@@ -15,8 +15,12 @@ const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 /// Not a multiple of anything that a block could be.
 const LEN: usize = (3 << 20) + 4567;
 
-/// An installed library and programs made with it; None where a tool is missing.
-static KIT: LazyLock<Option<Kit>> = LazyLock::new(Kit::make);
+/// An installed library and programs made with it, or which tool is missing.
+static KIT: LazyLock<Result<Kit, String>> = LazyLock::new(Kit::make);
+
+fn kit() -> Option<&'static Kit> {
+    KIT.as_ref().map_err(|why| skip(why)).ok()
+}
 
 struct Kit {
     dir: PathBuf,
@@ -26,9 +30,12 @@ struct Kit {
 }
 
 impl Kit {
-    fn make() -> Option<Self> {
-        if !have(&["make", "cc", "c++", "pkg-config", "nm", "readelf"]) {
-            return None;
+    fn make() -> Result<Self, String> {
+        for tool in ["make", "cc", "c++", "pkg-config", "nm", "readelf"] {
+            if Command::new(tool).arg("--version").output().is_err() {
+                let why = "is missing (Debian: build-essential pkg-config)";
+                return Err(format!("{tool} {why}"));
+            }
         }
         // On the disk that holds the build; /tmp may be memory. What is static is never dropped, so the
         // folder of the run before goes now.
@@ -52,7 +59,7 @@ impl Kit {
         kit.compile("c++", "examples/load.cpp", "load++", &cpp);
         let own = [&["-std=c99", "-pthread", "-g", &version], &flags[..]].concat();
         kit.compile("cc", "tests/exercise.c", "exercise", &own);
-        Some(kit)
+        Ok(kit)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -140,20 +147,6 @@ fn noise() -> Vec<u8> {
     bytes
 }
 
-fn have(tools: &[&str]) -> bool {
-    let missing = tools.iter().find(|tool| {
-        let mut which = Command::new("sh");
-        which.args(["-c", "command -v \"$0\"", tool]);
-        !which.output().unwrap().status.success()
-    });
-    if let Some(tool) = missing {
-        skip(&format!(
-            "{tool} is missing (Debian: build-essential pkg-config)"
-        ));
-    }
-    missing.is_none()
-}
-
 /// Says, past the test harness, that something went untested; under CI=true it may not.
 fn skip(why: &str) {
     let name = std::thread::current()
@@ -226,7 +219,7 @@ fn exported() -> BTreeSet<String> {
 
 #[test]
 fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let library = kit.path("usr/lib/libdmafile.so");
     let mut nm = Command::new("nm");
     nm.args(["-D", "--defined-only", "--with-symbol-versions"])
@@ -260,7 +253,7 @@ fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
 
 #[test]
 fn what_is_installed_is_found_and_can_be_removed() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let lib = kit.path("usr/lib");
     let link = |name: &str| std::fs::read_link(lib.join(name)).unwrap();
     assert_eq!(link("libdmafile.so"), Path::new("libdmafile.so.0"));
@@ -303,7 +296,7 @@ fn what_is_installed_is_found_and_can_be_removed() {
 
 #[test]
 fn the_header_is_clean_in_c_and_in_cpp() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let header = kit.path("usr/include/dmafile.h");
     for (compiler, language, standards) in [
         ("cc", "c", ["c99", "c11", "gnu17"]),
@@ -323,7 +316,7 @@ fn the_header_is_clean_in_c_and_in_cpp() {
 
 #[test]
 fn the_bytes_are_those_of_the_file() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let digest = sha256sum(&noise());
     let mut own = Command::new("sha256sum");
     own.arg(&kit.file);
@@ -358,7 +351,7 @@ fn the_bytes_are_those_of_the_file() {
 
 #[test]
 fn failures_have_a_sentence() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     for (program, name) in [("load", "load"), ("load++", "load++")] {
         let output = kit.program(program).arg("/no/such/file").output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -377,7 +370,7 @@ fn failures_have_a_sentence() {
 
 #[test]
 fn every_check_of_a_c_program_holds() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     for method in ["auto", "uring", "threads", "read"] {
         let mut all = kit.program("exercise");
         all.arg("all").arg(&kit.file).arg(method);
@@ -412,7 +405,7 @@ fn received(mut receiver: Command, socket: &Path, send: impl FnOnce()) -> String
 
 #[test]
 fn a_buffer_goes_to_another_process() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let sum = format!("bytes {LEN}\n");
     let socket = socket("plain");
     let from_c = received(kit.program("load"), &socket, || {
@@ -434,7 +427,7 @@ fn a_buffer_goes_to_another_process() {
 /// engine finds out another way what is cached.
 #[test]
 fn valgrind_finds_nothing() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     if !valgrind() {
         return;
     }
@@ -471,7 +464,7 @@ fn valgrind_finds_nothing() {
 /// The checks above would see a leak and a bad access.
 #[test]
 fn valgrind_would_find_something() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     if !valgrind() {
         return;
     }
@@ -500,7 +493,7 @@ fn valgrind_would_find_something() {
 
 #[test]
 fn the_archive_links_too() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let library = kit.path("usr/lib/libdmafile.a");
     let flags = kit.pkg_config(&["--cflags"]);
     let system = kit.pkg_config(&["--static", "--libs-only-l"]);
@@ -531,7 +524,7 @@ fn model(path: &Path) {
 
 #[test]
 fn a_model_has_tensors() {
-    let Some(kit) = &*KIT else { return };
+    let Some(kit) = kit() else { return };
     let path = kit.path("tiny.safetensors");
     model(&path);
     let wanted = "a.weight U8 2 3 = 01 02 03 04 05 06\n\
