@@ -9,10 +9,20 @@ PIP     := $(PYTHON) -m pip --disable-pip-version-check
 # What ruff, mypy and pytest look at.
 SCRIPTS := bench demo python scripts
 
-.PHONY: help demo test bench lint docs build extension need-rust need-rust-tools need-test-tools
+# Where `make install` puts things, in the words of the GNU standards; DESTDIR goes before, for packages.
+PREFIX      ?= /usr/local
+BINDIR      ?= $(PREFIX)/bin
+LIBDIR      ?= $(PREFIX)/lib
+INCLUDEDIR  ?= $(PREFIX)/include
+MANDIR      ?= $(PREFIX)/share/man
+DESTDIR     ?=
+CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
+	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(DESTDIR)
+
+.PHONY: help demo test bench lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -49,8 +59,27 @@ docs: build ## write the man page, shell completions and API documentation under
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
 
+install: built ## install the command, its manual and the C library (PREFIX=/usr/local DESTDIR=)
+	@echo "install: under $(DESTDIR)$(PREFIX)"
+	install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(MANDIR)/man1
+	install -m 755 $(DMAFILE) $(DESTDIR)$(BINDIR)/dmafile
+	@$(DMAFILE) man > $(TARGET)/release/dmafile.1
+	install -m 644 $(TARGET)/release/dmafile.1 $(DESTDIR)$(MANDIR)/man1/dmafile.1
+	@$(CAPI) install
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
+uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
+	@echo "uninstall: from $(DESTDIR)$(PREFIX)"
+	rm -f $(DESTDIR)$(BINDIR)/dmafile $(DESTDIR)$(MANDIR)/man1/dmafile.1
+	@$(CAPI) uninstall
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
 build: need-rust
 	cargo build --release --locked
+
+# `sudo make install` after `make build` needs no Rust, which is rarely in root's PATH.
+built:
+	@command -v cargo >/dev/null || [ ! -x $(DMAFILE) ] || exit 0; $(MAKE) --no-print-directory build
 
 # The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
 extension: need-rust .venv/dev
@@ -69,9 +98,10 @@ need-rust-tools: need-rust
 # Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in fuse3:fusermount3 squashfs-tools:mksquashfs; do \
+	@for wanted in fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done
+	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]
 
 # Debian keeps ensurepip, without which a venv has no pip, in a package of its own. A venv made without it is
 # left half done, so what counts is pip.

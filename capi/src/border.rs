@@ -1,0 +1,249 @@
+//! The border: nothing unwinds across it, no pointer is used before a look at it, and every failure
+//! has an errno and a sentence.
+
+use libc::{c_char, c_int};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::CStr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a function of the header tells its caller by errno and, in this thread, by a sentence.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// As errno(3) counts: positive.
+    errno: c_int,
+    sentence: String,
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    /// In the words of the engine: `what: why (ERRNO)`.
+    pub(crate) fn new(errno: c_int, what: &str, why: &str) -> Self {
+        let name = dmafile::errno_name(errno);
+        Self {
+            errno,
+            sentence: format!("{what}: {why} ({name})"),
+        }
+    }
+
+    fn panicked(cause: &(dyn Any + Send)) -> Self {
+        let text = cause.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
+        let why = format!(
+            "a mistake in dmafile: {}",
+            text.unwrap_or("it panicked without a word")
+        );
+        Self::new(libc::ENOTRECOVERABLE, "dmafile", &why)
+    }
+}
+
+impl From<dmafile::Error> for Failure {
+    fn from(error: dmafile::Error) -> Self {
+        let errno = error.raw_os_error().unwrap_or(match error.kind() {
+            dmafile::ErrorKind::Usage => libc::EINVAL,
+            dmafile::ErrorKind::Cancelled => libc::ECANCELED,
+            dmafile::ErrorKind::Failed => libc::EIO,
+        });
+        Self {
+            errno,
+            sentence: error.to_string(),
+        }
+    }
+}
+
+thread_local! {
+    /// The sentence of the last failure in this thread.
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Does `with` the sentence of the last failure in this thread.
+pub(crate) fn last<T>(with: impl FnOnce(&str) -> T) -> T {
+    let mut with = Some(with);
+    let mut call = |text: &str| with.take().map(|with| with(text));
+    // A thread that is about to end has no sentence any more.
+    let called = LAST.try_with(|last| last.try_borrow().ok().and_then(|last| call(&last)));
+    let called = called.ok().flatten().or_else(|| call(""));
+    called.expect("called in one way or the other")
+}
+
+/// Does `work` and keeps what there is to say about its failure; Err holds the positive errno.
+fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<T, c_int> {
+    // What a panic leaves half done stays memory-safe: it was Rust that was interrupted.
+    let done = catch_unwind(AssertUnwindSafe(work));
+    let done = done.unwrap_or_else(|cause| Err(Failure::panicked(&*cause)));
+    done.map_err(|failure| {
+        let keep = |last: &RefCell<String>| {
+            if let Ok(mut last) = last.try_borrow_mut() {
+                *last = failure.sentence;
+            }
+        };
+        // In a thread that is about to end the errno has to do.
+        let _ = LAST.try_with(keep);
+        failure.errno
+    })
+}
+
+/// 0, or a negative errno.
+pub(crate) fn status(work: impl FnOnce() -> Result<()>) -> c_int {
+    attempt(work).map_or_else(|errno| -errno, |()| 0)
+}
+
+/// A number that is not negative, or a negative errno.
+pub(crate) fn number<N: From<c_int>>(work: impl FnOnce() -> Result<N>) -> N {
+    attempt(work).unwrap_or_else(|errno| N::from(-errno))
+}
+
+/// A pointer, or null and errno.
+pub(crate) fn pointer<T>(work: impl FnOnce() -> Result<*const T>) -> *const T {
+    attempt(work).unwrap_or_else(|errno| {
+        set_errno(errno);
+        std::ptr::null()
+    })
+}
+
+/// A value, or its default and errno.
+pub(crate) fn value<T: Default>(work: impl FnOnce() -> Result<T>) -> T {
+    attempt(work).unwrap_or_else(|errno| {
+        set_errno(errno);
+        T::default()
+    })
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the address of this thread's errno is always valid.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Frees what `Box::into_raw` gave out; null is nothing to free.
+///
+/// # Safety
+/// `handle` is null, or came from `Box::into_raw` and is freed once, used by nobody else.
+pub(crate) unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: as this function asks for.
+        let owned = unsafe { Box::from_raw(handle) };
+        // There is nobody to tell that freeing went wrong.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
+    }
+}
+
+fn null(what: &str) -> Failure {
+    Failure::new(libc::EINVAL, what, "it is NULL")
+}
+
+/// What a pointer of the caller points to.
+///
+/// # Safety
+/// `pointer` is null or valid for reads while the border is crossed, and nobody writes there.
+pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
+    // SAFETY: as this function asks for.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
+}
+
+/// As [`shared`], to change it.
+///
+/// # Safety
+/// `pointer` is null or valid for reads and writes, and nobody else uses it meanwhile.
+pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T> {
+    // SAFETY: as this function asks for.
+    unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
+}
+
+/// A string of the caller; None where it is null.
+///
+/// # Safety
+/// `pointer` is null, or a string that ends in NUL and does not change meanwhile.
+pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as this function asks for.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    let text = text.to_str();
+    text.map(Some)
+        .map_err(|_| Failure::new(libc::EINVAL, what, "it is not UTF-8"))
+}
+
+/// A string of the caller that has to be there.
+///
+/// # Safety
+/// As [`optional`].
+pub(crate) unsafe fn required<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
+    // SAFETY: as this function asks for.
+    unsafe { optional(pointer, what)? }.ok_or_else(|| null(what))
+}
+
+/// The bytes of a string that has to be there: a path.
+///
+/// # Safety
+/// As [`optional`].
+pub(crate) unsafe fn bytes<'a>(pointer: *const c_char, what: &str) -> Result<&'a [u8]> {
+    if pointer.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: as this function asks for.
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
+}
+
+/// Refuses null where there are bytes to be had.
+pub(crate) fn check(pointer: *const u8, len: usize, what: &str) -> Result<()> {
+    if pointer.is_null() && len > 0 {
+        return Err(null(what));
+    }
+    // Rust has no longer slices, and Linux no longer mappings.
+    if isize::try_from(len).is_err() {
+        return Err(Failure::new(
+            libc::EINVAL,
+            what,
+            "it is longer than memory can be",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence() -> String {
+        last(str::to_string)
+    }
+
+    #[test]
+    fn a_panic_becomes_an_errno_and_a_sentence() {
+        let failed = status(|| panic!("half past {}", 3));
+        assert_eq!(failed, -libc::ENOTRECOVERABLE);
+        assert_eq!(
+            sentence(),
+            "dmafile: a mistake in dmafile: half past 3 (ENOTRECOVERABLE)"
+        );
+        let failed: i64 = number(|| panic!("one"));
+        assert_eq!(failed, -i64::from(libc::ENOTRECOVERABLE));
+        assert!(sentence().contains("dmafile: one"));
+        assert!(pointer::<u8>(|| std::panic::panic_any(7)).is_null());
+        assert!(sentence().contains("without a word"));
+    }
+
+    #[test]
+    fn a_destructor_that_panics_ends_at_the_border() {
+        struct Bad;
+        impl Drop for Bad {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        // SAFETY: it was made for this.
+        unsafe { free(Box::into_raw(Box::new(Bad))) };
+    }
+
+    #[test]
+    fn each_thread_has_its_own_sentence_and_success_keeps_it() {
+        status(|| Err(Failure::new(libc::EBUSY, "this thread", "it is")));
+        std::thread::spawn(|| assert_eq!(sentence(), ""))
+            .join()
+            .unwrap();
+        assert_eq!(status(|| Ok(())), 0);
+        assert_eq!(sentence(), "this thread: it is (EBUSY)");
+    }
+}

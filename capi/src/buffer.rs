@@ -1,0 +1,325 @@
+//! `struct dmafile_buffer`: memory that holds a file's bytes.
+
+use crate::border::{self, Failure, Result, exclusive, shared};
+use dmafile::Loaded;
+use libc::{c_char, c_int, c_void};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// A filled buffer: the wanted bytes of a file, and around them zeros. Opaque.
+///
+/// Functions that take it `const` may be called by several threads at once; the others need it for
+/// themselves alone. It belongs to no thread: any may use and free it.
+pub struct Buffer {
+    inner: dmafile::Buffer,
+    report: Option<CString>,
+}
+
+impl Buffer {
+    pub(crate) fn of(loaded: Loaded) -> Result<Self> {
+        let report = serde_json::to_string(&loaded.report).map_err(|error| {
+            Failure::new(libc::EIO, "cannot write the report", &error.to_string())
+        })?;
+        Ok(Self {
+            inner: loaded.buffer,
+            // JSON escapes NUL.
+            report: Some(c_string(report)?),
+        })
+    }
+
+    /// Hands it to the caller.
+    ///
+    /// # Safety
+    /// `place` is valid for writing.
+    pub(crate) unsafe fn give(self, place: *mut *mut Self) {
+        // SAFETY: as this function asks for.
+        unsafe { place.write(Box::into_raw(Box::new(self))) };
+    }
+}
+
+/// Text for C.
+pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
+    CString::new(text).map_err(|_| Failure::new(libc::EILSEQ, "text", "it has a NUL in it"))
+}
+
+/// A place for a handle, emptied, so that it holds NULL whatever happens.
+///
+/// # Safety
+/// `place` is null or valid for writing.
+pub(crate) unsafe fn empty<T>(place: *mut *mut T, what: &str) -> Result<()> {
+    if place.is_null() {
+        return Err(Failure::new(libc::EINVAL, what, "it is NULL"));
+    }
+    // SAFETY: as this function asks for.
+    unsafe { place.write(std::ptr::null_mut()) };
+    Ok(())
+}
+
+/// The descriptor of a buffer, to be mapped, sent, or handed to a driver; its bytes start at
+/// dmafile_buffer_offset. It stays the buffer's: do not close it, and use it no longer than the
+/// buffer lives (dup(2) gives one of your own). Close-on-exec is set.
+///
+/// Returns the descriptor, or -EOPNOTSUPP for private memory, which has none; -EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { shared(buffer, "buffer")? };
+        match buffer.inner.as_fd() {
+            Some(fd) => Ok(fd.as_raw_fd()),
+            None => Err(Failure::new(
+                libc::EOPNOTSUPP,
+                "cannot give the descriptor",
+                "private memory has none; load it to \"memfd\"",
+            )),
+        }
+    })
+}
+
+/// Frees a buffer but for its descriptor, which is the caller's from now on, to be closed with
+/// close(2). Ask for dmafile_buffer_offset and _len before. Close-on-exec is set.
+///
+/// The buffer is freed in every case; no other thread may be using it.
+///
+/// Returns the descriptor, or -EOPNOTSUPP for private memory, -EMFILE where a second descriptor is
+/// needed (for "fd:N") and none can be had; -EINVAL for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        unsafe { shared(buffer, "buffer")? };
+        // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
+        let owned = unsafe { Box::from_raw(buffer) };
+        Ok(owned.inner.into_fd()?.into_raw_fd())
+    })
+}
+
+/// How many bytes were wanted, and are there; 0 with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_len(buffer: *const Buffer) -> u64 {
+    // SAFETY: the header asks for null or a buffer that is alive.
+    border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.len()))
+}
+
+/// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's direct
+/// alignment where that is larger; 0 with errno EINVAL for NULL.
+///
+/// dmafile_buffer_data, _read_at and _write_at count from the first wanted byte already.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_offset(buffer: *const Buffer) -> u64 {
+    // SAFETY: the header asks for null or a buffer that is alive.
+    border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.offset()))
+}
+
+/// The wanted bytes, dmafile_buffer_len of them, where nobody else can change them: in private
+/// memory, and in a buffer that is sealed. Valid until the buffer is freed.
+///
+/// NULL with errno EACCES for memory that others can change: seal it, use dmafile_buffer_read_at,
+/// or mmap(2) the descriptor at your own risk. NULL with errno EINVAL for NULL.
+///
+/// Thread-safe; but not beside dmafile_buffer_write_at or a writer through _data_mut.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_void {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { shared(buffer, "buffer")? };
+        match buffer.inner.as_slice() {
+            Some(bytes) => Ok(bytes.as_ptr().cast()),
+            None => Err(Failure::new(
+                libc::EACCES,
+                "cannot give a pointer",
+                "others can change this memory; seal it, use dmafile_buffer_read_at, \
+                 or map the descriptor",
+            )),
+        }
+    })
+}
+
+/// The wanted bytes, to be changed too, where nobody else can reach them: in private memory. Valid
+/// until the buffer is freed.
+///
+/// NULL with errno EACCES for memory that others can reach (use dmafile_buffer_write_at, or mmap(2)
+/// the descriptor at your own risk); NULL with errno EINVAL for NULL.
+///
+/// No other thread may be using the buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_data_mut(buffer: *mut Buffer) -> *mut c_void {
+    let found: *const c_void = border::pointer(|| {
+        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        let buffer = unsafe { exclusive(buffer, "buffer")? };
+        match buffer.inner.as_mut_slice() {
+            Some(bytes) => Ok(bytes.as_mut_ptr().cast_const().cast()),
+            None => Err(Failure::new(
+                libc::EACCES,
+                "cannot give a pointer to write by",
+                "others can reach this memory, or it is sealed; use dmafile_buffer_write_at, \
+                 or map the descriptor",
+            )),
+        }
+    });
+    found.cast_mut()
+}
+
+/// Copies `len` bytes out of a buffer, from `offset` of the wanted ones, to `into`; the access of
+/// the CPU is announced to devices that share the memory. What somebody else writes meanwhile may
+/// be seen or not, byte by byte.
+///
+/// Returns 0, or -EINVAL outside the wanted bytes (nothing is copied then) and for NULL; -EIO where
+/// its owner has cut the memory of an "fd:N" short.
+///
+/// Thread-safe. `into` may not lie in the buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_read_at(
+    buffer: *const Buffer,
+    offset: u64,
+    into: *mut c_void,
+    len: usize,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { shared(buffer, "buffer")? };
+        border::check(into.cast(), len, "into")?;
+        if len == 0 {
+            return Ok(buffer.inner.access().read_at(offset, &mut [])?);
+        }
+        // SAFETY: not null; the header asks for `len` bytes to write, of C memory, which has bytes
+        // of some value in it, and which lies outside the buffer.
+        let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
+        Ok(buffer.inner.access().read_at(offset, into)?)
+    })
+}
+
+/// Copies `len` bytes at `from` into a buffer, to `offset` of the wanted ones; the access of the CPU
+/// is announced to devices that share the memory.
+///
+/// Returns 0, or -EINVAL outside the wanted bytes (nothing is copied then) and for NULL; -EPERM for
+/// a buffer that is sealed; -EIO as dmafile_buffer_read_at.
+///
+/// No other thread may be using the buffer. `from` may not lie in it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_write_at(
+    buffer: *mut Buffer,
+    offset: u64,
+    from: *const c_void,
+    len: usize,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        let buffer = unsafe { exclusive(buffer, "buffer")? };
+        border::check(from.cast(), len, "from")?;
+        let from = if len == 0 {
+            &[]
+        } else {
+            // SAFETY: not null; the header asks for `len` bytes to read, outside the buffer.
+            unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }
+        };
+        Ok(buffer.inner.access_mut().write_at(offset, from)?)
+    })
+}
+
+/// Forbids any change of the contents and the size of a buffer, by anybody, for good (F_SEAL_WRITE,
+/// fcntl(2)). dmafile_buffer_data works from then on.
+///
+/// Returns 0, or -EBUSY while somebody has it mapped for writing or pinned, -EOPNOTSUPP for private
+/// memory, -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+///
+/// No other thread may be using the buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        Ok(unsafe { exclusive(buffer, "buffer")? }.inner.seal()?)
+    })
+}
+
+/// Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, unix(7)); the other side has the
+/// same memory then, not a copy. The buffer stays the caller's. Does not raise SIGPIPE.
+///
+/// Returns 0, or -EOPNOTSUPP for private memory, -EBADF or -ENOTSOCK where `socket` is none, what
+/// sendmsg(2) gives; -EINVAL for NULL.
+///
+/// Thread-safe; but one thread at a time for one socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_int) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { shared(buffer, "buffer")? };
+        Ok(buffer.inner.send(&stream(socket)?)?)
+    })
+}
+
+/// Receives what dmafile_buffer_send, or the library in another language, sent over the Unix stream
+/// socket `socket`, and waits for it where that blocks. The sender is not trusted: its memory has to
+/// be a memfd that cannot shrink and holds the bytes that are claimed.
+///
+/// Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
+/// there, -EPROTO for anything else than a buffer, -ECONNRESET where the sender went away, -EBADF or
+/// -ENOTSOCK where `socket` is none, what recvmsg(2) gives; -EINVAL for NULL.
+///
+/// Thread-safe; but one thread at a time for one socket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_receive(socket: c_int, buffer: *mut *mut Buffer) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(buffer, "buffer")? };
+        let inner = dmafile::Buffer::receive(&stream(socket)?)?;
+        let received = Buffer {
+            inner,
+            report: None,
+        };
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { received.give(buffer) };
+        Ok(())
+    })
+}
+
+/// A descriptor of our own for the caller's socket, so that one that is none, or not open, is an
+/// error and not a mistake.
+fn stream(socket: RawFd) -> Result<UnixStream> {
+    let fail = |errno| Failure::new(errno, "socket", "cannot use the descriptor");
+    if socket < 0 {
+        return Err(fail(libc::EBADF));
+    }
+    // SAFETY: it is borrowed to be duplicated only, which says so where it is not open.
+    let theirs = unsafe { BorrowedFd::borrow_raw(socket) };
+    let ours = theirs.try_clone_to_owned();
+    let ours = ours.map_err(|error| fail(error.raw_os_error().unwrap_or(libc::EBADF)))?;
+    Ok(UnixStream::from(ours))
+}
+
+/// How the load went, as one JSON object: what `dmafile load --json` prints. It belongs to the
+/// buffer and is valid until that is freed.
+///
+/// NULL with errno ENODATA for a buffer that was received; NULL with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *const c_char {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { shared(buffer, "buffer")? };
+        match &buffer.report {
+            Some(text) => Ok(text.as_ptr()),
+            None => Err(Failure::new(
+                libc::ENODATA,
+                "cannot give a report",
+                "this buffer was received, and loaded elsewhere",
+            )),
+        }
+    })
+}
+
+/// Frees a buffer: unmaps its memory and closes its descriptor; NULL is nothing to free. No other
+/// thread may be using it. Who has received or duplicated the descriptor keeps the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_free(buffer: *mut Buffer) {
+    // SAFETY: the header asks for null or a buffer that is alive, freed once.
+    unsafe { border::free(buffer) };
+}

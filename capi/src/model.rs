@@ -1,0 +1,257 @@
+//! `struct dmafile_model`: files that hold named tensors.
+
+use crate::border::{self, Failure, Result, shared};
+use crate::buffer::{c_string, empty};
+use crate::{Buffer, Options, load};
+use dmafile::Pattern;
+use libc::{c_char, c_int};
+use serde_json::json;
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+/// The headers of a model, read and checked; its files stay open, so that what is loaded later is
+/// what they describe. Opaque.
+///
+/// Functions that take it `const` may be called by several threads at once. It belongs to no thread:
+/// any may use and free it.
+pub struct Model {
+    inner: dmafile::Model,
+    tensors: Vec<Tensor>,
+    format: CString,
+    json: OnceLock<CString>,
+    /// What the pointers in `tensors` point to.
+    _names: Vec<(CString, CString)>,
+}
+
+// SAFETY: the pointers in `tensors` lead to what the model and `_names` own, which nobody changes.
+unsafe impl Send for Model {}
+// SAFETY: as above.
+unsafe impl Sync for Model {}
+
+/// A tensor of a model. It and what it points to belong to the model; later versions may have more
+/// members behind these, so use it where it is, by its pointer.
+#[repr(C)]
+pub struct Tensor {
+    /// Its name, unique in the model, in UTF-8.
+    pub name: *const c_char,
+    /// What its elements are, as the formats spell it: "F32", "BF16", "Q4_K".
+    pub dtype: *const c_char,
+    /// `ndim` numbers of elements, the slowest varying dimension first (C order).
+    pub shape: *const u64,
+    /// How many dimensions it has; 0 for a scalar.
+    pub ndim: usize,
+    /// Where its bytes start among the wanted bytes of a buffer that dmafile_model_load fills.
+    pub at: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
+impl Model {
+    fn of(inner: dmafile::Model) -> Result<Self> {
+        let names = |tensor: &dmafile::Tensor| {
+            let name = CString::new(tensor.name.as_str()).map_err(|_| {
+                let why = format!("the name of the tensor {:?} has a NUL in it", tensor.name);
+                Failure::new(libc::EBADMSG, "cannot tell of the model", &why)
+            })?;
+            Ok((name, c_string(tensor.dtype.name())?))
+        };
+        let names: Vec<_> = inner.tensors().iter().map(names).collect::<Result<_>>()?;
+        let told = inner.tensors().iter().zip(&names);
+        let tensors = told.map(|(tensor, (name, dtype))| Tensor {
+            name: name.as_ptr(),
+            dtype: dtype.as_ptr(),
+            shape: tensor.shape.as_ptr(),
+            ndim: tensor.shape.len(),
+            at: tensor.at,
+            bytes: tensor.bytes,
+        });
+        Ok(Self {
+            tensors: tensors.collect(),
+            format: c_string(inner.format().to_string())?,
+            json: OnceLock::new(),
+            inner,
+            _names: names,
+        })
+    }
+
+    fn describe(&self) -> Result<CString> {
+        let model = &self.inner;
+        let json = json!({
+            "file": model.path(),
+            "format": model.format(),
+            "shards": model.shards(),
+            "metadata": model.metadata(),
+            "tensors": model.tensors(),
+        });
+        // JSON escapes NUL.
+        c_string(json.to_string())
+    }
+}
+
+/// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
+/// split GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+///
+/// Returns 0, with the model in `*model`, to be freed with dmafile_model_free; or, with NULL there,
+/// -EBADMSG for files that are no sound model or do not belong together, -ENOENT where the folder
+/// holds none, else as dmafile_load.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_open(path: *const c_char, model: *mut *mut Model) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(model, "model")? };
+        // SAFETY: the header asks for null or a string.
+        let opened = Model::of(dmafile::Model::open(unsafe { load::path(path)? })?)?;
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { model.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+/// The format of a model's files: "safetensors" or "gguf"; NULL with errno EINVAL for NULL. It
+/// belongs to the model.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_char {
+    // SAFETY: the header asks for null or a model that is alive.
+    border::pointer(|| Ok(unsafe { shared(model, "model")? }.format.as_ptr()))
+}
+
+/// All that the headers of a model say, as one JSON object: what `dmafile show --json` prints, with
+/// the metadata. It belongs to the model; NULL with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_json(model: *const Model) -> *const c_char {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a model that is alive.
+        let model = unsafe { shared(model, "model")? };
+        if let Some(text) = model.json.get() {
+            return Ok(text.as_ptr());
+        }
+        let text = model.describe()?;
+        Ok(model.json.get_or_init(|| text).as_ptr())
+    })
+}
+
+/// How many tensors a model has; 0 with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_tensor_count(model: *const Model) -> usize {
+    // SAFETY: the header asks for null or a model that is alive.
+    border::value(|| Ok(unsafe { shared(model, "model")? }.tensors.len()))
+}
+
+/// The tensor of a number, from 0 to dmafile_model_tensor_count - 1, in the order in which they lie
+/// in a buffer. It belongs to the model.
+///
+/// NULL with errno ERANGE for another number, EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_tensor(model: *const Model, index: usize) -> *const Tensor {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a model that is alive.
+        let tensors = &unsafe { shared(model, "model")? }.tensors;
+        match tensors.get(index) {
+            Some(tensor) => Ok(tensor),
+            None => Err(Failure::new(
+                libc::ERANGE,
+                "no such tensor",
+                &format!("number {index} of {}, counted from 0", tensors.len()),
+            )),
+        }
+    })
+}
+
+/// The tensor of a name. It belongs to the model.
+///
+/// NULL with errno ENOENT where no tensor has it, EINVAL for NULL and for what is not UTF-8.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_find(
+    model: *const Model,
+    name: *const c_char,
+) -> *const Tensor {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a model that is alive.
+        let model = unsafe { shared(model, "model")? };
+        // SAFETY: the header asks for null or a string.
+        let name = unsafe { border::required(name, "name")? };
+        // The engine knows the place by name; ours are in the same order.
+        let all = model.inner.tensors();
+        let place = |tensor: &dmafile::Tensor| {
+            let start = all.as_ptr().addr();
+            ((&raw const *tensor).addr() - start) / size_of::<dmafile::Tensor>()
+        };
+        match model.inner.tensor(name).map(place) {
+            Some(index) => Ok(&raw const model.tensors[index]),
+            None => Err(Failure::new(
+                libc::ENOENT,
+                "no such tensor",
+                &format!("nothing is called {name:?}"),
+            )),
+        }
+    })
+}
+
+/// Loads all files of a model into one buffer, headers included; or, with `count` patterns, only the
+/// tensors that at least one of them names. Either way a tensor lies at its `at`, counted from the
+/// first wanted byte. What was not asked for takes no memory, but for small gaps, and is either zero
+/// or the file's.
+///
+/// A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular
+/// expression that the whole name matches. `patterns` may be NULL where `count` is 0.
+///
+/// `options` as for dmafile_load; `verify` is of one digest a file, and needs whole files.
+///
+/// Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
+/// there, -ENOENT for a pattern that names no tensor, -ENODATA where all of them are empty, -EINVAL
+/// for NULL and for what is no pattern, else as dmafile_load. The buffer outlives the model.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_load(
+    model: *const Model,
+    options: *const Options,
+    patterns: *const *const c_char,
+    count: usize,
+    buffer: *mut *mut Buffer,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(buffer, "buffer")? };
+        // SAFETY: the header asks for null or a model that is alive.
+        let model = &unsafe { shared(model, "model")? }.inner;
+        // SAFETY: the header asks for null or options.
+        let options = unsafe { Options::copy(options)? };
+        border::check(patterns.cast(), count, "patterns")?;
+        let pattern = |index| {
+            // SAFETY: not null; the header asks for `count` pointers, each null or a string.
+            let text = unsafe { border::required(*patterns.add(index), "a pattern")? };
+            Ok(text.parse()?)
+        };
+        let patterns: Vec<Pattern> = (0..count).map(pattern).collect::<Result<_>>()?;
+        let load = match &patterns[..] {
+            [] => model.load(),
+            chosen => model.load_only(chosen)?,
+        };
+        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        let loaded = unsafe { options.apply(load)? }.run()?;
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { Buffer::of(loaded)?.give(buffer) };
+        Ok(())
+    })
+}
+
+/// Frees a model and the tensors that were had of it; NULL is nothing to free. No other thread may be
+/// using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_model_free(model: *mut Model) {
+    // SAFETY: the header asks for null or a model that is alive, freed once.
+    unsafe { border::free(model) };
+}

@@ -1,0 +1,258 @@
+//! `struct dmafile_options`: how a load should be done.
+
+use crate::Token;
+use crate::border::{self, Failure, Result};
+use dmafile::{Load, Progress};
+use libc::{c_char, c_void};
+use std::mem::{MaybeUninit, offset_of};
+use std::str::FromStr;
+use std::sync::Mutex;
+
+/// For dmafile_options.flags: try even what exceeds available memory or a cgroup's limit, at the
+/// risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
+pub const DMAFILE_NO_MEMORY_CHECK: u32 = 1;
+
+/// How a load should be done. Every member that is zero (0, NULL) stands for its default; a struct
+/// that is all zero asks for all defaults.
+///
+/// Initialise all of it, then set `size`, then what you want (see the top of this file). `size` tells the library which members its caller knows. A caller of an older header gets
+/// defaults for members that were added since; a newer one is refused (-E2BIG) where it sets
+/// members that the library does not know. A `size` of 0 beside members that are set is refused
+/// (-EINVAL).
+///
+/// The strings are the words of the command line, in UTF-8. Nothing in it is kept after the call
+/// that it is handed to has returned, so that it may be used again, by several threads too.
+#[repr(C)]
+pub struct Options {
+    /// sizeof(struct dmafile_options), in bytes.
+    pub size: usize,
+    /// Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
+    /// memfd N, from its start; the buffer uses a duplicate of N), "udmabuf", "heap:NAME", "dmafile".
+    pub to: *const c_char,
+    /// Size of its pages: "auto" (default), "4k", "thp", "huge".
+    pub pages: *const c_char,
+    /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "sendfile", "splice".
+    pub method: *const c_char,
+    /// Past or through the page cache: "auto" (default), "direct", "buffered".
+    pub io: *const c_char,
+    /// When pages come into being: "auto" (default), "ahead", "in-read", "before".
+    pub allocation: *const c_char,
+    /// A checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" puts it into the report;
+    /// "sha256=HEX" and its like fail the load where it differs (-EBADMSG). Default: none.
+    pub verify: *const c_char,
+    /// First byte of the file that is wanted; default 0.
+    pub offset: u64,
+    /// How many bytes are wanted; default to the end of the file. Past the end is refused.
+    pub length: u64,
+    /// Bytes allocated before their reads begin, at least a block; default 128 MiB.
+    pub gather: u64,
+    /// Bytes of one operation: 4 KiB to 64 MiB, a multiple of the file's direct alignment;
+    /// default left to the plan.
+    pub block: u64,
+    /// Operations in flight, 1 to 4096; default left to the plan.
+    pub queue_depth: u32,
+    /// DMAFILE_NO_MEMORY_CHECK, or 0.
+    pub flags: u32,
+    /// Called now and then, at most 30 times a second, and once at the end, with how many bytes are
+    /// in place and how many there will be (holes do not count); NULL for none. Calls come from
+    /// the threads of the load, never two at once and never backwards, and none after the load has
+    /// returned. It should return soon, and must neither throw an exception nor jump out.
+    pub progress: Option<extern "C" fn(done: u64, total: u64, user: *mut c_void)>,
+    /// Handed to `progress` as it is.
+    pub user: *mut c_void,
+    /// Ends the load early (-ECANCELED) once it is set; NULL for none. It has to live until the
+    /// load has returned.
+    pub cancel: *const Token,
+}
+
+/// Nothing asks for more: a larger one is a number that was not meant as a size.
+const LARGEST: usize = 4096;
+/// The struct as version 0.1 has it: the least that a caller can have.
+const SMALLEST: usize = offset_of!(Options, cancel) + size_of::<*const Token>();
+
+impl Options {
+    /// Copies what the caller has; null is all defaults.
+    ///
+    /// # Safety
+    /// `theirs` is null, or valid for reads of as many bytes as its `size` says, and of version
+    /// 0.1 of the struct where that is 0.
+    pub(crate) unsafe fn copy(theirs: *const Self) -> Result<Self> {
+        let mut ours = MaybeUninit::<Self>::zeroed();
+        if theirs.is_null() {
+            // SAFETY: null pointers, no callback, zeros: valid in every member.
+            return Ok(unsafe { ours.assume_init() });
+        }
+        // SAFETY: `size` is the first member, and in every version.
+        let size = unsafe { (&raw const (*theirs).size).read() };
+        let refuse = |errno, why: &str| Err(Failure::new(errno, "options.size", why));
+        if size != 0 && size < SMALLEST {
+            let why = format!("it is {size}, less than any dmafile_options has");
+            return refuse(libc::EINVAL, &why);
+        }
+        if size > LARGEST {
+            let why = format!("it is {size}, more than any dmafile_options has");
+            return refuse(libc::E2BIG, &why);
+        }
+        let known = if size == 0 { SMALLEST } else { size }.min(size_of::<Self>());
+        // SAFETY: the caller has that many bytes, and so have we.
+        unsafe {
+            ours.as_mut_ptr()
+                .cast::<u8>()
+                .copy_from_nonoverlapping(theirs.cast(), known);
+        }
+        // SAFETY: members that C wrote, zeros behind them.
+        let ours = unsafe { ours.assume_init() };
+        if size == 0 && !ours.is_default() {
+            return refuse(
+                libc::EINVAL,
+                "it is 0 beside options that are set; set it to sizeof(struct dmafile_options)",
+            );
+        }
+        // What a newer header has, an older library can only leave at its default.
+        let beyond = (known..size).any(|at| {
+            // SAFETY: inside the bytes that the caller says it has.
+            unsafe { theirs.cast::<u8>().add(at).read() != 0 }
+        });
+        if beyond {
+            return refuse(
+                libc::E2BIG,
+                "an option is set that this version of dmafile does not know",
+            );
+        }
+        Ok(ours)
+    }
+
+    fn is_default(&self) -> bool {
+        let strings = [
+            self.to,
+            self.pages,
+            self.method,
+            self.io,
+            self.allocation,
+            self.verify,
+        ];
+        strings.iter().all(|text| text.is_null())
+            && (self.offset, self.length, self.gather, self.block) == (0, 0, 0, 0)
+            && (self.queue_depth, self.flags) == (0, 0)
+            && self.progress.is_none()
+            && self.user.is_null()
+            && self.cancel.is_null()
+    }
+
+    /// Adds them to a load of memory that it allocates.
+    ///
+    /// # Safety
+    /// Its strings are null or end in NUL; its token is null or alive until the load has returned;
+    /// its callback takes `user` from any thread.
+    pub(crate) unsafe fn apply(&self, load: Load) -> Result<Load> {
+        // SAFETY: as this function asks for.
+        let load = match unsafe { word(self.to, "options.to")? } {
+            Some(kind) => load.to(kind),
+            None => load,
+        };
+        // SAFETY: as this function asks for.
+        unsafe { self.apply_to_caller(load) }
+    }
+
+    /// Adds them to a load into memory of the caller.
+    ///
+    /// # Safety
+    /// As [`Options::apply`].
+    pub(crate) unsafe fn apply_elsewhere(&self, load: Load) -> Result<Load> {
+        if !self.to.is_null() {
+            let why = "the memory is the caller's; leave it NULL";
+            return Err(Failure::new(libc::EINVAL, "options.to", why));
+        }
+        // SAFETY: as this function asks for.
+        unsafe { self.apply_to_caller(load) }
+    }
+
+    /// All but the kind of memory.
+    unsafe fn apply_to_caller(&self, mut load: Load) -> Result<Load> {
+        // SAFETY: as `apply` asks for.
+        unsafe {
+            if let Some(pages) = word(self.pages, "options.pages")? {
+                load = load.pages(pages);
+            }
+            if let Some(method) = word(self.method, "options.method")? {
+                load = load.method(method);
+            }
+            if let Some(io) = word(self.io, "options.io")? {
+                load = load.io(io);
+            }
+            if let Some(allocation) = word(self.allocation, "options.allocation")? {
+                load = load.allocation(allocation);
+            }
+            if let Some(verify) = word(self.verify, "options.verify")? {
+                load = load.verify(verify);
+            }
+        }
+        if self.offset != 0 {
+            load = load.offset(self.offset);
+        }
+        if self.length != 0 {
+            load = load.length(self.length);
+        }
+        if self.gather != 0 {
+            load = load.gather(self.gather);
+        }
+        if self.block != 0 {
+            load = load.block(self.block);
+        }
+        if self.queue_depth != 0 {
+            load = load.queue_depth(self.queue_depth);
+        }
+        if self.flags & !DMAFILE_NO_MEMORY_CHECK != 0 {
+            let why = format!("it has bits that mean nothing: {:#x}", self.flags);
+            return Err(Failure::new(libc::EINVAL, "options.flags", &why));
+        }
+        load = load.check_memory(self.flags & DMAFILE_NO_MEMORY_CHECK == 0);
+        if let Some(call) = self.progress {
+            let (user, told) = (User(self.user), Mutex::new(0));
+            load = load.progress(move |progress: Progress| {
+                // A call that takes long is not joined by another: the next ones are left out, but
+                // for the last, which comes when all threads are done.
+                if let Ok(mut told) = told.try_lock()
+                    && *told <= progress.done
+                {
+                    *told = progress.done;
+                    call(progress.done, progress.total, user.pointer());
+                }
+            });
+        }
+        // SAFETY: as `apply` asks for.
+        if let Some(token) = unsafe { self.cancel.as_ref() } {
+            load = load.cancel(token.0.clone());
+        }
+        Ok(load)
+    }
+}
+
+/// What the caller wants to see again in its callback.
+struct User(*mut c_void);
+
+// SAFETY: it is carried to the callback, never followed; the header says that the callback runs in
+// other threads.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+impl User {
+    /// A method, so that a closure takes all of it and not the bare pointer.
+    fn pointer(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// A word of the command line; None where it is null.
+///
+/// # Safety
+/// As [`border::optional`].
+unsafe fn word<T>(pointer: *const c_char, what: &str) -> Result<Option<T>>
+where
+    T: FromStr<Err = dmafile::Error>,
+{
+    // SAFETY: as this function asks for.
+    let text = unsafe { border::optional(pointer, what)? };
+    Ok(text.map(str::parse).transpose()?)
+}

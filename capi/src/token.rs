@@ -1,0 +1,55 @@
+//! `struct dmafile_token`: ends a load early.
+
+use crate::border;
+use dmafile::CancelToken;
+use libc::c_int;
+
+/// Ends loads early: those whose options name it. Once set, it stays set. Opaque.
+pub struct Token(pub(crate) CancelToken);
+
+/// A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub extern "C" fn dmafile_token_new() -> *mut Token {
+    let made = border::pointer(|| Ok(Box::into_raw(Box::new(Token(CancelToken::new())))));
+    made.cast_mut()
+}
+
+/// Sets a token. Its loads return -ECANCELED as soon as what is in flight has landed (a read from a
+/// disk cannot be taken back), and leave nothing behind.
+///
+/// Returns 0, or -EINVAL for NULL.
+///
+/// Thread-safe, and safe in a signal handler.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
+    // Not by way of the border, which remembers sentences: a signal handler must not allocate.
+    // SAFETY: the header asks for null or a token that is alive.
+    match unsafe { token.as_ref() } {
+        Some(token) => {
+            token.0.cancel();
+            0
+        }
+        None => -libc::EINVAL,
+    }
+}
+
+/// Whether a token is set: 1 or 0; -EINVAL for NULL.
+///
+/// Thread-safe, and safe in a signal handler.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_token_is_set(token: *const Token) -> c_int {
+    // SAFETY: the header asks for null or a token that is alive.
+    match unsafe { token.as_ref() } {
+        Some(token) => c_int::from(token.0.is_set()),
+        None => -libc::EINVAL,
+    }
+}
+
+/// Frees a token; NULL is nothing to free. No load may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_token_free(token: *mut Token) {
+    // SAFETY: the header asks for null or what `dmafile_token_new` gave, freed once.
+    unsafe { border::free(token) };
+}

@@ -1,0 +1,547 @@
+//! The library as a C programmer meets it: installed, found by pkg-config, compiled against with every
+//! warning an error, run, also under valgrind.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
+use std::time::SystemTime;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+/// Not a multiple of anything that a block could be.
+const LEN: usize = (3 << 20) + 4567;
+
+/// An installed library and programs made with it, or which tool is missing.
+static KIT: LazyLock<Result<Kit, String>> = LazyLock::new(Kit::make);
+
+fn kit() -> Option<&'static Kit> {
+    KIT.as_ref().map_err(|why| skip(why)).ok()
+}
+
+struct Kit {
+    dir: PathBuf,
+    /// A file of noise, and the sum of its bytes.
+    file: PathBuf,
+    sum: u64,
+}
+
+impl Kit {
+    fn make() -> Result<Self, String> {
+        for tool in ["make", "cc", "c++", "pkg-config", "nm", "readelf"] {
+            if Command::new(tool).arg("--version").output().is_err() {
+                let why = "is missing (Debian: build-essential pkg-config)";
+                return Err(format!("{tool} {why}"));
+            }
+        }
+        // On the disk that holds the build; /tmp may be memory. What is static is never dropped, so the
+        // folder of the run before goes now.
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi-install");
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("noise");
+        let bytes = noise();
+        let mut written = std::fs::File::create(&file).unwrap();
+        written.write_all(&bytes).unwrap();
+        written.sync_all().unwrap();
+        let sum = bytes.iter().map(|&byte| u64::from(byte)).sum();
+        let kit = Self { dir, file, sum };
+        done(kit.make_command("install"));
+        let version = format!("-DVERSION=\"{VERSION}\"");
+        let flags = kit.pkg_config(&["--cflags", "--libs"]);
+        let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+        let c99 = [&["-std=c99"], &flags[..]].concat();
+        kit.compile("cc", "examples/load.c", "load", &c99);
+        let cpp = [&["-std=c++17"], &flags[..]].concat();
+        kit.compile("c++", "examples/load.cpp", "load++", &cpp);
+        let own = [&["-std=c99", "-pthread", "-g", &version], &flags[..]].concat();
+        kit.compile("cc", "tests/exercise.c", "exercise", &own);
+        Ok(kit)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// `make TARGET` with a prefix of our own, and the archive that this test was built with.
+    fn make_command(&self, target: &str) -> Command {
+        let mut make = Command::new("make");
+        make.args(["--silent", "-C", HERE, target])
+            .arg(format!("ARCHIVE={}", archive().display()))
+            .arg(format!("BUILD={}", self.path("build").display()))
+            .arg(format!("PREFIX={}", self.path("usr").display()))
+            // What a make above us was told is not for this one.
+            .env_remove("MAKEFLAGS")
+            .env_remove("DESTDIR");
+        make
+    }
+
+    fn pkg_config(&self, args: &[&str]) -> Vec<String> {
+        let mut command = Command::new("pkg-config");
+        command
+            .args(args)
+            .arg("dmafile")
+            .env("PKG_CONFIG_PATH", self.path("usr/lib/pkgconfig"));
+        words(&done(command))
+    }
+
+    fn compile(&self, compiler: &str, source: &str, program: &str, flags: &[&str]) {
+        let mut command = Command::new(compiler);
+        command
+            .args(WARNINGS)
+            .arg(Path::new(HERE).join(source))
+            .args(flags)
+            .arg("-o")
+            .arg(self.path(program));
+        done(command);
+    }
+
+    /// A program that finds the installed library.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.path(name));
+        command.env("LD_LIBRARY_PATH", self.path("usr/lib"));
+        command
+    }
+
+    /// The same under valgrind, which fails it (9) for a bad access or a leak.
+    fn checked(&self, name: &str) -> Command {
+        let mut command = Command::new("valgrind");
+        command
+            .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
+            .arg(format!("--suppressions={HERE}/valgrind.supp"))
+            .arg(self.path(name))
+            .env("LD_LIBRARY_PATH", self.path("usr/lib"));
+        command
+    }
+}
+
+/// The archive that cargo has built for this test: its name has a hash, and the newest is what the
+/// source is now.
+fn archive() -> PathBuf {
+    let deps = std::env::current_exe().unwrap();
+    let deps = deps.parent().unwrap();
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("libdmafile_capi") && name.ends_with(".a")
+    };
+    let age = |path: &PathBuf| -> SystemTime { path.metadata().unwrap().modified().unwrap() };
+    let all = std::fs::read_dir(deps).unwrap();
+    let all = all.map(|entry| entry.unwrap().path()).filter(is_ours);
+    all.max_by_key(age).expect("cargo builds the staticlib")
+}
+
+/// Bytes that differ in every block.
+fn noise() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut bytes: Vec<u8> = (0..LEN.div_ceil(8)).flat_map(next).collect();
+    bytes.truncate(LEN);
+    bytes
+}
+
+/// Says, past the test harness, that something went untested; under CI=true it may not.
+fn skip(why: &str) {
+    let name = std::thread::current()
+        .name()
+        .unwrap_or_default()
+        .to_string();
+    let line = format!("SKIPPED: {name}: {why}\n");
+    let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+    assert!(!ci, "{line}");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
+
+/// Whether valgrind is there, and runs.
+fn valgrind() -> bool {
+    let runs = Command::new("valgrind").args(["--quiet", "true"]).output();
+    let runs = runs.is_ok_and(|output| output.status.success());
+    if !runs {
+        skip("valgrind is missing, or cannot run (Debian: valgrind libc6-dbg)");
+    }
+    runs
+}
+
+/// Drops a file from the page cache, so that it comes from the disk.
+fn evict(path: &Path) {
+    let mut dd = Command::new("dd");
+    dd.arg(format!("if={}", path.display()))
+        .args(["iflag=nocache", "count=0", "status=none"]);
+    done(dd);
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn words(output: &Output) -> Vec<String> {
+    let words = text(&output.stdout);
+    words.split_whitespace().map(str::to_string).collect()
+}
+
+/// Runs a command that has to succeed.
+fn done(mut command: Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    output
+}
+
+fn sha256sum(bytes: &[u8]) -> String {
+    let mut child = Command::new("sha256sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    words(&child.wait_with_output().unwrap())[0].clone()
+}
+
+fn exported() -> BTreeSet<String> {
+    let map = std::fs::read_to_string(Path::new(HERE).join("dmafile.map")).unwrap();
+    let lines = map.lines().filter(|line| line.starts_with("\tdmafile_"));
+    lines
+        .map(|line| line.trim().trim_end_matches(';').to_string())
+        .collect()
+}
+
+#[test]
+fn the_shared_library_exports_our_functions_by_version_and_nothing_else() {
+    let Some(kit) = kit() else { return };
+    let library = kit.path("usr/lib/libdmafile.so");
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--defined-only", "--with-symbol-versions"])
+        .arg(&library);
+    let symbols = text(&done(nm).stdout);
+    let symbols: BTreeSet<String> = symbols
+        .lines()
+        .map(|line| line.split_once(' ').unwrap().1.to_string())
+        .collect();
+    let mut wanted: BTreeSet<String> = exported()
+        .iter()
+        .map(|name| format!("T {name}@@DMAFILE_0.1"))
+        .collect();
+    // The version itself.
+    wanted.insert("A DMAFILE_0.1".to_string());
+    assert_eq!(symbols, wanted);
+
+    let mut readelf = Command::new("readelf");
+    readelf.args(["-dV", "--wide"]).arg(&library);
+    let says = text(&done(readelf).stdout);
+    assert!(says.contains("Library soname: [libdmafile.so.0]"), "{says}");
+    assert!(says.contains("Name: DMAFILE_0.1"), "{says}");
+    assert!(!says.contains("TEXTREL"), "{says}");
+    // A program asks for the version, so that one with another ABI is not taken for it.
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--undefined-only", "--with-symbol-versions"])
+        .arg(kit.path("load"));
+    let says = text(&done(nm).stdout);
+    assert!(says.contains("dmafile_load@DMAFILE_0.1"), "{says}");
+}
+
+#[test]
+fn what_is_installed_is_found_and_can_be_removed() {
+    let Some(kit) = kit() else { return };
+    let lib = kit.path("usr/lib");
+    let link = |name: &str| std::fs::read_link(lib.join(name)).unwrap();
+    assert_eq!(link("libdmafile.so"), Path::new("libdmafile.so.0"));
+    let whole = format!("libdmafile.so.{VERSION}");
+    assert_eq!(link("libdmafile.so.0"), Path::new(&whole));
+    assert_eq!(kit.pkg_config(&["--modversion"]), [VERSION]);
+
+    // A package is made elsewhere than where it will lie.
+    let stage = kit.path("stage");
+    let stage = |target| {
+        let mut make = kit.make_command(target);
+        // A build folder of its own: tests run beside each other.
+        make.arg(format!("DESTDIR={}", stage.display()))
+            .arg(format!("BUILD={}", kit.path("build-stage").display()))
+            .args(["PREFIX=/usr", "LIBDIR=/usr/lib/x86_64-linux-gnu"]);
+        done(make);
+        let mut find = Command::new("find");
+        find.arg(&stage)
+            .args(["!", "-type", "d", "-printf", "%P\n"]);
+        let mut names = words(&done(find));
+        names.sort();
+        names
+    };
+    let lib = "usr/lib/x86_64-linux-gnu";
+    let installed = stage("install");
+    let wanted = [
+        "usr/include/dmafile.h".to_string(),
+        format!("{lib}/libdmafile.a"),
+        format!("{lib}/libdmafile.so"),
+        format!("{lib}/libdmafile.so.0"),
+        format!("{lib}/libdmafile.so.{VERSION}"),
+        format!("{lib}/pkgconfig/dmafile.pc"),
+    ];
+    assert_eq!(installed, wanted);
+    let pc = kit.path("stage").join(&wanted[5]);
+    let pc = std::fs::read_to_string(pc).unwrap();
+    assert!(pc.contains("libdir=/usr/lib/x86_64-linux-gnu\n"), "{pc}");
+    assert!(stage("uninstall").is_empty());
+}
+
+#[test]
+fn the_header_is_clean_in_c_and_in_cpp() {
+    let Some(kit) = kit() else { return };
+    let header = kit.path("usr/include/dmafile.h");
+    for (compiler, language, standards) in [
+        ("cc", "c", ["c99", "c11", "gnu17"]),
+        ("c++", "c++", ["c++11", "c++17", "c++20"]),
+    ] {
+        for standard in standards {
+            let mut command = Command::new(compiler);
+            command
+                .args(WARNINGS)
+                .args(["-Wconversion", "-fsyntax-only", "-x", language])
+                .arg(format!("-std={standard}"))
+                .arg(&header);
+            done(command);
+        }
+    }
+}
+
+#[test]
+fn the_bytes_are_those_of_the_file() {
+    let Some(kit) = kit() else { return };
+    let digest = sha256sum(&noise());
+    let mut own = Command::new("sha256sum");
+    own.arg(&kit.file);
+    assert_eq!(words(&done(own))[0], digest);
+    for method in ["auto", "uring", "threads", "read", "mmap", "sendfile"] {
+        for kind in ["memfd", "anon"] {
+            if method == "sendfile" && kind == "anon" {
+                continue;
+            }
+            let mut cat = kit.program("exercise");
+            cat.arg("cat").arg(&kit.file).args([method, kind]);
+            assert_eq!(sha256sum(&done(cat).stdout), digest, "{method} {kind}");
+        }
+    }
+    // What the library says of them.
+    evict(&kit.file);
+    let mut load = kit.program("load");
+    load.arg(&kit.file)
+        .arg("--verify")
+        .arg(format!("sha256={digest}"))
+        .arg("--report");
+    let says = text(&done(load).stdout);
+    assert!(says.contains(&format!("bytes {LEN}\n")), "{says}");
+    assert!(says.contains(&format!("sum {}\n", kit.sum)), "{says}");
+    assert!(says.contains(&format!("\"digest\":\"{digest}\"")), "{says}");
+    let mut load = kit.program("load++");
+    load.arg(&kit.file);
+    let says = text(&done(load).stdout);
+    let wanted = format!("bytes {LEN}\nmoved {LEN}\nsum {}\n", kit.sum);
+    assert_eq!(says, wanted);
+}
+
+#[test]
+fn failures_have_a_sentence() {
+    let Some(kit) = kit() else { return };
+    for (program, name) in [("load", "load"), ("load++", "load++")] {
+        let output = kit.program(program).arg("/no/such/file").output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let wanted = format!(
+            "{name}: cannot open: /no/such/file: No such file or directory (ENOENT); check the path\n"
+        );
+        assert_eq!(text(&output.stderr), wanted);
+    }
+    let digest = format!("sha256={}", "0".repeat(64));
+    let mut load = kit.program("load");
+    load.arg(&kit.file).args(["--verify", &digest]);
+    let output = load.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("wrong digest"));
+}
+
+#[test]
+fn every_check_of_a_c_program_holds() {
+    let Some(kit) = kit() else { return };
+    for method in ["auto", "uring", "threads", "read"] {
+        let mut all = kit.program("exercise");
+        all.arg("all").arg(&kit.file).arg(method);
+        done(all);
+    }
+}
+
+/// A place for a socket. Their paths are short, and that of the build may not be.
+fn socket(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("dmafile-{}-{name}", std::process::id()))
+}
+
+/// `load --receive`, once it waits; `send` sends it something; what it says then.
+fn received(mut receiver: Command, socket: &Path, send: impl FnOnce()) -> String {
+    let mut child = receiver
+        .arg("--receive")
+        .arg(socket)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut says = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    says.read_line(&mut line).unwrap();
+    assert!(line.starts_with("waiting at "), "{line}");
+    send();
+    let mut rest = String::new();
+    says.read_to_string(&mut rest).unwrap();
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}: {rest}");
+    rest
+}
+
+#[test]
+fn a_buffer_goes_to_another_process() {
+    let Some(kit) = kit() else { return };
+    let sum = format!("bytes {LEN}\n");
+    let socket = socket("plain");
+    let from_c = received(kit.program("load"), &socket, || {
+        let mut load = kit.program("load");
+        load.arg(&kit.file).arg("--send").arg(&socket);
+        done(load);
+    });
+    assert!(from_c.contains(&sum) && from_c.contains(&format!("sum {}\n", kit.sum)));
+    let from_rust = received(kit.program("load"), &socket, || {
+        let loaded = dmafile::Load::new(&kit.file).offset(77).run().unwrap();
+        let stream = UnixStream::connect(&socket).unwrap();
+        loaded.buffer.send(&stream).unwrap();
+    });
+    let left: u64 = noise()[77..].iter().map(|&byte| u64::from(byte)).sum();
+    assert!(from_rust.contains(&format!("sum {left}\n")), "{from_rust}");
+}
+
+/// io_uring among them: valgrind knows it. Not cachestat, which it refuses with a warning, and the
+/// engine finds out another way what is cached.
+#[test]
+fn valgrind_finds_nothing() {
+    let Some(kit) = kit() else { return };
+    if !valgrind() {
+        return;
+    }
+    for method in ["auto", "uring", "threads", "read"] {
+        let mut all = kit.checked("exercise");
+        all.arg("all").arg(&kit.file).arg(method);
+        done(all);
+        for kind in ["memfd", "anon"] {
+            evict(&kit.file);
+            let mut load = kit.checked("load");
+            load.arg(&kit.file)
+                .args(["--to", kind, "--method", method, "--verify", "blake3"]);
+            let says = text(&done(load).stdout);
+            assert!(says.contains(&format!("sum {}\n", kit.sum)), "{says}");
+        }
+    }
+    let mut load = kit.checked("load++");
+    load.arg(&kit.file);
+    done(load);
+    let status = kit
+        .checked("load++")
+        .arg("/no/such/file")
+        .stderr(Stdio::null())
+        .status();
+    assert_eq!(status.unwrap().code(), Some(1));
+    let socket = socket("valgrind");
+    received(kit.checked("load"), &socket, || {
+        let mut load = kit.checked("load");
+        load.arg(&kit.file).arg("--send").arg(&socket);
+        done(load);
+    });
+}
+
+/// The checks above would see a leak and a bad access.
+#[test]
+fn valgrind_would_find_something() {
+    let Some(kit) = kit() else { return };
+    if !valgrind() {
+        return;
+    }
+    let flags = kit.pkg_config(&["--cflags", "--libs"]);
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    for (name, mistake) in [
+        ("leak", "(void)buffer"),
+        (
+            "late",
+            "dmafile_buffer_free(buffer); return (int)dmafile_buffer_len(buffer) & 1",
+        ),
+    ] {
+        let source = kit.path(&format!("{name}.c"));
+        let code = format!(
+            "#include <dmafile.h>\nint main(int argc, char **argv)\n{{\n\
+             struct dmafile_buffer *buffer;\n\
+             if (argc < 2 || dmafile_load(argv[1], 0, &buffer) < 0) return 1;\n\
+             {mistake};\nbuffer = 0;\nreturn 0;\n}}\n"
+        );
+        std::fs::write(&source, code).unwrap();
+        kit.compile("cc", source.to_str().unwrap(), name, &flags);
+        let output = kit.checked(name).arg(&kit.file).output().unwrap();
+        assert_eq!(output.status.code(), Some(9), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn the_archive_links_too() {
+    let Some(kit) = kit() else { return };
+    let library = kit.path("usr/lib/libdmafile.a");
+    let flags = kit.pkg_config(&["--cflags"]);
+    let system = kit.pkg_config(&["--static", "--libs-only-l"]);
+    let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    flags.extend(["-std=c99", library.to_str().unwrap()]);
+    let system = system.iter().map(String::as_str);
+    flags.extend(system.filter(|flag| *flag != "-ldmafile"));
+    kit.compile("cc", "examples/load.c", "load-static", &flags);
+    let mut load = Command::new(kit.path("load-static"));
+    load.arg(&kit.file);
+    let says = text(&done(load).stdout);
+    assert!(says.contains(&format!("sum {}\n", kit.sum)), "{says}");
+}
+
+/// Two tensors and a scalar in the safetensors format: a length, JSON, bytes.
+fn model(path: &Path) {
+    let header = concat!(
+        r#"{"__metadata__":{"made by":"hand"},"#,
+        r#""a.weight":{"dtype":"U8","shape":[2,3],"data_offsets":[0,6]},"#,
+        r#""b.bias":{"dtype":"I16","shape":[2],"data_offsets":[6,10]},"#,
+        r#""c":{"dtype":"F32","shape":[],"data_offsets":[10,14]}}"#
+    );
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(1..=14);
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn a_model_has_tensors() {
+    let Some(kit) = kit() else { return };
+    let path = kit.path("tiny.safetensors");
+    model(&path);
+    let wanted = "a.weight U8 2 3 = 01 02 03 04 05 06\n\
+                  b.bias I16 2 = 07 08 09 0a\n\
+                  c F32 = 0b 0c 0d 0e\n\
+                  only a.weight U8 2 3 = 01 02 03 04 05 06\n";
+    let mut exercise = kit.program("exercise");
+    exercise.arg("model").arg(&path);
+    assert_eq!(text(&done(exercise).stdout), wanted);
+    let mut load = kit.program("load++");
+    load.arg(&path).args(["*.weight", "c"]);
+    let says = text(&done(load).stdout);
+    assert!(says.starts_with("a.weight U8 [2, 3] sum 21\n"), "{says}");
+    assert!(says.ends_with("c F32 [] sum 50\n"), "{says}");
+    if valgrind() {
+        let mut exercise = kit.checked("exercise");
+        exercise.arg("model").arg(&path);
+        assert_eq!(text(&done(exercise).stdout), wanted);
+    }
+}
