@@ -16,7 +16,10 @@ DESTDIR     ?=
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(DESTDIR)
 
-.PHONY: help demo test bench lint docs install uninstall build built need-rust need-rust-tools need-test-tools
+# What ruff, mypy and pytest look at.
+SCRIPTS := bench demo python scripts
+
+.PHONY: help demo test bench lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,10 +29,11 @@ demo: build .venv/demo ## load two models into shareable memory, beside plain re
 	@scripts/need util-linux-extra command -v fincore
 	@$(PYTHON) demo/demo.py --dmafile $(DMAFILE) $(ARGS)
 
-test: lint need-test-tools ## lint, then run every test
-	@echo "test: Rust, then the Python of bench/, demo/ and scripts/"
+test: lint need-test-tools .venv/demo ## lint, then run every test
+	@echo "test: Rust, then the Python of $(SCRIPTS)"
 	cargo test --workspace --locked
-	$(PYTHON) -m pytest --quiet bench demo scripts
+	@$(MAKE) --no-print-directory extension
+	$(PYTHON) -m pytest --quiet -rs $(SCRIPTS)
 
 bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
 	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"
@@ -42,8 +46,8 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	$(PYTHON) -m ruff check bench demo scripts
-	$(PYTHON) -m ruff format --check bench demo scripts
+	$(PYTHON) -m ruff check $(SCRIPTS)
+	$(PYTHON) -m ruff format --check $(SCRIPTS)
 	$(PYTHON) -m mypy
 
 docs: build ## write the man page, shell completions and API documentation under target/
@@ -76,6 +80,10 @@ build: need-rust
 # `sudo make install` after `make build` needs no Rust, which is rarely in root's PATH.
 built:
 	@command -v cargo >/dev/null || [ ! -x $(DMAFILE) ] || exit 0; $(MAKE) --no-print-directory build
+
+# The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
+extension: need-rust .venv/dev
+	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet
 
 need-rust:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust, see https://rustup.rs" >&2; exit 1; }

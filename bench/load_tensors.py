@@ -61,7 +61,7 @@ def read() -> Callable[[Path], int]:
     def load(path: Path) -> int:
         with path.open("rb", buffering=0) as file:
             memory = np.empty(path.stat().st_size, np.uint8)
-            view, done = memoryview(memory), 0
+            view, done = memory.data, 0
             while got := file.readinto(view[done:]):
                 done += got
         data = 8 + int.from_bytes(memory[:8].tobytes(), "little")

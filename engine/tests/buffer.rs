@@ -36,6 +36,28 @@ fn only_memory_that_nobody_else_can_change_is_a_slice() {
 }
 
 #[test]
+fn an_address_is_had_where_a_touch_is_harmless() {
+    let (_dir, _path, private) = loaded(Kind::Anon);
+    assert_eq!(
+        private.as_ptr(),
+        private.as_slice().map(|bytes| bytes.as_ptr())
+    );
+
+    let (_dir, path, mut shared) = loaded(Kind::Memfd);
+    assert!(shared.as_ptr().is_some());
+    shared.seal().unwrap();
+    assert_eq!(
+        shared.as_ptr(),
+        shared.as_slice().map(|bytes| bytes.as_ptr())
+    );
+
+    let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, LEN).unwrap();
+    let filled = Load::new(&path).to(Kind::fd(fd)).run().unwrap().buffer;
+    assert!(filled.as_ptr().is_none(), "its owner may cut it short");
+}
+
+#[test]
 fn the_guard_reads_and_writes_within_the_wanted_bytes() {
     for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
         let (_dir, path, mut buffer) = loaded(kind);

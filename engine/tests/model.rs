@@ -244,12 +244,18 @@ fn one_tensor_or_a_part_of_it_comes_alone() {
         let part = model.load_part(tensor, 777, 1000).unwrap().to(Kind::Anon);
         let part = part.run().unwrap().buffer;
         assert_eq!(part.as_slice().unwrap(), &bytes[777..1777]);
+        let mut part = [0; 1000];
+        model.read_part(tensor, 777, &mut part).unwrap();
+        assert_eq!(part, bytes[777..1777]);
+        model.read_part(tensor, tensor.bytes, &mut []).unwrap();
     }
     let tensor = model.tensor("layer0.0.w").unwrap();
     for (offset, len) in [(tensor.bytes, 1), (1, tensor.bytes), (u64::MAX, 2)] {
         let error = model.load_part(tensor, offset, len).err().unwrap();
         assert_eq!(error.raw_os_error(), Some(22), "{error}");
     }
+    let error = model.read_part(tensor, tensor.bytes, &mut [0]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(22), "{error}");
     assert!(model.load_part(tensor, 5, 0).is_err());
 }
 

@@ -102,17 +102,17 @@ impl Existing {
             len: stat.size,
         })
     }
-
-    /// The mapping, where a touch of it cannot raise SIGBUS.
-    fn steady(&self) -> Option<Region<'_>> {
-        let map = self.map.as_ref().filter(|_| !self.may_shrink)?;
-        Some(map.region())
-    }
 }
 
 impl Memory for Existing {
     fn region(&self) -> Region<'_> {
         self.map.as_ref().expect(MAPPED).region()
+    }
+
+    /// The mapping, where a touch of it cannot raise SIGBUS.
+    fn steady(&self) -> Option<Region<'_>> {
+        let map = self.map.as_ref().filter(|_| !self.may_shrink)?;
+        Some(map.region())
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

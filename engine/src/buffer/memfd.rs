@@ -106,6 +106,10 @@ impl Memory for Memfd {
         self.map.as_ref().expect(MAPPED).region()
     }
 
+    fn steady(&self) -> Option<Region<'_>> {
+        self.map.as_ref().map(Mapping::region)
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.fd.as_fd())
     }

@@ -23,6 +23,11 @@ pub(crate) trait Memory: Send + Sync {
     /// All of it.
     fn region(&self) -> Region<'_>;
 
+    /// All of it, where a touch by the CPU raises no signal at any time.
+    fn steady(&self) -> Option<Region<'_>> {
+        Some(self.region())
+    }
+
     /// Its descriptor, where it has one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -233,6 +238,18 @@ impl Buffer {
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         let (start, end) = self.range();
         self.memory.bytes_mut().map(|bytes| &mut bytes[start..end])
+    }
+
+    /// Where the first wanted byte lies in this process, for bindings to languages that know memory
+    /// by its address. [`Buffer::len`] bytes lie there until the buffer is dropped, sealed or given
+    /// up. None where a touch could raise a signal: an `fd:N` that its owner may cut short.
+    ///
+    /// It carries no promise about who else writes there: others may at any time, unless
+    /// [`Buffer::as_slice`] gives the bytes, and a reference made of it would be unsound then. Write
+    /// through it only where [`Buffer::as_mut_slice`] gives the bytes, and while no slice is held.
+    pub fn as_ptr(&self) -> Option<*const u8> {
+        let start = self.memory.steady()?.start();
+        Some(start.wrapping_add(self.range().0))
     }
 
     fn range(&self) -> (usize, usize) {

@@ -229,6 +229,11 @@ impl<'m> Region<'m> {
         self.base.addr().get() as u64
     }
 
+    /// Its first byte, for those who make no reference of it.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.base.as_ptr()
+    }
+
     /// The address of `len` bytes at `at`, after a check that they lie inside.
     pub(super) fn span(&self, at: u64, len: u64) -> *mut u8 {
         let end = at.checked_add(len).expect("extent overflows");

@@ -1,0 +1,53 @@
+"""Loads large files into memory that devices and processes can share, at the speed of the disk.
+
+>>> buffer = dmafile.load("model.safetensors")  # a memfd: buffer.fileno(), memoryview(buffer)
+>>> tensors = dmafile.numpy.load_file("model.safetensors")  # views of one private buffer
+
+Linux only. Sizes are in bytes. What goes wrong is a `dmafile.Error`, which is an OSError.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ._dmafile import Buffer, __version__
+from ._errors import Cancelled, Error, UsageError
+from ._load import load, load_async
+from ._tensors import TensorFile, TensorSlice, open_tensors
+
+if TYPE_CHECKING:
+    from . import numpy, torch
+
+__all__ = [
+    "Buffer",
+    "Cancelled",
+    "Error",
+    "TensorFile",
+    "TensorSlice",
+    "UsageError",
+    "__version__",
+    "load",
+    "load_async",
+    "numpy",
+    "open_tensors",
+    "torch",
+]
+
+for _named in (
+    Error,
+    UsageError,
+    Cancelled,
+    load,
+    load_async,
+    open_tensors,
+    TensorFile,
+    TensorSlice,
+):
+    _named.__module__ = __name__
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports `dmafile.numpy` and `dmafile.torch`, and what they stand on, when they are used."""
+    if name in ("numpy", "torch"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

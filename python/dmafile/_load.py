@@ -1,0 +1,149 @@
+"""Loads: at once, and awaited."""
+
+import asyncio
+import os
+from typing import TypeAlias, TypedDict, Unpack
+
+from . import _dmafile
+from ._dmafile import Buffer
+from ._progress import Callback, callback
+
+StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+class Options(TypedDict, total=False):
+    """How bytes come into memory; `load` says what each means."""
+
+    pages: str
+    method: str
+    io: str
+    gather: int | None
+    block: int | None
+    queue_depth: int | None
+    memory_check: bool
+
+
+class LoadOptions(Options, total=False):
+    """And which bytes, into what kind of memory."""
+
+    to: str
+    offset: int
+    length: int | None
+    verify: str | None
+
+
+def load(
+    path: StrPath,
+    *,
+    to: str = "memfd",
+    pages: str = "auto",
+    method: str = "auto",
+    io: str = "auto",
+    offset: int = 0,
+    length: int | None = None,
+    gather: int | None = None,
+    block: int | None = None,
+    queue_depth: int | None = None,
+    verify: str | None = None,
+    memory_check: bool = True,
+    progress: Callback | bool | None = None,
+) -> Buffer:
+    """Loads a file into memory that devices and processes can share.
+
+    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load. Sizes are in
+    bytes.
+
+    Args:
+        path: A regular file or a block device.
+        to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `fd:N` (fill
+            a memfd that exists).
+        pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
+        method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `sendfile`, `splice`.
+        io: Past or through the page cache: `auto`, `direct`, `buffered`.
+        offset: The first byte of the file that is wanted.
+        length: How many bytes are wanted; to the end of the file if None.
+        gather: How much of the buffer is allocated before its reads begin; 128 MiB if None.
+        block: The size of one operation, 4 KiB to 64 MiB; chosen if None.
+        queue_depth: Operations in flight, 1 to 4096; chosen if None.
+        verify: A checksum to compute while the bytes come, `crc32c`, `xxh3`, `blake3` or
+            `sha256`, and with `=HEX` to compare: a load that differs fails with EBADMSG. The
+            digest is in `Buffer.report["verify"]`.
+        memory_check: Whether to refuse early what exceeds available memory or a cgroup's limit.
+        progress: Called with bytes in place and bytes in all, at most 20 times a second, on this
+            thread; an exception in it stops the load and comes out of here. `True` draws a bar
+            on stderr where that is a terminal.
+
+    Raises:
+        UsageError: A value is out of range or cannot be combined (also a ValueError).
+        Error: Everything else, with the errno of the call that failed (also an OSError, and
+            FileNotFoundError, PermissionError, ... where it is one).
+        KeyboardInterrupt: Ctrl-C. As after any error, nothing is left behind then, except in an
+            `fd:N` that was being filled.
+    """
+    options: LoadOptions = {
+        "to": to,
+        "pages": pages,
+        "method": method,
+        "io": io,
+        "offset": offset,
+        "length": length,
+        "gather": gather,
+        "block": block,
+        "queue_depth": queue_depth,
+        "verify": verify,
+        "memory_check": memory_check,
+    }
+    with callback(progress) as tell:
+        return _dmafile.load(os.fsdecode(path), options, tell)
+
+
+async def load_async(
+    path: StrPath, *, progress: Callback | bool | None = None, **options: Unpack[LoadOptions]
+) -> Buffer:
+    """As `load`, for asyncio: the event loop runs on, and `progress` is called on it.
+
+    Cancelling the task stops the load; the cancellation arrives once what was in flight has
+    landed and all of it has been undone.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def wake() -> None:
+        # A loop that is closed waits for nobody.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(ended.set)
+
+    with callback(progress) as tell:
+        running = _dmafile.start(os.fsdecode(path), options, wake)
+        try:
+            if tell is None:
+                await ended.wait()
+            else:
+                await _tell_until(ended, running, tell)
+        except BaseException:
+            running.cancel()
+            while not ended.is_set():
+                # Impatience does not make a disk faster.
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError:
+                    continue
+            raise
+    return running.result()
+
+
+async def _tell_until(ended: asyncio.Event, running: _dmafile.Running, tell: Callback) -> None:
+    """Calls `tell` whenever there is news."""
+    waiting = asyncio.ensure_future(ended.wait())
+    told = (0, 0)
+    try:
+        while True:
+            done, _ = await asyncio.wait((waiting,), timeout=0.05)
+            now = running.progress()
+            if now != told:
+                tell(*now)
+                told = now
+            if done:
+                return
+    finally:
+        waiting.cancel()

@@ -1,0 +1,130 @@
+"""Tensors of safetensors and GGUF files as NumPy arrays."""
+
+import os
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _dmafile
+from ._load import Options, StrPath
+from ._progress import Callback, callback
+
+__all__ = ["load_file"]
+
+
+_ML_DTYPES = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+class _Dtypes(dict[str, "np.dtype[Any]"]):
+    """NumPy's dtypes by the names in files; those of ml_dtypes once they are asked for."""
+
+    def __missing__(self, name: str) -> "np.dtype[Any]":
+        if name not in _ML_DTYPES:
+            raise TypeError(f"no NumPy dtype is known for {name} tensors")
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ImportError(
+                f"{name} arrays need the package ml_dtypes; type: pip install ml_dtypes",
+                name="ml_dtypes",
+            ) from error
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        self[name] = dtype
+        return dtype
+
+
+_DTYPES = _Dtypes(
+    BOOL=np.dtype("?"),
+    U8=np.dtype("u1"),
+    I8=np.dtype("i1"),
+    U16=np.dtype("<u2"),
+    I16=np.dtype("<i2"),
+    U32=np.dtype("<u4"),
+    I32=np.dtype("<i4"),
+    U64=np.dtype("<u8"),
+    I64=np.dtype("<i8"),
+    F16=np.dtype("<f2"),
+    F32=np.dtype("<f4"),
+    F64=np.dtype("<f8"),
+    C64=np.dtype("<c8"),
+)
+
+
+def load_file(
+    path: StrPath,
+    *,
+    tensors: Iterable[str] | None = None,
+    verify: str | None = None,
+    progress: Callback | bool | None = None,
+    **options: Unpack[Options],
+) -> dict[str, NDArray[Any]]:
+    """Loads the tensors of a model as arrays: writable views of one private buffer, in huge pages
+    where they can be had.
+
+    The arrays keep the buffer alive: it is given back when the last of them goes.
+
+    Types that come in blocks of several elements (GGUF's quantised ones) or are narrower than a
+    byte are arrays of uint8: the bytes of each row. BF16 and the 8-bit floating point types need
+    the package `ml_dtypes`.
+
+    Args:
+        path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
+            GGUF, or a folder with one of these.
+        tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression. Only what they
+            name is read and takes memory; all tensors if None.
+        verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
+            file's.
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `gather`, `block`, `queue_depth`,
+            `memory_check`.
+
+    Returns:
+        The arrays by name, in the order of their bytes in the file.
+
+    Raises:
+        Error: As `dmafile.load`; EBADMSG for files that are no sound model, ENOENT
+            (FileNotFoundError) for a pattern that names no tensor.
+        ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
+    """
+    model = _dmafile.Model(os.fsdecode(path))
+    patterns = None if tensors is None else _names(tensors)
+    table = model.table(patterns)
+    dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
+    if not any(row[4] for row in table):
+        return {name: np.empty(shape, dtypes[dtype]) for name, dtype, shape, _, _ in table}
+    with callback(progress) as tell:
+        buffer = model.load(patterns, {**options, "verify": verify}, tell)
+    # One export for all: a view of a view costs less, and keeps it alive as well.
+    whole = np.frombuffer(memoryview(buffer), np.uint8)
+    array, empty = np.ndarray, np.empty
+    return {
+        name: array(shape, dtypes[dtype], whole, at) if nbytes else empty(shape, dtypes[dtype])
+        for name, dtype, shape, at, nbytes in table
+    }
+
+
+def _names(tensors: Iterable[str]) -> list[str]:
+    """A single text is no list of its letters."""
+    return [tensors] if isinstance(tensors, str) else list(tensors)
+
+
+def _array(
+    buffer: _dmafile.Buffer | bytearray | None, dtype: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """The whole of a buffer as one array; None for an array without elements."""
+    if buffer is None:
+        return np.empty(shape, _DTYPES[dtype])
+    return np.frombuffer(memoryview(buffer), _DTYPES[dtype]).reshape(shape)
+
+
+def _check(dtype: str) -> None:
+    """Raises where no array can show a dtype."""
+    _ = _DTYPES[dtype]

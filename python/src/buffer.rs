@@ -1,0 +1,334 @@
+//! The buffer, and what Python may ask of it.
+
+use crate::dlpack;
+use crate::error::{no_descriptor, raise};
+use dmafile::Loaded;
+use pyo3::exceptions::{PyBlockingIOError, PyBufferError, PyTimeoutError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::{MutexExt, PyOnceLock};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Memory that Python objects share. Whoever exports it holds a clone: it is given back when the
+/// last one goes.
+pub(crate) struct Held {
+    buffer: dmafile::Buffer,
+    /// Nobody else can reach it.
+    private: bool,
+}
+
+impl Held {
+    /// Where its bytes lie and how many there are, for an export.
+    pub(crate) fn bytes(&self) -> PyResult<(*mut u8, usize)> {
+        let start = self.buffer.as_ptr().ok_or_else(|| {
+            PyBufferError::new_err(
+                "the owner of this memory may cut it short, and a look at what is gone would end \
+                 the process; seal it against that (F_SEAL_SHRINK), or map its descriptor yourself",
+            )
+        })?;
+        Ok((start.cast_mut(), self.buffer.len() as usize))
+    }
+
+    /// All bytes, in memory of their own.
+    pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Box<[u8]>> {
+        let copied = py.detach(|| {
+            let mut bytes = vec![0; self.buffer.len() as usize].into_boxed_slice();
+            self.buffer.access().read_at(0, &mut bytes).map(|()| bytes)
+        });
+        copied.map_err(|error| raise(py, &error, None))
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.private
+    }
+}
+
+/// A file's bytes in memory that devices and processes can share.
+///
+/// It has the buffer protocol (`memoryview(buffer)`, `numpy.frombuffer(buffer, ...)`) and DLPack.
+/// Private memory (kind `anon`) is writable, all other memory read-only. A memoryview of memory
+/// that is shared and not sealed shows what others write to it, as one of a `mmap.mmap` does.
+///
+/// As a context manager it closes itself. A closed buffer raises ValueError.
+#[pyclass(frozen, weakref, module = "dmafile")]
+pub(crate) struct Buffer {
+    held: Mutex<Option<Arc<Held>>>,
+    /// Bytes of the file.
+    #[pyo3(get)]
+    nbytes: u64,
+    /// Where they start in the descriptor, in bytes.
+    #[pyo3(get)]
+    offset: u64,
+    /// The kind of memory: `anon`, `memfd`, `fd:N`, ...
+    #[pyo3(get)]
+    kind: String,
+    report_json: Option<String>,
+    report: PyOnceLock<Py<PyAny>>,
+}
+
+impl Buffer {
+    pub(crate) fn of(loaded: Loaded) -> Self {
+        let report = serde_json::to_string(&loaded.report).expect("a report is plain data");
+        Self::new(loaded.buffer, Some(report))
+    }
+
+    fn new(mut buffer: dmafile::Buffer, report_json: Option<String>) -> Self {
+        Self {
+            nbytes: buffer.len(),
+            offset: buffer.offset(),
+            kind: buffer.kind().to_string(),
+            held: Mutex::new(Some(Arc::new(Held {
+                private: buffer.as_mut_slice().is_some(),
+                buffer,
+            }))),
+            report_json,
+            report: PyOnceLock::new(),
+        }
+    }
+
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Option<Arc<Held>>> {
+        let locked = self.held.lock_py_attached(py);
+        locked.expect("no holder of this lock panics")
+    }
+
+    /// A share of the memory, for an export or for the time of a call.
+    pub(crate) fn share(&self, py: Python<'_>) -> PyResult<Arc<Held>> {
+        self.lock(py).clone().ok_or_else(closed)
+    }
+}
+
+fn closed() -> PyErr {
+    PyValueError::new_err("the buffer is closed")
+}
+
+fn in_use(what: &str, held: &Arc<Held>) -> PyErr {
+    let exports = Arc::strong_count(held) - 1;
+    PyBufferError::new_err(format!(
+        "cannot {what} a buffer while {exports} of its exports are alive (memoryviews, arrays, tensors)"
+    ))
+}
+
+#[pymethods]
+impl Buffer {
+    /// The number of its descriptor, which stays the buffer's: it is closed with it.
+    ///
+    /// Raises `dmafile.Error` (EOPNOTSUPP) for private memory, which has none.
+    fn fileno(&self, py: Python<'_>) -> PyResult<c_int> {
+        let held = self.share(py)?;
+        let fd = held.buffer.as_fd().map(|fd| fd.as_raw_fd());
+        fd.ok_or_else(|| no_descriptor(py))
+    }
+
+    /// How the load went, as `dmafile load --json` prints it; None for a received buffer.
+    #[getter]
+    fn report(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let Some(json) = &self.report_json else {
+            return Ok(None);
+        };
+        let parse = || -> PyResult<_> {
+            let report = py.import("json")?.call_method1("loads", (json,))?;
+            Ok(report.unbind())
+        };
+        Ok(Some(self.report.get_or_try_init(py, parse)?.clone_ref(py)))
+    }
+
+    /// Whether it has been closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.lock(py).is_none()
+    }
+
+    /// Whether its exports are read-only: all but those of private memory.
+    #[getter]
+    fn readonly(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(!self.share(py)?.is_writable())
+    }
+
+    /// Forbids any change of the contents, here and everywhere, for good (F_SEAL_WRITE).
+    ///
+    /// Raises BufferError while exports are alive; `dmafile.Error` with EBUSY while another
+    /// process has it mapped for writing, EOPNOTSUPP for private memory, EPERM for an `fd:N`
+    /// whose maker forbade seals.
+    fn seal(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.lock(py);
+        let held = state.as_mut().ok_or_else(closed)?;
+        if Arc::get_mut(held).is_none() {
+            return Err(in_use("seal", held));
+        }
+        let sealed = py.detach(|| {
+            let held = Arc::get_mut(held).expect("shares are made under the lock that is held");
+            held.buffer.seal()
+        });
+        sealed.map_err(|error| raise(py, &error, None))
+    }
+
+    /// Sends the descriptor over a connected Unix socket (SCM_RIGHTS), for `Buffer.receive`.
+    ///
+    /// Keeps to the socket's timeout. Raises `dmafile.Error` (EOPNOTSUPP) for private memory.
+    fn send(&self, py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<()> {
+        let held = self.share(py)?;
+        let stream = ready(sock, PollFlags::OUT)?;
+        let sent = py.detach(|| held.buffer.send(&stream));
+        sent.map_err(|error| raise(py, &error, None))
+    }
+
+    /// Receives what `send` sent, over a connected Unix socket; keeps to the socket's timeout.
+    ///
+    /// The sender is not trusted: raises `dmafile.Error` with EPROTO for anything but a memfd
+    /// that cannot shrink and holds the bytes it claims, ConnectionResetError where the sender
+    /// went away.
+    #[staticmethod]
+    fn receive(py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let stream = ready(sock, PollFlags::IN)?;
+        let received = py.detach(|| dmafile::Buffer::receive(&stream));
+        received
+            .map(|buffer| Self::new(buffer, None))
+            .map_err(|error| raise(py, &error, None))
+    }
+
+    /// The bytes as a DLPack capsule: one dimension of uint8 on the CPU.
+    ///
+    /// Raises BufferError where the consumer asks for another device or cannot be told that the
+    /// memory is read-only (it must know DLPack 1.0: `max_version=(1, 0)`).
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("memory of the CPU has no streams"));
+        }
+        if dl_device.is_some_and(|device| device != dlpack::CPU) {
+            return Err(PyBufferError::new_err("the memory is the CPU's"));
+        }
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::export(py, self.share(py)?, versioned, copy == Some(true))
+    }
+
+    /// The device of `__dlpack__`: the CPU.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        self.share(py).map(|_| dlpack::CPU)
+    }
+
+    /// Gives the memory back and closes the descriptor. More than once does nothing.
+    ///
+    /// Raises BufferError while exports are alive: memoryviews, arrays, tensors.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.lock(py);
+        match state.take().map(Arc::try_unwrap) {
+            None => Ok(()),
+            Some(Ok(held)) => {
+                drop(state);
+                py.detach(|| drop(held));
+                Ok(())
+            }
+            Some(Err(held)) => Err(in_use("close", state.insert(held))),
+        }
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        slf.share(slf.py())?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.share(py)?;
+        Ok(self.nbytes as usize)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (kind, nbytes) = (&self.kind, self.nbytes);
+        let state = match self.share(py) {
+            Err(_) => " closed".to_string(),
+            Ok(held) => match held.buffer.as_fd() {
+                Some(fd) => format!(" fd={}", fd.as_raw_fd()),
+                None => String::new(),
+            },
+        };
+        format!("<dmafile.Buffer kind={kind} nbytes={nbytes}{state}>")
+    }
+
+    /// Fills a view in for the interpreter.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        // SAFETY: the interpreter hands in a view, and wants it without an object after an error.
+        unsafe { (*view).obj = std::ptr::null_mut() };
+        let held = slf.get().share(slf.py())?;
+        let (start, len) = held.bytes()?;
+        let readonly = c_int::from(!held.is_writable());
+        // SAFETY: the view is there to be filled; the memory stays where it is for as long as the
+        // share that the view gets.
+        unsafe {
+            let (start, len) = (start.cast::<c_void>(), len as isize);
+            if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, readonly, flags) != 0 {
+                return Err(PyErr::fetch(slf.py()));
+            }
+            (*view).internal = Arc::into_raw(held).cast_mut().cast();
+        }
+        Ok(())
+    }
+
+    /// Takes the share of a view back.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: `internal` is what `__getbuffer__` put there, and each view is released once.
+        drop(unsafe { Arc::from_raw((*view).internal.cast::<Held>()) });
+    }
+}
+
+/// A second descriptor of a Python socket, once it can be read or written.
+fn ready(sock: &Bound<'_, PyAny>, wanted: PollFlags) -> PyResult<UnixStream> {
+    let py = sock.py();
+    let number: c_int = sock.call_method0("fileno")?.extract()?;
+    if number < 0 {
+        return Err(PyValueError::new_err("the socket is closed"));
+    }
+    // SAFETY: the socket is open and borrowed for the time of this copy.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
+    let timeout: Option<f64> = sock.call_method0("gettimeout")?.extract()?;
+    let begin = Instant::now();
+    let left =
+        || timeout.map(|all| Duration::from_secs_f64(all.max(0.0)).saturating_sub(begin.elapsed()));
+    loop {
+        let glance = left().map_or(GLANCE, |left| left.min(GLANCE));
+        let glance = Timespec {
+            tv_sec: 0,
+            tv_nsec: glance.subsec_nanos().into(),
+        };
+        let ready = py.detach(|| {
+            let mut polled = [PollFd::new(&fd, wanted)];
+            rustix::event::poll(&mut polled, Some(&glance))
+        });
+        match ready {
+            Ok(1..) => return Ok(fd.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => py.check_signals()?,
+            Err(errno) => return Err(std::io::Error::from(errno).into()),
+        }
+        match timeout {
+            Some(0.0) => return Err(PyBlockingIOError::new_err((11, "the socket is not ready"))),
+            Some(_) if left() == Some(Duration::ZERO) => {
+                return Err(PyTimeoutError::new_err("timed out"));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How often a wait for a socket looks after signals.
+const GLANCE: Duration = Duration::from_millis(50);

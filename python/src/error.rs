@@ -1,0 +1,63 @@
+//! Errors of the engine as exceptions of the package.
+
+use dmafile::{Error, ErrorKind};
+use pyo3::prelude::*;
+use rustix::io::Errno;
+use std::path::Path;
+
+/// The exception for an error; `dmafile._errors` picks its class by kind and errno.
+pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
+    let kind = match error.kind() {
+        ErrorKind::Usage => "usage",
+        ErrorKind::Cancelled => "cancelled",
+        ErrorKind::Failed => "failed",
+    };
+    // The engine names what the command line calls --to; here it is the argument `to`.
+    let text = error.to_string();
+    let text = text.trim_start_matches("--");
+    make(
+        py,
+        kind,
+        error.raw_os_error(),
+        text,
+        path,
+        error.remedy_text(),
+    )
+}
+
+/// A request that cannot be meant, found before the engine saw it.
+pub(crate) fn usage(py: Python<'_>, text: &str) -> PyErr {
+    make(py, "usage", None, text, None, "")
+}
+
+/// Private memory was asked for its descriptor.
+pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
+    let errno = Errno::OPNOTSUPP.raw_os_error();
+    let text = "cannot name a descriptor: anon: private memory has none (EOPNOTSUPP)";
+    make(
+        py,
+        "failed",
+        Some(errno),
+        text,
+        None,
+        "load it to=\"memfd\"",
+    )
+}
+
+fn make(
+    py: Python<'_>,
+    kind: &str,
+    errno: Option<i32>,
+    text: &str,
+    path: Option<&Path>,
+    remedy: &str,
+) -> PyErr {
+    let made = py
+        .import("dmafile._errors")
+        .and_then(|errors| errors.getattr("make"))
+        .and_then(|make| make.call1((kind, errno, text, path.map(Path::as_os_str), remedy)));
+    match made {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}

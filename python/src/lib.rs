@@ -1,0 +1,37 @@
+//! The compiled half of the Python package `dmafile`: loads on threads of their own, buffers with
+//! the buffer protocol and DLPack, and the command.
+
+mod buffer;
+mod dlpack;
+mod error;
+mod job;
+mod model;
+mod request;
+
+use pyo3::prelude::*;
+use std::ffi::OsString;
+
+/// Runs the `dmafile` command with these arguments, the program's name first; returns its exit
+/// status.
+#[pyfunction]
+fn main(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    py.detach(|| dmafile_cli::run(args))
+}
+
+/// The compiled half of dmafile; use the package.
+#[pymodule(name = "_dmafile")]
+mod module {
+    #[pymodule_export]
+    use super::buffer::Buffer;
+    #[pymodule_export]
+    use super::job::{Running, load, start};
+    #[pymodule_export]
+    use super::main;
+    #[pymodule_export]
+    use super::model::Model;
+
+    /// The version of the package and of the engine.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python spells it so")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,208 @@
+//! Models: named tensors, loaded together or one by one.
+
+use crate::buffer::Buffer;
+use crate::error::raise;
+use crate::job::Job;
+use crate::request::{self, MODEL};
+use dmafile::format::{Dtype, Value};
+use dmafile::{Kind, Load, Pattern, Tensor};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// What is read in less time than a load takes to prepare, in bytes.
+const SMALL: u64 = 256 << 10;
+
+/// The headers of a model; its files stay open.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct Model {
+    model: dmafile::Model,
+    path: PathBuf,
+}
+
+#[pymethods]
+impl Model {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let opened = py.detach(|| dmafile::Model::open(&path));
+        match opened {
+            Ok(model) => Ok(Self { model, path }),
+            Err(error) => Err(raise(py, &error, Some(&path))),
+        }
+    }
+
+    /// `safetensors` or `gguf`.
+    #[getter]
+    fn format(&self) -> String {
+        self.model.format().to_string()
+    }
+
+    /// What the headers say besides the tensors.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for (name, value) in self.model.metadata() {
+            all.set_item(name, python(py, value)?)?;
+        }
+        Ok(all)
+    }
+
+    /// The names of the tensors, in the order of their bytes.
+    fn names(&self) -> Vec<&str> {
+        let tensors = self.model.tensors().iter();
+        tensors.map(|tensor| tensor.name.as_str()).collect()
+    }
+
+    /// A row `(name, dtype, shape, at, nbytes)` for each tensor, or for those that `patterns` name,
+    /// in the order of their bytes. What has no dtype in Python is a row of U8.
+    #[pyo3(signature = (patterns=None))]
+    fn table<'py>(
+        &self,
+        py: Python<'py>,
+        patterns: Option<Vec<String>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let mut dtypes = HashMap::new();
+        let chosen: Vec<&Tensor> = match patterns {
+            None => self.model.tensors().iter().collect(),
+            Some(patterns) => self
+                .model
+                .matching(&parsed(py, patterns)?)
+                .map_err(|error| raise(py, &error, Some(&self.path)))?,
+        };
+        let rows = chosen.into_iter().map(|tensor| {
+            let (dtype, shape) = view(tensor);
+            let dtype = dtypes
+                .entry(dtype)
+                .or_insert_with(|| PyString::intern(py, dtype.name()));
+            let shape = match shape {
+                Some(shape) => PyTuple::new(py, shape)?,
+                None => PyTuple::new(py, &tensor.shape)?,
+            };
+            (&tensor.name, &*dtype, shape, tensor.at, tensor.bytes).into_pyobject(py)
+        });
+        PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// What the header says of a tensor: its dtype and shape.
+    fn described<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<(&'static str, Bound<'py, PyTuple>)> {
+        let tensor = self.tensor(name)?;
+        Ok((tensor.dtype.name(), PyTuple::new(py, &tensor.shape)?))
+    }
+
+    /// The tensor as it is viewed: dtype, shape and bytes.
+    fn viewed<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64)> {
+        let tensor = self.tensor(name)?;
+        let (dtype, shape) = view(tensor);
+        let shape = PyTuple::new(py, shape.as_ref().unwrap_or(&tensor.shape))?;
+        Ok((dtype.name(), shape, tensor.bytes))
+    }
+
+    /// Loads all files, or the tensors that `patterns` name, into one private buffer.
+    fn load(
+        &self,
+        py: Python<'_>,
+        patterns: Option<Vec<String>>,
+        options: &Bound<'_, PyDict>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Buffer> {
+        let load = match patterns {
+            None => Ok(self.model.load()),
+            Some(patterns) => self.model.load_only(&parsed(py, patterns)?),
+        };
+        self.run(py, load, options, progress)
+    }
+
+    /// `nbytes` bytes of a tensor, at least one, from `offset` on, in private memory: a buffer, or
+    /// a bytearray of what is small, unless options say how to read it.
+    fn load_part<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        offset: u64,
+        nbytes: u64,
+        options: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = self.tensor(name)?;
+        if nbytes > SMALL || !options.is_empty() {
+            let load = self.model.load_part(tensor, offset, nbytes);
+            let buffer = self.run(py, load, options, None)?;
+            return Ok(Bound::new(py, buffer)?.into_any());
+        }
+        let read = |into: &mut [u8]| {
+            let read = py.detach(|| self.model.read_part(tensor, offset, into));
+            read.map_err(|error| raise(py, &error, Some(&self.path)))
+        };
+        Ok(PyByteArray::new_with(py, nbytes as usize, read)?.into_any())
+    }
+}
+
+impl Model {
+    fn tensor(&self, name: &str) -> PyResult<&Tensor> {
+        let tensor = self.model.tensor(name);
+        tensor.ok_or_else(|| PyKeyError::new_err(name.to_string()))
+    }
+
+    fn run(
+        &self,
+        py: Python<'_>,
+        load: dmafile::Result<Load>,
+        options: &Bound<'_, PyDict>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Buffer> {
+        let load = load.map_err(|error| raise(py, &error, Some(&self.path)))?;
+        let load = request::apply(load.to(Kind::Anon), options, MODEL)?;
+        let job = Job::start(load, &self.path, || ())?;
+        job.attend(py, progress).map(Buffer::of)
+    }
+}
+
+fn parsed(py: Python<'_>, patterns: Vec<String>) -> PyResult<Vec<Pattern>> {
+    let parsed = patterns.into_iter().map(|text| text.parse());
+    let parsed = parsed.collect::<dmafile::Result<_>>();
+    parsed.map_err(|error| raise(py, &error, None))
+}
+
+/// The dtype and, where it is another, the shape of the array that shows a tensor: blocks of
+/// several elements, and elements narrower than a byte, are shown as the bytes of each row.
+fn view(tensor: &Tensor) -> (Dtype, Option<Vec<u64>>) {
+    let dtype = tensor.dtype;
+    if dtype.block_elements() == 1 && dtype.block_bits().is_multiple_of(8) {
+        return (dtype, None);
+    }
+    let rows = tensor.shape.split_last().and_then(|(&last, before)| {
+        let mut shape = before.to_vec();
+        shape.push(dtype.bytes(last)?);
+        Some(shape)
+    });
+    // A row that ends inside a byte.
+    (Dtype::U8, Some(rows.unwrap_or_else(|| vec![tensor.bytes])))
+}
+
+fn python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
+        Value::Unsigned(value) => value.into_pyobject(py)?.into_any(),
+        Value::Signed(value) => value.into_pyobject(py)?.into_any(),
+        Value::Float(value) => value.into_pyobject(py)?.into_any(),
+        Value::Text(value) => value.into_pyobject(py)?.into_any(),
+        Value::Bools(values) => PyList::new(py, values)?.into_any(),
+        Value::Bytes(values) => PyBytes::new(py, values).into_any(),
+        Value::Unsigneds(values) => PyList::new(py, values)?.into_any(),
+        Value::Signeds(values) => PyList::new(py, values)?.into_any(),
+        Value::Floats(values) => PyList::new(py, values)?.into_any(),
+        Value::Texts(values) => PyList::new(py, values)?.into_any(),
+        Value::Lists(values) => {
+            let values = values.iter().map(|value| python(py, value));
+            PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?.into_any()
+        }
+    })
+}

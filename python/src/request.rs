@@ -1,0 +1,67 @@
+//! The options of a load, as keyword arguments.
+
+use crate::error::{raise, usage};
+use dmafile::Load;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::str::FromStr;
+
+/// The options of any load, and those that only the load of a file has.
+pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
+/// The load of a model goes where its tensors are looked for.
+pub(crate) const MODEL: &[&str] = &[];
+
+/// Applies options, by the names that the functions of the package give them. None leaves an
+/// option as it is.
+pub(crate) fn apply(mut load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
+    for (name, value) in options {
+        let name = name.extract::<String>()?;
+        if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
+            let text = format!("'{name}' is no option of this load");
+            return Err(PyTypeError::new_err(text));
+        }
+        if value.is_none() {
+            continue;
+        }
+        load = match name.as_str() {
+            "to" => load.to(word(&value)?),
+            "pages" => load.pages(word(&value)?),
+            "method" => load.method(word(&value)?),
+            "io" => load.io(word(&value)?),
+            "offset" => load.offset(size(&name, &value)?),
+            "length" => load.length(size(&name, &value)?),
+            "gather" => load.gather(size(&name, &value)?),
+            "block" => load.block(size(&name, &value)?),
+            // What does not fit is refused by the engine, which knows the range.
+            "queue_depth" => {
+                load.queue_depth(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
+            }
+            "verify" => load.verify(word(&value)?),
+            "memory_check" => load.check_memory(value.extract()?),
+            _ => {
+                let text = format!("'{name}' is no option of a load");
+                return Err(PyTypeError::new_err(text));
+            }
+        };
+    }
+    Ok(load)
+}
+
+fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let text = value.extract::<String>()?;
+    text.parse()
+        .map_err(|error| raise(value.py(), &error, None))
+}
+
+fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    value.extract().map_err(|error: PyErr| {
+        let py = value.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            let text = format!("{name}: {value} is out of range, 0 to {}", u64::MAX);
+            usage(py, &text)
+        } else {
+            error
+        }
+    })
+}

@@ -1,0 +1,78 @@
+"""Files to load, on the disk of the checkout: /tmp may be a tmpfs, where nothing is direct."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import pytest
+
+HERE = Path(__file__).parent
+SIZE = (3 << 20) + 123
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def write(path: Path, data: bytes) -> Path:
+    """A file out of the page cache."""
+    with path.open("wb") as file:
+        file.write(data)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+def sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: str | Path) -> str:
+    """By another program."""
+    command = ["sha256sum", "--", str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=HERE, prefix=".files-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def file(folder: Path) -> Path:
+    return write(folder / "noise", random.Random(1).randbytes(SIZE))
+
+
+@pytest.fixture(scope="session")
+def slow(folder: Path) -> Path:
+    """Slow with SLOWLY: a page a read, one after the other."""
+    return write(folder / "slow", random.Random(2).randbytes(1 << 20) * 192)
+
+
+class Slowly(TypedDict):
+    method: str
+    io: str
+    block: int
+
+
+SLOWLY: Slowly = {"method": "read", "io": "direct", "block": 4096}
+
+
+@pytest.fixture
+def python() -> Run:
+    """Runs a program in an interpreter of its own."""
+
+    def run(program: str, *args: object) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", program, *map(str, args)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    return run

@@ -1,0 +1,81 @@
+"""Loads that are awaited."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import dmafile
+import pytest
+from conftest import SIZE, SLOWLY, file_sha256, open_files, sha256
+
+
+def test_an_awaited_load_is_whole_and_the_loop_runs_on(slow: Path, file: Path) -> None:
+    async def main() -> int:
+        turns = 0
+        load = asyncio.ensure_future(dmafile.load_async(slow, length=24 << 20, **SLOWLY))
+        while not load.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        buffers = await asyncio.gather(load, *(dmafile.load_async(file) for _ in range(10)))
+        assert buffers[0].nbytes == 24 << 20
+        for buffer in buffers[1:]:
+            assert sha256(memoryview(buffer)) == file_sha256(file)
+        return turns
+
+    assert asyncio.run(main()) > 50
+
+
+def test_progress_is_told_on_the_loop(file: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total, threading.get_ident()))
+
+    asyncio.run(dmafile.load_async(file, to="anon", progress=tell)).close()
+    assert told[-1] == (SIZE, SIZE, threading.get_ident())
+
+
+def test_a_cancelled_task_stops_the_load(slow: Path) -> None:
+    before = open_files()
+
+    async def main() -> float:
+        load = asyncio.ensure_future(dmafile.load_async(slow, **SLOWLY))
+        await asyncio.sleep(0.1)
+        begin = time.monotonic()
+        load.cancel()
+        await asyncio.sleep(0)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        return time.monotonic() - begin
+
+    assert asyncio.run(main()) < 1
+    assert open_files() == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "dmafile"]
+
+
+def test_a_timeout_and_an_exception_stop_the_load(slow: Path) -> None:
+    before = open_files()
+
+    def fail(done: int, total: int) -> None:
+        raise KeyError(done)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(dmafile.load_async(slow, **SLOWLY), 0.1)
+        with pytest.raises(KeyError):
+            await dmafile.load_async(slow, progress=fail, **SLOWLY)
+
+    asyncio.run(main())
+    assert open_files() == before
+
+
+def test_errors_come_out_of_the_await() -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        asyncio.run(dmafile.load_async("no/such/file"))
+    assert isinstance(caught.value, dmafile.Error)
+    with pytest.raises(dmafile.UsageError):
+        asyncio.run(dmafile.load_async("no/such/file", block=1))
+    with pytest.raises(TypeError, match="'blok' is no option"):
+        asyncio.run(dmafile.load_async("no/such/file", blok=1))  # type: ignore[call-arg]

@@ -1,0 +1,239 @@
+"""A buffer: its exports, its ways to other processes, its end."""
+
+import contextlib
+import ctypes
+import errno
+import gc
+import io
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import dmafile
+import numpy as np
+import pytest
+from conftest import SIZE, file_sha256, sha256
+
+
+def test_private_memory_is_writable_and_has_no_descriptor(file: Path) -> None:
+    buffer = dmafile.load(file, to="anon")
+    view = memoryview(buffer)
+    assert (view.format, view.itemsize, view.shape, view.readonly) == ("B", 1, (SIZE,), False)
+    assert not buffer.readonly
+    view[0] ^= 255
+    assert view[0] == file.read_bytes()[0] ^ 255
+    with pytest.raises(dmafile.Error, match="EOPNOTSUPP") as caught:
+        buffer.fileno()
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert len(buffer) == buffer.nbytes == SIZE
+    assert repr(buffer) == f"<dmafile.Buffer kind=anon nbytes={SIZE}>"
+
+
+def test_shared_memory_is_read_only_and_shows_what_others_write(file: Path) -> None:
+    buffer = dmafile.load(file)
+    view = memoryview(buffer)
+    assert view.readonly and buffer.readonly
+    with pytest.raises(TypeError):
+        view[0] = 1
+    with pytest.raises(TypeError):
+        io.BytesIO(b"x" * SIZE).readinto(buffer)
+    os.pwrite(buffer.fileno(), bytes([view[5] ^ 255]), 5)
+    assert view[5] == file.read_bytes()[5] ^ 255
+    assert repr(buffer) == f"<dmafile.Buffer kind=memfd nbytes={SIZE} fd={buffer.fileno()}>"
+
+
+def test_a_sealed_buffer_cannot_be_changed(file: Path) -> None:
+    with dmafile.load(file) as buffer:
+        view = memoryview(buffer)
+        with pytest.raises(BufferError, match="cannot seal"):
+            buffer.seal()
+        view.release()
+        buffer.seal()
+        with pytest.raises(PermissionError):
+            os.pwrite(buffer.fileno(), b"x", 0)
+        assert sha256(memoryview(buffer)) == file_sha256(file)
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.load(file, to="anon").seal()
+    assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_it_closes_when_no_export_is_alive(file: Path) -> None:
+    buffer = dmafile.load(file, to="anon")
+    views = [memoryview(buffer), memoryview(buffer)[7:]]
+    array = np.frombuffer(memoryview(buffer), np.uint8)
+    with pytest.raises(BufferError, match="cannot close a buffer while 3 of its exports"):
+        buffer.close()
+    with pytest.raises(BufferError), buffer:
+        pass
+    assert bytes(views[1][:9]) == file.read_bytes()[7:16]
+    for view in views:
+        view.release()
+    del array, views, view
+    buffer.close()
+    buffer.close()
+    assert buffer.closed
+    assert repr(buffer) == f"<dmafile.Buffer kind=anon nbytes={SIZE} closed>"
+    for use in (
+        lambda: memoryview(buffer),
+        lambda: len(buffer),
+        buffer.fileno,
+        buffer.seal,
+        buffer.__dlpack__,
+        buffer.__dlpack_device__,
+        buffer.__enter__,
+        lambda: buffer.send(socket.socket()),
+        lambda: buffer.readonly,
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+
+
+def test_exports_outlive_the_object(file: Path) -> None:
+    want = file.read_bytes()
+    buffer = dmafile.load(file, to="anon")
+    seen = weakref.ref(buffer)
+    array = np.frombuffer(memoryview(buffer), np.uint8)
+    shared = np.from_dlpack(buffer)
+    del buffer
+    gc.collect()
+    assert array.tobytes() == want
+    del array
+    assert seen() is None
+    assert shared.tobytes() == want
+
+
+def capsule_name(capsule: object) -> bytes:
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    found: bytes = name(capsule)
+    return found
+
+
+@pytest.mark.parametrize("to", ["anon", "memfd"])
+def test_numpy_takes_it_by_dlpack(file: Path, to: str) -> None:
+    buffer = dmafile.load(file, to=to)
+    array = np.from_dlpack(buffer)
+    assert (array.dtype, array.shape) == (np.dtype(np.uint8), (SIZE,))
+    assert array.flags.writeable == (to == "anon")
+    assert sha256(array.data) == file_sha256(file)
+    with pytest.raises(BufferError):
+        buffer.close()
+    del array
+    buffer.close()
+
+
+def test_dlpack_by_the_letter(file: Path) -> None:
+    private, shared = dmafile.load(file, to="anon"), dmafile.load(file)
+    assert private.__dlpack_device__() == (1, 0)
+    assert capsule_name(private.__dlpack__()) == b"dltensor"
+    for version in ((1, 0), (1, 3), (2, 0)):
+        capsule = private.__dlpack__(max_version=version, dl_device=(1, 0), copy=False)
+        assert capsule_name(capsule) == b"dltensor_versioned"
+    # Only DLPack 1.0 has a flag for it.
+    with pytest.raises(BufferError, match="read-only"):
+        shared.__dlpack__()
+    with pytest.raises(BufferError, match="read-only"):
+        shared.__dlpack__(max_version=(0, 8))
+    with pytest.raises(BufferError):
+        private.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError):
+        private.__dlpack__(stream=1)  # type: ignore[arg-type]
+    # A capsule that nobody takes lets go of the memory.
+    capsule = private.__dlpack__(max_version=(1, 0))
+    with pytest.raises(BufferError):
+        private.close()
+    del capsule
+    private.close()
+
+    class Copied:
+        def __dlpack__(self, **_: Any) -> Any:
+            return shared.__dlpack__(copy=True)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return shared.__dlpack_device__()
+
+    copied = np.from_dlpack(Copied())
+    shared.close()
+    assert sha256(copied.data) == file_sha256(file)
+
+
+def test_it_travels_to_another_process(file: Path) -> None:
+    ours, theirs = socket.socketpair()
+    program = """
+import hashlib, socket, sys, dmafile
+with dmafile.Buffer.receive(socket.socket(fileno=int(sys.argv[1]))) as buffer:
+    print(buffer.kind, buffer.offset, buffer.nbytes, buffer.report, buffer.readonly)
+    with memoryview(buffer) as view:
+        print(hashlib.sha256(view).hexdigest())
+"""
+    command = [sys.executable, "-c", program, str(theirs.fileno())]
+    with (
+        ours,
+        theirs,
+        dmafile.load(file, offset=100) as buffer,
+        subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        buffer.send(ours)
+        assert process.stdout is not None
+        first, second = process.stdout.read().splitlines()
+        assert first == f"memfd {buffer.offset} {SIZE - 100} None True"
+    assert second == sha256(file.read_bytes()[100:])
+
+
+def test_what_travels_keeps_to_timeouts_and_is_not_trusted(file: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            dmafile.Buffer.receive(ours)
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            dmafile.Buffer.receive(ours)
+        ours.setblocking(True)
+        with dmafile.load(file, to="anon") as private:
+            with pytest.raises(dmafile.Error) as caught:
+                private.send(theirs)
+            assert caught.value.errno == errno.EOPNOTSUPP
+        theirs.sendall(b"x" * 24)
+        with pytest.raises(dmafile.Error) as caught:
+            dmafile.Buffer.receive(ours)
+        assert caught.value.errno == errno.EPROTO
+        theirs.close()
+        with pytest.raises(ConnectionResetError):
+            dmafile.Buffer.receive(ours)
+    with pytest.raises(ValueError, match="closed"):
+        dmafile.Buffer.receive(ours)
+
+
+def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
+    buffer = dmafile.load(file, to="anon", length=4096)
+    want = bytes(memoryview(buffer))
+    outcomes: list[str] = []
+
+    def use() -> None:
+        while True:
+            try:
+                with memoryview(buffer) as view:
+                    assert bytes(view) == want
+                time.sleep(0.0002)
+            except ValueError:
+                outcomes.append("closed")
+                return
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while not buffer.closed:
+        with contextlib.suppress(BufferError):
+            buffer.close()
+    for thread in threads:
+        thread.join()
+    assert outcomes == ["closed"] * 4

