@@ -17,9 +17,9 @@ demo: build .venv/demo ## load two models into shareable memory, beside plain re
 	@$(PYTHON) demo/demo.py --dmafile $(DMAFILE) $(ARGS)
 
 test: lint need-test-tools ## lint, then run every test
-	@echo "test: Rust, then the Python of bench/, demo/ and scripts/"
+	@echo "test: Rust, then the Python of attacks/, bench/, demo/ and scripts/"
 	cargo test --workspace --locked
-	$(PYTHON) -m pytest --quiet bench demo scripts
+	$(PYTHON) -m pytest --quiet attacks bench demo scripts
 
 bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
 	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"
@@ -32,8 +32,8 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	$(PYTHON) -m ruff check bench demo scripts
-	$(PYTHON) -m ruff format --check bench demo scripts
+	$(PYTHON) -m ruff check attacks bench demo scripts
+	$(PYTHON) -m ruff format --check attacks bench demo scripts
 	$(PYTHON) -m mypy
 
 docs: build ## write the man page, shell completions and API documentation under target/
