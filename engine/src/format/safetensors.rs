@@ -4,7 +4,7 @@
 //! holder of the whole file, or lets pass: where the data ends, and names that come twice.
 
 use super::{
-    Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, one_line, quoted,
+    Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted, spelled,
 };
 use crate::format::Dtype;
 use safetensors::Dtype as Theirs;
@@ -110,7 +110,7 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
             "line {}, column {} of the header: {}",
             error.line(),
             error.column(),
-            one_line(what, 120)
+            spelled(what, 120, "'\"\\")
         ))
     })
 }
