@@ -190,7 +190,7 @@ fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
 }
 
 /// A stranger's name for a message of one line.
-fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", spelled(name, 64, "'"))
 }
 
