@@ -6,9 +6,6 @@ DMAFILE := $(TARGET)/release/dmafile
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
 
-# What ruff, mypy and pytest look at.
-SCRIPTS := bench demo python scripts
-
 # Where `make install` puts things, in the words of the GNU standards; DESTDIR goes before, for packages.
 PREFIX      ?= /usr/local
 BINDIR      ?= $(PREFIX)/bin
@@ -19,7 +16,18 @@ DESTDIR     ?=
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(DESTDIR)
 
-.PHONY: help demo test bench lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
+# How long each reader of model files is fuzzed; what it learns stays in $(FUZZ)/corpus for the next time.
+SECONDS ?= 20
+FUZZ    := $(TARGET)/fuzz
+HOST     = $(shell rustc -vV | sed -n 's/^host: //p')
+# What cargo-fuzz passes too, less what only a nightly compiler has: so a stable one is enough.
+SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-args=-sanitizer-coverage-, \
+	level=4 inline-8bit-counters pc-table trace-compares)
+
+# What ruff, mypy and pytest look at.
+SCRIPTS := attacks bench demo python scripts
+
+.PHONY: help demo test fuzz bench lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +42,21 @@ test: lint need-test-tools .venv/demo ## lint, then run every test
 	cargo test --workspace --locked
 	@$(MAKE) --no-print-directory extension
 	$(PYTHON) -m pytest --quiet -rs $(SCRIPTS)
+	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
+
+fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
+	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
+	@scripts/need build-essential command -v c++
+	@RUSTFLAGS="$(SANCOV)" cargo build --release --locked --manifest-path fuzz/Cargo.toml \
+		--target $(HOST) --target-dir $(FUZZ)
+	@for format in safetensors gguf; do \
+		mkdir -p $(FUZZ)/corpus/$$format; \
+		$(FUZZ)/$(HOST)/release/$$format -max_total_time=$(SECONDS) -max_len=4096 -timeout=10 -rss_limit_mb=512 \
+			-print_final_stats=1 -artifact_prefix=$(FUZZ)/$$format- $(ARGS) \
+			$(FUZZ)/corpus/$$format fuzz/corpus/$$format attacks 2>$(FUZZ)/$$format.log || \
+			{ tail -n 60 $(FUZZ)/$$format.log >&2; exit 1; }; \
+		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
+	done
 
 bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
 	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"
@@ -44,6 +67,7 @@ bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(PYTHON) -m ruff check $(SCRIPTS)
@@ -83,7 +107,7 @@ built:
 
 # The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
 extension: need-rust .venv/dev
-	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet
+	VIRTUAL_ENV=.venv .venv/bin/maturin develop --quiet --locked
 
 need-rust:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust, see https://rustup.rs" >&2; exit 1; }
@@ -98,7 +122,7 @@ need-rust-tools: need-rust
 # Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind; do \
+	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done
 	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]

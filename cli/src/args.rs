@@ -151,8 +151,8 @@ impl Knobs {
 /// `dmafile load`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES the \
-                        file's bytes, DMAFILE_OFFSET where they start. It is exec'd in place: its \
+    after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES how \
+                        many bytes are in it, DMAFILE_OFFSET where they start. It is exec'd in place: its \
                         exit status is ours; 127 when it is not found, 126 when it can't be run.\n\n\
                         The files of a model lie one behind the other in the buffer, a tensor \
                         where `dmafile show --json` says (at), whether all are loaded or some.\n\n\

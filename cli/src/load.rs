@@ -51,15 +51,12 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         (false, false) => Text::Stdout,
     };
 
+    let load = args.knobs.load()?;
     let token = CancelToken::new();
     interruptible(&token)?;
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
     let shown = Arc::clone(&planned);
-    let mut load = args
-        .knobs
-        .load()?
-        .cancel(token.clone())
-        .trace(args.trace.is_some());
+    let mut load = load.cancel(token.clone()).trace(args.trace.is_some());
     let stop = token.clone();
     load = load.on_plan(move |plan| {
         let printed = out.print(&text::plan(plan));

@@ -3,7 +3,7 @@
 use crate::args::ShowArgs;
 use crate::{Failure, write_json, write_stdout};
 use dmafile::format::Value;
-use dmafile::{Model, Tensor};
+use dmafile::{Model, Tensor, one_line};
 use indicatif::BinaryBytes;
 use serde_json::json;
 use std::fmt::Write;
@@ -34,7 +34,7 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
     let _ = writeln!(
         text,
         "{}: {}, {} tensors, {} in {}",
-        model.path().display(),
+        one_line(&model.path().to_string_lossy()),
         model.format(),
         tensors.len(),
         BinaryBytes(bytes),
@@ -44,12 +44,12 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
         },
     );
     for (name, value) in model.metadata() {
-        let _ = writeln!(text, "  {} = {}", printable(name), brief(value));
+        let _ = writeln!(text, "  {} = {}", one_line(name), brief(value));
     }
     let shapes: Vec<String> = tensors.iter().map(|tensor| shape(&tensor.shape)).collect();
     let names: Vec<String> = tensors
         .iter()
-        .map(|tensor| printable(&tensor.name))
+        .map(|tensor| one_line(&tensor.name))
         .collect();
     let width = |texts: &[String]| texts.iter().map(String::len).max().unwrap_or(0);
     let (name_width, shape_width) = (width(&names), width(&shapes));
@@ -61,7 +61,7 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
         );
         if shards.len() > 1 {
             let file = shards[tensor.shard].file.file_name().unwrap_or_default();
-            let _ = write!(text, " of {}", file.to_string_lossy());
+            let _ = write!(text, " of {}", one_line(&file.to_string_lossy()));
         }
         text.push('\n');
     }
@@ -71,15 +71,6 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
 fn shape(dimensions: &[u64]) -> String {
     let dimensions: Vec<_> = dimensions.iter().map(u64::to_string).collect();
     format!("[{}]", dimensions.join(", "))
-}
-
-/// A stranger's text, without what a terminal would obey.
-fn printable(text: &str) -> String {
-    let visible = |c: char| match c.is_control() {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(visible).collect()
 }
 
 /// A value on one line: what is long is cut, lists are counted.
@@ -92,7 +83,7 @@ fn brief(value: &Value) -> String {
         Value::Signed(value) => value.to_string(),
         Value::Float(value) => value.to_string(),
         Value::Text(text) => {
-            let line = printable(text);
+            let line = one_line(text);
             match line.char_indices().nth(MOST) {
                 Some((cut, _)) => format!("{}… ({} bytes)", &line[..cut], text.len()),
                 None => line,

@@ -1,6 +1,6 @@
 //! Plans and reports for people.
 
-use dmafile::{Plan, Report};
+use dmafile::{Plan, Report, one_line};
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::fmt::Write;
 
@@ -114,7 +114,11 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
         } else {
             "computed"
         };
-        let _ = writeln!(text, "  {} {} ({end})", verified.algorithm, verified.digest);
+        let _ = write!(text, "  {} {} ({end})", verified.algorithm, verified.digest);
+        if report.verify.len() > 1 {
+            let _ = write!(text, " {}", one_line(&verified.file.to_string_lossy()));
+        }
+        text.push('\n');
     }
     text
 }

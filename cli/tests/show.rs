@@ -117,4 +117,14 @@ fn control_characters_are_shown_and_not_obeyed() {
     let ended = dir.run("show a.safetensors").ok();
     assert!(!ended.stdout.contains('\u{1b}'), "{ended:?}");
     assert!(ended.stdout.contains("a\\u{1b}[2Jb"), "{ended:?}");
+    let (a, b) = ("m/a\u{1b}[31m.safetensors", "m/b.safetensors");
+    fs::create_dir(dir.path("m")).unwrap();
+    safetensors(&dir.path(a), &tensors("a", 1, 1000));
+    safetensors(&dir.path(b), &tensors("b", 1, 1000));
+    let ended = dir.run("show m").ok();
+    assert!(!ended.stdout.contains('\u{1b}'), "{ended:?}");
+    safetensors(&dir.path(b), &tensors("a", 1, 1000));
+    fs::rename(dir.path(b), dir.path("m/c\u{1b}\n.safetensors")).unwrap();
+    let line = dir.refusal(&mut dir.dmafile("show m"), 1);
+    assert!(!line.contains('\u{1b}'), "{line}");
 }

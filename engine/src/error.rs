@@ -127,6 +127,31 @@ pub fn errno_name(raw: i32) -> String {
     }
 }
 
+/// A text of whatever origin for a line on a terminal: characters that would break the line or
+/// command the terminal are spelled out, and what is long is cut.
+#[doc(hidden)]
+pub fn one_line(text: &str) -> String {
+    const MOST: usize = 1000;
+    let commands = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}')
+            || ('\u{202a}'..='\u{202e}').contains(&c)
+            || ('\u{2066}'..='\u{2069}').contains(&c)
+    };
+    let mut line = String::new();
+    for c in text.chars() {
+        if line.len() > MOST {
+            line.push('…');
+            break;
+        }
+        match commands(c) {
+            true => line.extend(c.escape_default()),
+            false => line.push(c),
+        }
+    }
+    line
+}
+
 /// What helps most often; callers that know better say so with `remedy`.
 fn usual_remedy(errno: Errno) -> &'static str {
     match errno {
@@ -143,16 +168,16 @@ fn usual_remedy(errno: Errno) -> &'static str {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = &*self.0;
-        f.write_str(&parts.what)?;
+        f.write_str(&one_line(&parts.what))?;
         if !parts.place.is_empty() {
-            write!(f, ": {}", parts.place)?;
+            write!(f, ": {}", one_line(&parts.place))?;
         }
-        write!(f, ": {}", parts.why)?;
+        write!(f, ": {}", one_line(&parts.why))?;
         if let Some(errno) = parts.errno {
             write!(f, " ({})", errno_name(errno.raw_os_error()))?;
         }
         if !parts.remedy.is_empty() {
-            write!(f, "; {}", parts.remedy)?;
+            write!(f, "; {}", one_line(&parts.remedy))?;
         }
         Ok(())
     }
@@ -178,6 +203,18 @@ mod tests {
             "cannot open: model.gguf: No such file or directory (ENOENT); check the path"
         );
         assert_eq!(error.raw_os_error(), Some(2));
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_it_names() {
+        let error = Error::os("cannot open", Errno::NOENT).at("a\nb\u{1b}[2J\u{202e}\0");
+        assert_eq!(
+            error.to_string(),
+            "cannot open: a\\nb\\u{1b}[2J\\u{202e}\\u{0}: No such file or directory (ENOENT); check \
+             the path"
+        );
+        let long = Error::new("x", "y".repeat(1 << 20));
+        assert!(long.to_string().len() < 1100);
     }
 
     #[test]

@@ -129,12 +129,29 @@ pub(crate) struct Layout {
     pub runs: Vec<Run>,
     /// How residency in the page cache was learned, or why not.
     pub learned: String,
-    /// Bytes that were asked for, holes included.
-    pub wanted: u64,
+    /// The ranges that were asked for, holes included, in ascending order.
+    pub wanted: Vec<(u64, u64)>,
+}
+
+/// Joins ranges of the same file between which there is too little to be worth an operation.
+fn bridged(source: &Source, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for &(start, end) in ranges {
+        match joined.last_mut() {
+            Some(last)
+                if start - last.1 < SMALL_HOLE
+                    && source.locate(start).0 == source.locate(last.1 - 1).0 =>
+            {
+                last.1 = end;
+            }
+            _ => joined.push((start, end)),
+        }
+    }
+    joined
 }
 
 /// A hole shorter than this costs less to read than the extra operation to skip it.
-pub(crate) const SMALL_HOLE: u64 = 64 << 10;
+const SMALL_HOLE: u64 = 64 << 10;
 /// How finely a partly cached file is told apart.
 const CACHE_GRAIN: u64 = 1 << 20;
 /// Bytes looked at before a file that `cachestat` will not speak of counts as cold.
@@ -150,19 +167,23 @@ impl Layout {
         look: bool,
         only: Option<&[(u64, u64)]>,
     ) -> Self {
-        let data: Vec<_> = match only {
-            None => source.data(start, end, SMALL_HOLE),
-            Some(ranges) => ranges
-                .iter()
-                .flat_map(|range| source.data(range.0, range.1, SMALL_HOLE))
-                .collect(),
-        };
-        let layout = Self::found(source, &data, look);
         let wanted = match only {
-            None => source.bytes_within(start, end),
-            Some(ranges) => ranges.iter().map(|range| range.1 - range.0).sum(),
+            None => source.within(start, end),
+            Some(ranges) => ranges.to_vec(),
         };
-        Self { wanted, ..layout }
+        let data: Vec<_> = bridged(source, &wanted)
+            .iter()
+            .flat_map(|range| source.data(range.0, range.1, SMALL_HOLE))
+            .collect();
+        Self {
+            wanted,
+            ..Self::found(source, &data, look)
+        }
+    }
+
+    /// Bytes that were asked for.
+    pub(crate) fn bytes_wanted(&self) -> u64 {
+        self.wanted.iter().map(|range| range.1 - range.0).sum()
     }
 
     fn found(source: &Source, data: &[(u64, u64)], look: bool) -> Self {
@@ -175,7 +196,7 @@ impl Layout {
             return Self {
                 runs: runs.collect(),
                 learned: "not asked".to_string(),
-                wanted: 0,
+                wanted: Vec::new(),
             };
         }
         let bytes: u64 = data.iter().map(|(start, end)| end - start).sum();
@@ -251,7 +272,7 @@ impl Layout {
         Self {
             runs,
             learned: learned.to_string(),
-            wanted: 0,
+            wanted: Vec::new(),
         }
     }
 

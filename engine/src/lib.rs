@@ -38,6 +38,8 @@ mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut};
 pub use doctor::{Check, Health, doctor};
+#[doc(hidden)]
+pub use error::one_line;
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
 pub use model::{Model, Pattern, Shard, Tensor, is_collection};

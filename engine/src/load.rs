@@ -77,6 +77,16 @@ impl Origin {
     }
 }
 
+/// How much of its source a load takes.
+pub(crate) enum Reach {
+    /// From [`Load::offset`] on, as much as [`Load::length`] says.
+    Asked,
+    /// This many bytes from this one on.
+    Part(u64, u64),
+    /// Nothing but these ranges, in ascending order.
+    Only(Vec<(u64, u64)>),
+}
+
 /// A load in the making: a file, and how its bytes should come into memory.
 ///
 /// ```no_run
@@ -97,8 +107,7 @@ impl Origin {
 /// ```
 pub struct Load {
     origin: Origin,
-    /// Nothing but these ranges of the source, in ascending order.
-    only: Option<Vec<(u64, u64)>>,
+    reach: Reach,
     request: Request,
     verify: Option<Verify>,
     trace: bool,
@@ -113,17 +122,17 @@ impl Load {
         Self::from(Origin::Path(path.into()))
     }
 
-    /// A load of open files, or of some ranges of them.
-    pub(crate) fn of(source: Arc<Source>, only: Option<Vec<(u64, u64)>>) -> Self {
+    /// A load of open files.
+    pub(crate) fn of(source: Arc<Source>, reach: Reach) -> Self {
         let mut load = Self::from(Origin::Open(source));
-        load.only = only;
+        load.reach = reach;
         load
     }
 
     fn from(origin: Origin) -> Self {
         Self {
             origin,
-            only: None,
+            reach: Reach::Asked,
             request: Request::default(),
             verify: None,
             trace: false,
@@ -332,6 +341,20 @@ impl Load {
     }
 
     fn decide(&mut self, source: &Source) -> Result<Decided> {
+        let request = &mut self.request;
+        let ranged = request.offset != 0 || request.length.is_some();
+        let only = match &self.reach {
+            Reach::Asked => None,
+            _ if ranged => {
+                let why = "the bytes of tensors are known: leave --offset and --length away";
+                return Err(Error::usage("--tensor", why));
+            }
+            Reach::Part(start, len) => {
+                (request.offset, request.length) = (*start, Some(*len));
+                None
+            }
+            Reach::Only(ranges) => Some(&ranges[..]),
+        };
         let file = File::of(source);
         let (start, end) = plan::range(&self.request, &file)?;
         let host = Host::probe();
@@ -342,10 +365,10 @@ impl Load {
                 Method::Auto | Method::Uring | Method::Threads
             )
             && file.direct_refused.is_none();
-        let layout = Layout::of(source, start, end, look, self.only.as_deref());
+        let layout = Layout::of(source, start, end, look, only);
         let mut plan = plan::decide(&self.request, &file, &host, &layout)?;
         let checks = match &self.verify {
-            Some(_) if self.only.is_some() => {
+            Some(_) if only.is_some() => {
                 let why = "chosen tensors have no digest of their own: load whole files";
                 return Err(Error::usage("--verify", why));
             }
@@ -366,7 +389,10 @@ impl Load {
             plan,
             layout,
             checks,
-            shards: Shard::several(source),
+            shards: match (start, end == source.size()) {
+                (0, true) => Shard::several(source),
+                _ => Vec::new(),
+            },
         })
     }
 
@@ -456,7 +482,7 @@ pub struct Cpu {
 /// How a load went. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Bytes of files that were wanted, and are there.
+    /// Bytes of files (or of chosen tensors) that were wanted, and are there.
     pub bytes: u64,
     /// Where they start in the buffer.
     pub offset: u64,
@@ -486,7 +512,7 @@ pub struct Report {
     pub bytes_buffered: u64,
     /// Bytes of holes, which were not read.
     pub bytes_hole: u64,
-    /// Where each file lies among these bytes, where they are several.
+    /// Where each file lies in the buffer, where a load of a model has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<Shard>,
     /// What was decided, and what was given up on the way.
@@ -527,7 +553,7 @@ impl Report {
         phases.insert("total", seconds);
         let (user, system) = usage::cpu();
         Self {
-            bytes: decided.layout.wanted,
+            bytes: decided.layout.bytes_wanted(),
             offset: plan.lead,
             seconds,
             method: outcome.rung.method,

@@ -126,12 +126,6 @@ impl Check {
     /// What `verify` asks of a source of which `[start, end)` is wanted: one digest a file.
     pub(crate) fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
         let algorithm = verify.algorithm;
-        if verify.expected.is_some() && source.files().len() > 1 {
-            return Err(Error::usage(
-                "--verify",
-                format!("{algorithm}=HEX is of one file, and these are several"),
-            ));
-        }
         let check = |(path, at, size): (&Path, u64, u64)| {
             let range = (start.max(at), end.min(at + size));
             let whole = range == (at, at + size);
@@ -148,9 +142,16 @@ impl Check {
             }
         };
         let checks = source.files().map(check);
-        Ok(checks
+        let checks: Vec<_> = checks
             .filter(|check| check.range.0 < check.range.1)
-            .collect())
+            .collect();
+        if verify.expected.is_some() && checks.len() > 1 {
+            return Err(Error::usage(
+                "--verify",
+                format!("{algorithm}=HEX is of one file, and these are several"),
+            ));
+        }
+        Ok(checks)
     }
 
     /// Compares what was computed with what is expected, if anything is.
@@ -180,7 +181,13 @@ fn blob_digest(path: &Path) -> Option<String> {
     let name = blob.file_name()?.to_str()?;
     let hex = name.len() == Algorithm::Sha256.digits()
         && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    (hex && blob.parent()?.file_name()? == "blobs").then(|| name.to_string())
+    let blobs = blob.parent()?;
+    let repository = blobs.parent()?.file_name()?.to_str()?;
+    let cache = blobs.file_name()? == "blobs"
+        && ["models--", "datasets--", "spaces--"]
+            .iter()
+            .any(|kind| repository.starts_with(kind));
+    (hex && cache).then(|| name.to_string())
 }
 
 /// A checksum in the making.

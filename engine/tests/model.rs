@@ -141,6 +141,14 @@ fn a_split_gguf_loads_as_one_and_must_be_whole() {
         let loaded = model.load().run().unwrap();
         check(&loaded.buffer, &model, &shards.concat(), "split");
     }
+    let model = Model::open(name(1)).unwrap();
+    let loaded = model
+        .load_only(&patterns(&["a.2.w", "b.0.w"]))
+        .unwrap()
+        .run()
+        .unwrap();
+    let chosen = [shards[0][2].clone(), shards[1][0].clone()];
+    check(&loaded.buffer, &model, &chosen, "some of a split");
     // The second alone is what it is.
     assert_eq!(Model::open(name(2)).unwrap().tensors().len(), 3);
     gguf(&name(2), &shards[1], Some((0, 2)));
@@ -376,23 +384,280 @@ fn files_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn a_shard_that_is_cut_short_is_named() {
+    for (number, len) in [(0, 0), (0, 5000), (1, 5000), (2, 7)] {
+        let dir = dir();
+        let written = three(dir.path());
+        let model = Model::open(dir.path()).unwrap();
+        let shard = &model.shards()[number].file;
+        let file = std::fs::File::options().write(true).open(shard).unwrap();
+        file.set_len(len).unwrap();
+        for method in [
+            Method::Auto,
+            Method::Threads,
+            Method::Mmap,
+            Method::Sendfile,
+        ] {
+            let error = model.load().method(method).run().unwrap_err().to_string();
+            let name = shard.file_name().unwrap().to_str().unwrap();
+            assert!(
+                error.contains(name) && error.contains("ENODATA"),
+                "{method}: {error}"
+            );
+        }
+        // It is nothing to those who want other files.
+        let other = format!("layer{}.4.w", (number + 1) % 3);
+        let load = model.load_only(&patterns(&[&other])).unwrap();
+        let loaded = load.run().unwrap();
+        let chosen = written.concat();
+        let chosen: Vec<_> = chosen.into_iter().filter(|one| one.0 == other).collect();
+        check(&loaded.buffer, &model, &chosen, &other);
+    }
+}
+
+#[test]
+fn a_shard_that_grows_stays_what_it_was() {
+    let dir = dir();
+    let written = three(dir.path()).concat();
+    let model = Model::open(dir.path()).unwrap();
+    for shard in model.shards() {
+        let mut file = std::fs::File::options()
+            .append(true)
+            .open(&shard.file)
+            .unwrap();
+        std::io::Write::write_all(&mut file, &[7; 9000]).unwrap();
+        evict(&shard.file);
+    }
+    for method in Method::ALL {
+        let loaded = model.load().method(*method).run().unwrap();
+        check(&loaded.buffer, &model, &written, "grown");
+        let mut done = 0;
+        for shard in &loaded.report.shards {
+            let gap = bytes_of(&loaded.buffer, done, shard.at - done);
+            assert!(gap.iter().all(|&byte| byte == 0), "{method}: no gap");
+            done = shard.at + shard.bytes;
+        }
+    }
+}
+
+#[test]
+fn ranges_and_memory_of_the_caller_know_no_borders() {
     let dir = dir();
     three(dir.path());
     let model = Model::open(dir.path()).unwrap();
-    let second = &model.shards()[1].file;
-    let file = std::fs::File::options().write(true).open(second).unwrap();
-    file.set_len(5000).unwrap();
-    for method in [
-        Method::Auto,
-        Method::Threads,
-        Method::Mmap,
-        Method::Sendfile,
+    let whole = model.load().to(Kind::Anon).run().unwrap();
+    assert_eq!(whole.report.shards.len(), 3);
+    let whole = whole.buffer.as_slice().unwrap().to_vec();
+    let border = model.shards()[1].at;
+    let end = model.shards()[0].bytes;
+    for (start, stop) in [
+        (0, whole.len() as u64),
+        (end - 5, border + 5),
+        (end - 1, end + 1),
+        (end, end + 10),
+        (border - 1, border + 4097),
+        (border, border + 1),
+        (777, whole.len() as u64 - 777),
     ] {
-        let error = model.load().method(method).run().unwrap_err().to_string();
-        let name = second.file_name().unwrap().to_str().unwrap();
-        assert!(
-            error.contains(name) && error.contains("ENODATA"),
-            "{method}: {error}"
-        );
+        let want = &whole[start as usize..stop as usize];
+        for io in [Io::Auto, Io::Direct, Io::Buffered] {
+            model.shards().iter().for_each(|shard| evict(&shard.file));
+            let load = || model.load().offset(start).length(stop - start).io(io);
+            let what = format!("{start} to {stop} {io}");
+            let loaded = load().to(Kind::Anon).run().unwrap();
+            assert!(loaded.buffer.as_slice().unwrap() == want, "{what}");
+            let mut memory = vec![0xff; want.len() + 3 * 4096];
+            // From an address that is as far off as the range.
+            let skew = memory.as_ptr().align_offset(4096) + (start % 4096) as usize;
+            load().run_into(&mut memory[skew..]).unwrap();
+            assert!(memory[skew..].starts_with(want), "{what}, lent");
+            assert!(memory[skew + want.len()..].iter().all(|&byte| byte == 0));
+        }
+        // A digest for each file of which something is wanted.
+        let load = model.load().offset(start).length(stop - start);
+        let digests = load
+            .verify("sha256".parse().unwrap())
+            .run()
+            .unwrap()
+            .report
+            .verify;
+        let mut parts = Vec::new();
+        for shard in model.shards() {
+            let (from, to) = (start.max(shard.at), stop.min(shard.at + shard.bytes));
+            if from < to {
+                parts.push(bytes_digest(&whole[from as usize..to as usize]));
+            }
+        }
+        let digests: Vec<_> = digests.into_iter().map(|one| one.digest).collect();
+        assert_eq!(digests, parts, "{start} to {stop}");
+    }
+    let tensor = model.tensor("layer1.2.w").unwrap();
+    let bytes = &whole[tensor.at as usize..(tensor.at + tensor.bytes) as usize];
+    let digest = format!("sha256={}", bytes_digest(bytes));
+    let alone = model
+        .load_tensor(tensor)
+        .unwrap()
+        .verify(digest.parse().unwrap());
+    let report = alone.run().unwrap().report;
+    assert!(report.verify[0].matched && report.shards.is_empty());
+}
+
+#[test]
+fn a_range_of_a_selection_is_refused() {
+    let dir = dir();
+    three(dir.path());
+    let model = Model::open(dir.path()).unwrap();
+    let tensor = model.tensor("layer1.2.w").unwrap();
+    let chosen = || model.load_only(&patterns(&["layer1.*"])).unwrap();
+    let alone = || model.load_tensor(tensor).unwrap();
+    for load in [
+        chosen().offset(1 << 20),
+        chosen().length(1 << 20),
+        alone().offset(1),
+        alone().length(1),
+    ] {
+        let error = load.run().unwrap_err();
+        assert_eq!(error.kind(), dmafile::ErrorKind::Usage, "{error}");
+    }
+}
+
+#[test]
+fn small_gaps_are_read_along_and_not_counted() {
+    let dir = dir();
+    let written = tensors("a", 5, 20_000);
+    let path = dir.path().join("small.safetensors");
+    safetensors(&path, &written);
+    let model = Model::open(&path).unwrap();
+    let loaded = model
+        .load_only(&patterns(&["a.0.w", "a.4.w"]))
+        .unwrap()
+        .run()
+        .unwrap();
+    let report = &loaded.report;
+    assert_eq!(
+        report.bytes,
+        (written[0].3.len() + written[4].3.len()) as u64
+    );
+    assert!(report.bytes_direct + report.bytes_buffered > report.bytes);
+    check(
+        &loaded.buffer,
+        &model,
+        &[written[0].clone(), written[4].clone()],
+        "gap",
+    );
+}
+
+/// Data at both ends of 2 TiB: what is not asked for takes neither memory nor time.
+#[test]
+fn a_little_of_a_giant_fits_anywhere() {
+    let dir = dir();
+    let path = dir.path().join("giant.safetensors");
+    let middle = 2_u64 << 40;
+    let header = format!(
+        r#"{{"first":{{"dtype":"U8","shape":[5000],"data_offsets":[0,5000]}},"middle":{{"dtype":"U8","shape":[{middle}],"data_offsets":[5000,{}]}},"last":{{"dtype":"U8","shape":[5000],"data_offsets":[{},{}]}}}}"#,
+        5000 + middle,
+        5000 + middle,
+        10_000 + middle
+    );
+    let noise = common::noise(10_000, 1);
+    let file = std::fs::File::create(&path).unwrap();
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)
+        .unwrap();
+    file.write_all_at(header.as_bytes(), 8).unwrap();
+    let data = 8 + header.len() as u64;
+    file.write_all_at(&noise[..5000], data).unwrap();
+    if let Err(error) = file.write_all_at(&noise[5000..], data + 5000 + middle) {
+        eprintln!("SKIP: no file of 2 TiB here: {error}");
+        return;
+    }
+    let model = Model::open(&path).unwrap();
+    for kind in [Kind::Anon, Kind::Memfd] {
+        let load = model.load_only(&patterns(&["first", "last"])).unwrap();
+        let loaded = load.to(kind).run().unwrap();
+        for (name, want) in [("first", &noise[..5000]), ("last", &noise[5000..])] {
+            let tensor = model.tensor(name).unwrap();
+            assert!(
+                bytes_of(&loaded.buffer, tensor.at, tensor.bytes) == want,
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_not_whole_does_not_pass_for_it() {
+    let refused = |path: &Path, want: &str| {
+        let error = Model::open(path).err().unwrap().to_string();
+        assert!(error.contains(want), "{error} should say {want}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    };
+    // Two of three by their names, and no index.
+    let folder = dir();
+    let name = |no: u32| {
+        folder
+            .path()
+            .join(format!("model-{no:05}-of-00003.safetensors"))
+    };
+    safetensors(&name(1), &tensors("a", 2, 1000));
+    safetensors(&name(3), &tensors("c", 2, 1000));
+    refused(folder.path(), "only 2 of the 3 files");
+    safetensors(&name(2), &tensors("b", 2, 1000));
+    assert_eq!(Model::open(folder.path()).unwrap().tensors().len(), 6);
+    // The first of a split under another name.
+    let folder = dir();
+    let renamed = folder.path().join("model.gguf");
+    gguf(&renamed, &tensors("a", 2, 1000), Some((0, 6)));
+    refused(&renamed, "one of 6 files by its header");
+    // Very many, of which there is one.
+    let first = folder.path().join("m-00001-of-99999.gguf");
+    gguf(&first, &tensors("a", 2, 1000), Some((0, 6)));
+    refused(&first, "m-00002-of-99999.gguf");
+
+    // An index that nobody writes to.
+    let folder = dir();
+    let index = folder.path().join("model.safetensors.index.json");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &index, rustix::fs::Mode::RWXU).unwrap();
+    refused(folder.path(), "not a regular file");
+    // Names that would command a terminal.
+    let folder = dir();
+    let index = folder.path().join("model.safetensors.index.json");
+    let name = "x\\n\\u001b[31mred.safetensors";
+    std::fs::write(&index, format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#)).unwrap();
+    refused(&index, "no plain file name");
+}
+
+#[test]
+fn holes_in_shards_stay_holes() {
+    let dir = dir();
+    let shards: Vec<_> = (0..2)
+        .map(|no| {
+            let mut shard = tensors(&format!("s{no}"), 3, 3_000_000);
+            shard[1].3.fill(0);
+            shard
+        })
+        .collect();
+    let index = sharded(dir.path(), &shards);
+    for no in 1..=2 {
+        let path = dir
+            .path()
+            .join(format!("model-{no:05}-of-00002.safetensors"));
+        // Zeros become holes.
+        let dug = std::process::Command::new("fallocate")
+            .arg("-d")
+            .arg(&path)
+            .status();
+        assert!(dug.expect("fallocate is part of util-linux").success());
+        evict(&path);
+    }
+    let model = Model::open(&index).unwrap();
+    let loaded = model
+        .load()
+        .verify("sha256".parse().unwrap())
+        .run()
+        .unwrap();
+    check(&loaded.buffer, &model, &shards.concat(), "holes");
+    assert!(loaded.report.bytes_hole > 5_000_000, "{:?}", loaded.report);
+    for (one, shard) in loaded.report.verify.iter().zip(model.shards()) {
+        assert_eq!(one.digest, file_digest(&shard.file, 0, shard.bytes));
     }
 }

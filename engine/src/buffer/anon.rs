@@ -4,6 +4,7 @@ use super::pages::Tactic;
 use super::{Memory, cannot_map};
 use crate::error::Result;
 use crate::options::Pages;
+use crate::plan::Plan;
 use crate::sys::Errno;
 use crate::sys::map::{Mapping, Region};
 
@@ -13,11 +14,16 @@ pub(super) struct Anon {
 }
 
 impl Anon {
-    pub(super) fn new(capacity: u64, pages: Pages) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
+        let capacity = plan.capacity;
+        // Holes, and tensors that nobody has asked for.
+        let sparse = plan.to_read + plan.to_copy < plan.bytes;
         let tactic = Tactic::new(pages, false);
         let grain = tactic.grain();
         let map = if pages == Pages::Huge {
             Mapping::anon_huge(capacity.next_multiple_of(grain) as usize)
+        } else if sparse {
+            Mapping::anon_sparse(capacity as usize, grain as usize)
         } else {
             Mapping::anon(capacity as usize, grain as usize)
         };

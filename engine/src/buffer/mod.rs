@@ -116,7 +116,7 @@ pub(crate) fn make(
 
 fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> {
     let made: Box<dyn Memory> = match kind {
-        Kind::Anon => Box::new(anon::Anon::new(plan.capacity, pages)?),
+        Kind::Anon => Box::new(anon::Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
         Kind::Fd { fd, .. } => return Ok(Box::new(fd::Existing::new(fd, pages)?)),
         Kind::Udmabuf | Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {

@@ -189,26 +189,25 @@ fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
     Ok(tensors)
 }
 
-/// A stranger's text for a message of one line: cut where it is long, its control characters
-/// spelled out.
-fn quoted(text: &str) -> String {
-    match text.char_indices().nth(64) {
-        Some((end, _)) => format!("{:?}...", &text[..end]),
-        None => format!("{text:?}"),
-    }
+/// A stranger's name for a message of one line.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", spelled(name, 64, "'"))
 }
 
-/// A message that may quote a stranger's text, cut and spelled out in the same way.
-fn one_line(text: &str, most: usize) -> String {
+/// A text in which control characters and all but `plain` of quotes and backslashes are spelled
+/// out, cut where it becomes longer than `most` bytes.
+fn spelled(text: &str, most: usize, plain: &str) -> String {
     let mut line = String::new();
-    for char in text.chars().take(most) {
-        match char {
-            '"' | '\'' | '\\' => line.push(char),
-            _ => line.extend(char.escape_debug()),
+    for char in text.chars() {
+        if line.len() >= most {
+            line.push_str("...");
+            break;
         }
-    }
-    if text.chars().nth(most).is_some() {
-        line.push_str("...");
+        if plain.contains(char) {
+            line.push(char);
+        } else {
+            line.extend(char.escape_debug());
+        }
     }
     line
 }
@@ -263,12 +262,13 @@ mod tests {
     #[test]
     fn strangers_text_stays_on_one_line() {
         assert_eq!(quoted("a\n\u{1b}[2J"), r#""a\n\u{1b}[2J""#);
-        assert_eq!(
-            quoted(&"x".repeat(1000)),
-            format!("\"{}\"...", "x".repeat(64))
-        );
-        assert_eq!(one_line("it's \"so\"\r\n", 9), "it's \"so\"...");
-        assert_eq!(one_line("\u{202e}", 9), r"\u{202e}");
+        assert_eq!(quoted("it's \"so\""), r#""it's \"so\"""#);
+        assert_eq!(quoted(&"x".repeat(64)).len(), 66);
+        assert_eq!(quoted(&"x".repeat(1000)).len(), 69);
+        // What counts is how long it becomes.
+        assert!(quoted(&"\u{7f}".repeat(64)).len() < 80);
+        assert_eq!(spelled("it's \"so\"\r\n", 100, "'\""), r#"it's "so"\r\n"#);
+        assert_eq!(spelled("\u{202e}", 100, ""), r"\u{202e}");
     }
 
     #[test]

@@ -4,15 +4,17 @@
 //! holder of the whole file, or lets pass: where the data ends, and names that come twice.
 
 use super::{
-    Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, one_line, quoted,
+    Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted, spelled,
 };
 use crate::format::Dtype;
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorInfo;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;
 use std::io::Read;
+use std::marker::PhantomData;
 
 /// The bytes of the header's length.
 const PREFIX: u64 = 8;
@@ -98,7 +100,8 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
     if !text.ends_with('}') {
         return Err(Bad::new("the header does not end with } and spaces"));
     }
-    serde_json::from_str(text).map_err(|error| {
+    let header = serde_json::from_str(text).map(|Object(header)| header);
+    header.map_err(|error| {
         let what = error.to_string();
         let what = what
             .rsplit_once(" at line ")
@@ -107,7 +110,7 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
             "line {}, column {} of the header: {}",
             error.line(),
             error.column(),
-            one_line(what, 200)
+            spelled(what, 120, "'\"\\")
         ))
     })
 }
@@ -183,71 +186,84 @@ fn ours(dtype: Theirs) -> Option<Dtype> {
     })
 }
 
+/// What is read from a JSON object, and from nothing else: serde would take a list for a struct.
+trait FromObject: Sized {
+    const WHAT: &str;
+
+    fn from_object<'de, A: MapAccess<'de>>(object: A) -> Result<Self, A::Error>;
+}
+
+struct Object<T>(T);
+
+impl<'de, T: FromObject> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: FromObject> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(T::WHAT)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Object<T>, A::Error> {
+                T::from_object(object).map(Object)
+            }
+        }
+
+        from.deserialize_map(Fields(PhantomData))
+    }
+}
+
 /// The header as it was written, in its order and with every name, so that none hides another.
 struct Header {
     metadata: BTreeMap<String, Value>,
     tensors: Vec<(String, TensorInfo)>,
 }
 
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(header: D) -> Result<Self, D::Error> {
-        struct Fields;
+impl FromObject for Header {
+    const WHAT: &str = "tensors by name";
 
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("tensors by name")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut metadata = None;
-                let mut tensors = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name != "__metadata__" {
-                        tensors.push((name, map.next_value()?));
-                    } else if metadata.replace(map.next_value::<Metadata>()?.0).is_some() {
-                        return Err(A::Error::custom("__metadata__ comes twice"));
-                    }
-                }
-                Ok(Header {
-                    metadata: metadata.unwrap_or_default(),
-                    tensors,
-                })
+    fn from_object<'de, A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
+        let mut metadata = None;
+        let mut tensors = Vec::new();
+        while let Some(name) = object.next_key::<String>()? {
+            if name != "__metadata__" {
+                tensors.push((name, object.next_value::<Object<TensorInfo>>()?.0));
+            } else if metadata
+                .replace(object.next_value::<Object<_>>()?.0)
+                .is_some()
+            {
+                return Err(A::Error::custom("__metadata__ comes twice"));
             }
         }
-
-        header.deserialize_map(Fields)
+        Ok(Self {
+            metadata: metadata.unwrap_or_default(),
+            tensors,
+        })
     }
 }
 
-/// What `__metadata__` holds: texts by name.
-struct Metadata(BTreeMap<String, Value>);
+impl FromObject for TensorInfo {
+    const WHAT: &str = "the dtype, shape and data_offsets of a tensor";
 
-impl<'de> Deserialize<'de> for Metadata {
-    fn deserialize<D: Deserializer<'de>>(metadata: D) -> Result<Self, D::Error> {
-        struct Fields;
+    fn from_object<'de, A: MapAccess<'de>>(object: A) -> Result<Self, A::Error> {
+        Self::deserialize(MapAccessDeserializer::new(object))
+    }
+}
 
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Metadata;
+impl FromObject for BTreeMap<String, Value> {
+    const WHAT: &str = "__metadata__ of texts by name";
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("__metadata__ of texts by name")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
-                let mut texts = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    let btree_map::Entry::Vacant(place) = texts.entry(name) else {
-                        return Err(A::Error::custom("a name in __metadata__ comes twice"));
-                    };
-                    place.insert(Value::Text(map.next_value()?));
-                }
-                Ok(Metadata(texts))
-            }
+    fn from_object<'de, A: MapAccess<'de>>(mut object: A) -> Result<Self, A::Error> {
+        let mut texts = Self::new();
+        while let Some(name) = object.next_key::<String>()? {
+            let btree_map::Entry::Vacant(place) = texts.entry(name) else {
+                return Err(A::Error::custom("a name in __metadata__ comes twice"));
+            };
+            place.insert(Value::Text(object.next_value()?));
         }
-
-        metadata.deserialize_map(Fields)
+        Ok(texts)
     }
 }
 

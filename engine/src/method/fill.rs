@@ -94,7 +94,7 @@ pub(super) fn is_refusal(errno: Errno) -> bool {
 pub(super) fn refused(job: &Job<'_>, errno: Errno) -> Stop {
     Stop::NotDirect(
         Error::os("direct read refused", errno)
-            .at(job.source.place(0))
+            .at(job.source.whole())
             .remedy("use --io buffered, or leave it to --io auto"),
     )
 }

@@ -35,8 +35,8 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 
 /// A page of the mapping could not be had: the file ends before it, or the disk failed.
 fn fault(job: &Job<'_>, offset: u64) -> Error {
-    let (start, end) = (offset, job.source.end_at(offset));
-    match job.source.missing(start, end) {
+    let to_its_end = (offset, job.source.end_at(offset));
+    match job.source.missing(&[to_its_end]) {
         Ok(None) => Error::os("cannot read", Errno::IO).at(job.source.place(offset)),
         _ => cut_short(job.source, offset),
     }

@@ -108,7 +108,7 @@ impl Pump<'_, '_> {
                 return;
             }
             if self.job.cancel.is_set() {
-                self.end(Stop::Failed(Error::cancelled(self.job.source.place(0))));
+                self.end(Stop::Failed(Error::cancelled(self.job.source.whole())));
             }
             self.ring.completed(&mut done);
             for done in &done {

@@ -4,9 +4,8 @@ mod pattern;
 mod shards;
 
 use crate::error::{Error, Result};
-use crate::facts::SMALL_HOLE;
-use crate::format::{Dtype, Format, Table, Value};
-use crate::load::Load;
+use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
+use crate::load::{Load, Reach};
 use crate::source::Source;
 use crate::sys::Errno;
 use serde::Serialize;
@@ -100,66 +99,71 @@ impl Model {
     ///
     /// # Errors
     /// EBADMSG for files that are no sound model or do not belong together, with the file and the
-    /// reason; ENOENT where the folder holds none; else as [`Load::run`].
+    /// reason; EISDIR for a folder without one; EINVAL for one with several; else as [`Load::run`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = shards::find(path)?;
-        let source = Source::open_all(path, &found.files)?;
-        let mut tables = Vec::new();
-        for (file, start, size) in source.files() {
+        let source = Arc::new(Source::open_all(path, &found.files)?);
+        let mut model: Option<Self> = None;
+        let mut headers = 0;
+        for (shard, (file, start, size)) in source.files().enumerate() {
+            let unsound = |why: String| {
+                Error::new("not a sound model", why)
+                    .with_errno(Errno::BADMSG)
+                    .at(file.display().to_string())
+                    .remedy("fetch all of its files again")
+            };
             let (fd, _) = source.buffered(start);
             let mut reader = BufReader::new(Header { fd, at: 0 });
             let table = Table::read(&mut reader, size)
                 .map_err(|error| error.at(file.display().to_string()))?;
-            tables.push(table);
+            headers += table.data;
+            if headers > MAX_HEADER {
+                let why = format!("all headers together have more than {MAX_HEADER} bytes");
+                return Err(unsound(why));
+            }
+            found.check_split(shard, &table).map_err(unsound)?;
+            // The first says all there is to say of the model.
+            let (format, metadata) = (table.format, table.metadata);
+            let model = model.get_or_insert_with(|| Self {
+                source: Arc::clone(&source),
+                format,
+                metadata,
+                tensors: Vec::new(),
+                by_name: HashMap::new(),
+            });
+            if format != model.format {
+                return Err(unsound(format!(
+                    "a {format} file among {} files",
+                    model.format
+                )));
+            }
+            model.add(table.tensors, shard, start).map_err(unsound)?;
         }
-        found.check(path, &tables)?;
-        Self::join(Arc::new(source), tables)
+        let model = model.expect("there is at least one file");
+        found.check_places(&model)?;
+        Ok(model)
     }
 
-    /// Puts the tables of all files into one.
-    fn join(source: Arc<Source>, tables: Vec<Table>) -> Result<Self> {
-        let unsound = |file: &Path, why: String| {
-            Err(Error::new("not a sound model", why)
-                .with_errno(Errno::BADMSG)
-                .at(file.display().to_string()))
-        };
-        let format = tables[0].format;
-        let (mut tensors, mut metadata) = (Vec::new(), BTreeMap::new());
-        let mut by_name = HashMap::new();
-        for (shard, (table, (file, start, _))) in tables.into_iter().zip(source.files()).enumerate()
-        {
-            if table.format != format {
-                let why = format!("a {} file among {format} files", table.format);
-                return unsound(file, why);
+    /// Adds the tensors of a file.
+    fn add(&mut self, entries: Vec<Entry>, shard: usize, start: u64) -> Result<(), String> {
+        for entry in entries {
+            let index = self.tensors.len();
+            if self.by_name.insert(entry.name.clone(), index).is_some() {
+                let name = quoted(&entry.name);
+                return Err(format!("an earlier file has a tensor {name} too"));
             }
-            // Shards repeat what the first says of the model.
-            for (name, value) in table.metadata {
-                metadata.entry(name).or_insert(value);
-            }
-            for entry in table.tensors {
-                if by_name.insert(entry.name.clone(), tensors.len()).is_some() {
-                    let why = format!("an earlier file has a tensor {:?} too", entry.name);
-                    return unsound(file, why);
-                }
-                tensors.push(Tensor {
-                    name: entry.name,
-                    dtype: entry.dtype,
-                    shape: entry.shape,
-                    shard,
-                    offset: entry.offset,
-                    bytes: entry.bytes,
-                    at: start + entry.offset,
-                });
-            }
+            self.tensors.push(Tensor {
+                name: entry.name,
+                dtype: entry.dtype,
+                shape: entry.shape,
+                shard,
+                offset: entry.offset,
+                bytes: entry.bytes,
+                at: start + entry.offset,
+            });
         }
-        Ok(Self {
-            source,
-            format,
-            metadata,
-            tensors,
-            by_name,
-        })
+        Ok(())
     }
 
     /// The path it was opened by.
@@ -187,7 +191,7 @@ impl Model {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// What the headers say besides; where several files say something under one name, the first.
+    /// What the header of the first file says besides.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
     }
@@ -233,17 +237,22 @@ impl Model {
     /// in it as it is, from [`Shard::at`]; between two files there are zeros, which take no memory
     /// but on huge pages.
     pub fn load(&self) -> Load {
-        Load::of(Arc::clone(&self.source), None)
+        Load::of(Arc::clone(&self.source), Reach::Asked)
     }
 
     /// A load of only the tensors that at least one pattern names, into a buffer in which they lie
     /// as they would in that of [`Model::load`]. What nobody has asked for is not read and takes no
-    /// memory, but for small gaps; what is there in its place is either zero or the file's.
+    /// memory, but for small gaps and in an `fd:N` that is not empty (which is zeroed); what is there
+    /// in its place is either zero or the file's.
     ///
     /// # Errors
     /// As [`Model::matching`]; ENODATA where all of them are empty.
     pub fn load_only(&self, patterns: &[Pattern]) -> Result<Load> {
-        let ranges = ranges(&self.matching(patterns)?);
+        let chosen = self.matching(patterns)?;
+        let full = chosen.iter().filter(|tensor| tensor.bytes > 0);
+        let ranges: Vec<_> = full
+            .map(|tensor| (tensor.at, tensor.at + tensor.bytes))
+            .collect();
         if ranges.is_empty() {
             return Err(
                 Error::new("cannot load", "the chosen tensors have no bytes")
@@ -251,7 +260,7 @@ impl Model {
                     .at(self.path().display().to_string()),
             );
         }
-        Ok(Load::of(Arc::clone(&self.source), Some(ranges)))
+        Ok(Load::of(Arc::clone(&self.source), Reach::Only(ranges)))
     }
 
     /// A load of `len` bytes at `offset` of one tensor, alone in its buffer.
@@ -263,9 +272,7 @@ impl Model {
         if len == 0 {
             return Err(self.refuse(tensor, "it has no bytes", Errno::NODATA));
         }
-        Ok(Load::of(Arc::clone(&self.source), None)
-            .offset(start)
-            .length(len))
+        Ok(Load::of(Arc::clone(&self.source), Reach::Part(start, len)))
     }
 
     /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, at once and
@@ -285,21 +292,22 @@ impl Model {
             Error::os("cannot read", errno).at(format!(
                 "{}, byte {start}, tensor {}",
                 file.display(),
-                tensor.name
+                quoted(&tensor.name)
             ))
         })
     }
 
     /// Where a part of a tensor starts among the bytes of the source.
     fn inside(&self, tensor: &Tensor, offset: u64, len: u64) -> Result<u64> {
-        match offset.checked_add(len) {
-            Some(end) if end <= tensor.bytes => Ok(tensor.at + offset),
+        let start = tensor.at.checked_add(offset);
+        match (start, offset.checked_add(len)) {
+            (Some(start), Some(end)) if end <= tensor.bytes => Ok(start),
             _ => Err(self.refuse(tensor, "the range lies outside the tensor", Errno::INVAL)),
         }
     }
 
     fn refuse(&self, tensor: &Tensor, why: &str, errno: Errno) -> Error {
-        let place = format!("{}, tensor {}", self.path().display(), tensor.name);
+        let place = format!("{}, tensor {}", self.path().display(), quoted(&tensor.name));
         Error::new("cannot load", why).with_errno(errno).at(place)
     }
 
@@ -310,21 +318,6 @@ impl Model {
     pub fn load_tensor(&self, tensor: &Tensor) -> Result<Load> {
         self.load_part(tensor, 0, tensor.bytes)
     }
-}
-
-/// The bytes of tensors, in file order, as few ranges: small gaps are read along.
-fn ranges(tensors: &[&Tensor]) -> Vec<(u64, u64)> {
-    let mut ranges: Vec<(usize, (u64, u64))> = Vec::new();
-    for tensor in tensors.iter().filter(|tensor| tensor.bytes > 0) {
-        let (start, end) = (tensor.at, tensor.at + tensor.bytes);
-        match ranges.last_mut() {
-            Some((shard, last)) if *shard == tensor.shard && start - last.1 < SMALL_HOLE => {
-                last.1 = end;
-            }
-            _ => ranges.push((tensor.shard, (start, end))),
-        }
-    }
-    ranges.into_iter().map(|(_, range)| range).collect()
 }
 
 /// Reads a file from its start without moving its position.

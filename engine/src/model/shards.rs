@@ -1,22 +1,28 @@
 //! Which files make up a model.
 
 use crate::error::{Error, Result};
-use crate::format::{Format, MAX_HEADER, Table, Value};
-use crate::sys::Errno;
+use crate::format::{Format, MAX_HEADER, Table, Value, quoted};
+use crate::model::Model;
+use crate::sys::{Errno, file};
+use rustix::fs::FileType;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// The end of the name of an index of shards.
 const INDEX: &str = ".safetensors.index.json";
+const SAFETENSORS: &str = ".safetensors";
+const GGUF: &str = ".gguf";
 
 /// The files of a model, and what must be true of them.
 pub(super) struct Found {
     pub files: Vec<PathBuf>,
     /// Tensors and the names of the files that an index says they are in.
     placed: BTreeMap<String, String>,
+    index: PathBuf,
 }
 
 /// The parts of `model-00001-of-00003.gguf`.
@@ -31,47 +37,49 @@ struct Split<'p> {
 pub fn is_collection(path: &Path) -> bool {
     path.is_dir()
         || name_of(path).is_some_and(|name| {
-            name.ends_with(INDEX) || Split::of(name).is_some_and(|split| split.number == 1)
+            name.ends_with(INDEX) || Split::of(name, GGUF).is_some_and(|split| split.number == 1)
         })
 }
 
 /// Finds the files of a model.
 pub(super) fn find(path: &Path) -> Result<Found> {
-    let plain = |files| Found {
-        files,
-        placed: BTreeMap::new(),
-    };
     if path.is_dir() {
         return in_folder(path);
     }
     let Some(name) = name_of(path) else {
-        return Ok(plain(vec![path.to_path_buf()]));
+        return Ok(Found::plain(vec![path.to_path_buf()]));
     };
     if name.ends_with(INDEX) {
         return by_index(path);
     }
-    match Split::of(name) {
-        Some(split) if split.number == 1 => Ok(plain(split.files(path))),
-        _ => Ok(plain(vec![path.to_path_buf()])),
+    match Split::of(name, GGUF) {
+        Some(split) if split.number == 1 => Ok(Found::plain(split.files(path))),
+        _ => Ok(Found::plain(vec![path.to_path_buf()])),
     }
 }
 
 /// The model of a folder: by its index, or all of its safetensors files, or its one GGUF model.
 fn in_folder(folder: &Path) -> Result<Found> {
     let place = || folder.display().to_string();
-    let entries = fs::read_dir(folder).map_err(|error| {
-        let errno = Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO));
-        Error::os("cannot open", errno).at(place())
-    })?;
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    let ending =
-        |end: &str| -> Vec<&String> { names.iter().filter(|name| name.ends_with(end)).collect() };
-    let several = |what: &str, names: &[&String]| {
-        let names: Vec<_> = names.iter().take(4).map(|name| name.as_str()).collect();
+    let failed = |error| Error::os("cannot open", errno(&error)).at(place());
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().unwrap_or_default();
+        // Names in another encoding are files too.
+        entries.push((name.to_string_lossy().into_owned(), path));
+    }
+    entries.sort();
+    let ending = |end: &str| -> Vec<&(String, PathBuf)> {
+        let ends = |(name, _): &&(String, PathBuf)| name.ends_with(end);
+        entries.iter().filter(ends).collect()
+    };
+    let several = |what: &str, entries: &[&(String, PathBuf)]| {
+        let names: Vec<_> = entries
+            .iter()
+            .take(4)
+            .map(|entry| quoted(&entry.0))
+            .collect();
         Error::new("cannot load", format!("is a directory with several {what}"))
             .with_errno(Errno::INVAL)
             .at(place())
@@ -80,40 +88,58 @@ fn in_folder(folder: &Path) -> Result<Found> {
     let indexes = ending(INDEX);
     match &indexes[..] {
         [] => {}
-        [index] => return by_index(&folder.join(index)),
+        [index] => return by_index(&index.1),
         _ => return Err(several("models", &indexes)),
     }
-    let tensors = ending(".safetensors");
-    if !tensors.is_empty() {
-        // The one that libraries look for; a folder may hold a copy in another shape beside it.
-        let whole: Vec<_> = tensors
-            .iter()
-            .filter(|name| **name == "model.safetensors")
-            .collect();
-        let files = if whole.is_empty() {
-            tensors.iter().collect()
-        } else {
-            whole
-        };
-        return Ok(Found {
-            files: files.iter().map(|name| folder.join(name)).collect(),
-            placed: BTreeMap::new(),
-        });
+    let tensors = ending(SAFETENSORS);
+    // The one that libraries look for; a folder may hold a copy in another shape beside it.
+    if let Some(whole) = tensors.iter().find(|(name, _)| name == "model.safetensors") {
+        return Ok(Found::plain(vec![whole.1.clone()]));
     }
-    let ggufs = ending(".gguf");
-    let first: Vec<&String> = ggufs
+    if !tensors.is_empty() {
+        for (name, path) in &tensors {
+            whole_split(name, path, &tensors)?;
+        }
+        let files = tensors.iter().map(|(_, path)| path.clone());
+        return Ok(Found::plain(files.collect()));
+    }
+    let firsts: Vec<_> = ending(GGUF)
         .into_iter()
-        .filter(|name| Split::of(name).is_none_or(|split| split.number == 1))
+        .filter(|(name, _)| Split::of(name, GGUF).is_none_or(|split| split.number == 1))
         .collect();
-    match &first[..] {
+    match &firsts[..] {
         [] => Err(
             Error::new("cannot load", "is a directory without a model in it")
                 .with_errno(Errno::ISDIR)
                 .at(place())
                 .remedy("name a file in it"),
         ),
-        [one] => find(&folder.join(one)),
-        _ => Err(several("GGUF models", &first)),
+        [one] => find(&one.1),
+        _ => Err(several("GGUF models", &firsts)),
+    }
+}
+
+/// Where a name says that it is one of several, all of them must be there.
+fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<()> {
+    let Some(split) = Split::of(name, SAFETENSORS) else {
+        return Ok(());
+    };
+    let others = there
+        .iter()
+        .filter_map(|(name, _)| Split::of(name, SAFETENSORS));
+    let same = others.filter(|other| (other.stem, other.count) == (split.stem, split.count));
+    match same.count() as u32 {
+        count if count == split.count => Ok(()),
+        count => Err(Error::new(
+            "not a sound model",
+            format!(
+                "only {count} of the {} files that its name tells of are there",
+                split.count
+            ),
+        )
+        .with_errno(Errno::NOENT)
+        .at(path.display().to_string())
+        .remedy("fetch the others, or name one file")),
     }
 }
 
@@ -124,23 +150,23 @@ struct Index {
 }
 
 fn by_index(path: &Path) -> Result<Found> {
+    let place = path.display().to_string();
     let unsound = |why: String| {
         Error::new("not a sound index of shards", why)
             .with_errno(Errno::BADMSG)
-            .at(path.display().to_string())
+            .at(&place)
     };
-    let failed = |error: std::io::Error| {
-        let errno = Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO));
-        Error::os("cannot open", errno).at(path.display().to_string())
-    };
-    let mut text = Vec::new();
-    let file = fs::File::open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
+    // Whatever it is, opening it shall not wait.
+    let fd = file::open(path, false).map_err(|errno| Error::os("cannot open", errno).at(&place))?;
+    let stat = file::stat(fd.as_fd());
+    if !stat.is_ok_and(|stat| stat.kind == FileType::RegularFile) {
         return Err(unsound("it is not a regular file".to_string()));
     }
-    file.take(MAX_HEADER + 1)
+    let mut text = Vec::new();
+    fs::File::from(fd)
+        .take(MAX_HEADER + 1)
         .read_to_end(&mut text)
-        .map_err(failed)?;
+        .map_err(|error| Error::os("cannot read", errno(&error)).at(&place))?;
     if text.len() as u64 > MAX_HEADER {
         return Err(unsound(format!("it is longer than {MAX_HEADER} bytes")));
     }
@@ -155,59 +181,71 @@ fn by_index(path: &Path) -> Result<Found> {
     let mut files = Vec::new();
     for name in names {
         // Whoever wrote the index has no say over files elsewhere.
-        if Path::new(name)
+        let plain = Path::new(name)
             .file_name()
-            .is_none_or(|own| own != name.as_str())
-        {
-            return Err(unsound(format!("{name:?} is no plain file name")));
+            .is_some_and(|own| own == name.as_str());
+        if !plain || name.contains(char::is_control) {
+            return Err(unsound(format!("{} is no plain file name", quoted(name))));
         }
         files.push(folder.join(name));
     }
     Ok(Found {
         files,
         placed: index.weight_map,
+        index: path.to_path_buf(),
     })
 }
 
 impl Found {
-    /// Checks that the files are those of one model, and all of them.
-    pub(super) fn check(&self, path: &Path, tables: &[Table]) -> Result<()> {
-        let unsound = |place: &Path, why: String| {
-            Err(Error::new("not a sound model", why)
-                .with_errno(Errno::BADMSG)
-                .at(place.display().to_string())
-                .remedy("fetch all of its files again"))
-        };
-        let number = |table: &Table, key: &str| match table.metadata.get(key) {
+    fn plain(files: Vec<PathBuf>) -> Self {
+        Self {
+            files,
+            placed: BTreeMap::new(),
+            index: PathBuf::new(),
+        }
+    }
+
+    /// Checks that a file is the one that it is taken for, if it says that it is one of several.
+    pub(super) fn check_split(&self, number: usize, table: &Table) -> Result<(), String> {
+        let told = |key: &str| match table.metadata.get(key) {
             Some(Value::Unsigned(value)) => Some(*value),
             Some(Value::Signed(value)) => u64::try_from(*value).ok(),
             _ => None,
         };
-        let count = self.files.len() as u64;
-        for (no, (file, table)) in self.files.iter().zip(tables).enumerate() {
-            let told = (number(table, "split.count"), number(table, "split.no"));
-            if table.format == Format::Gguf && count > 1 && told != (Some(count), Some(no as u64)) {
-                let why = format!(
-                    "its header does not say that it is number {} of {count} (split.no, \
-                     split.count)",
-                    no + 1
-                );
-                return unsound(file, why);
-            }
-        }
-        if self.placed.is_empty() {
+        let (count, no) = (told("split.count"), told("split.no"));
+        let files = self.files.len() as u64;
+        if table.format != Format::Gguf || (files == 1 && count.unwrap_or(0) <= 1) {
             return Ok(());
         }
-        let mut names = BTreeMap::new();
-        for (file, table) in self.files.iter().zip(tables) {
-            let name = name_of(file).unwrap_or_default();
-            for tensor in &table.tensors {
-                names.insert(tensor.name.as_str(), name);
-            }
+        if files > 1 && (count, no) != (Some(files), Some(number as u64)) {
+            return Err(format!(
+                "its header does not say that it is number {} of {files} (split.no, split.count)",
+                number + 1
+            ));
         }
-        for (tensor, file) in &self.placed {
-            if names.get(tensor.as_str()) != Some(&file.as_str()) {
-                return unsound(path, format!("{file} has no tensor {tensor:?}"));
+        // One of several by its name is loaded alone; under another name it would pass for whole.
+        let named = name_of(&self.files[number]).and_then(|name| Split::of(name, GGUF));
+        match named {
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "it is one of {} files by its header, and not by its name: the others cannot be \
+                 found",
+                count.unwrap_or(0)
+            )),
+        }
+    }
+
+    /// Checks that every tensor is in the file that the index says.
+    pub(super) fn check_places(&self, model: &Model) -> Result<()> {
+        for (name, file) in &self.placed {
+            let tensor = model.tensor(name);
+            let found = tensor.and_then(|tensor| name_of(&self.files[tensor.shard]));
+            if found != Some(file) {
+                let why = format!("{file} has no tensor {}", quoted(name));
+                return Err(Error::new("not a sound model", why)
+                    .with_errno(Errno::BADMSG)
+                    .at(self.index.display().to_string())
+                    .remedy("fetch all of its files again"));
             }
         }
         Ok(())
@@ -215,9 +253,9 @@ impl Found {
 }
 
 impl<'p> Split<'p> {
-    /// As llama.cpp names them, counting from 1.
-    fn of(name: &'p str) -> Option<Self> {
-        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    /// As llama.cpp and transformers name them, counting from 1.
+    fn of(name: &'p str, ending: &str) -> Option<Self> {
+        let (rest, count) = name.strip_suffix(ending)?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
         let digits = |text: &str| {
             let five = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -231,14 +269,23 @@ impl<'p> Split<'p> {
         })
     }
 
-    /// The paths of all of them.
+    /// The paths of all of them, up to the first that is not there.
     fn files(&self, path: &Path) -> Vec<PathBuf> {
-        (1..=self.count)
-            .map(|no| {
-                path.with_file_name(format!("{}-{no:05}-of-{:05}.gguf", self.stem, self.count))
-            })
-            .collect()
+        let mut files = Vec::new();
+        for number in 1..=self.count {
+            let name = format!("{}-{number:05}-of-{:05}{GGUF}", self.stem, self.count);
+            files.push(path.with_file_name(name));
+            // To open it says so.
+            if !files.last().is_some_and(|file| file.exists()) {
+                break;
+            }
+        }
+        files
     }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 fn name_of(path: &Path) -> Option<&str> {

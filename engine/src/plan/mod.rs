@@ -64,7 +64,8 @@ pub struct Plan {
     pub file: PathBuf,
     /// First byte of the file that is wanted.
     pub offset: u64,
-    /// Bytes from the first to the last that is wanted.
+    /// Bytes of the buffer: from the first to the last that is wanted; of chosen tensors, all that
+    /// a load of the whole model would have.
     pub bytes: u64,
     /// Kind of memory.
     pub kind: String,
@@ -231,7 +232,8 @@ pub(crate) fn decide(
         capacity,
         to_read,
         to_copy,
-        holes: layout.wanted - to_copy - to_read,
+        // Small gaps between chosen tensors are read along.
+        holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
         window,
         threads: host.cpus.clamp(1, 4),
         reasons: reasons.0,

@@ -58,7 +58,9 @@ fn best_pages(
     let from_pool = request.place.is_none()
         && !matches!(request.method, Method::Sendfile | Method::Splice)
         && (1..=bytes).contains(&host.pool_page);
-    if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) {
+    // A mapping takes from the pool for all of it, holes too.
+    let full = || spread(host.pool_page) >= bytes - bytes / 4;
+    if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) && full() {
         return (
             Pages::Huge,
             "the hugetlb pool has room for all of it".to_string(),

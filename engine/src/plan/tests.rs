@@ -41,7 +41,7 @@ fn plan_for(request: &Request, file: &File, host: &Host, cached: bool) -> Result
     let layout = Layout {
         runs: vec![Run { start, end, cached }],
         learned: "told".to_string(),
-        wanted: end - start,
+        wanted: vec![(start, end)],
     };
     decide(request, file, host, &layout)
 }
@@ -89,7 +89,7 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     let layout = Layout {
         runs: runs.collect(),
         learned: "told".to_string(),
-        wanted: GIB,
+        wanted: vec![(0, GIB)],
     };
     assert_eq!(layout.spread(0, 4096), 2 * MIB);
     assert_eq!(layout.spread(0, 2 * MIB), GIB);

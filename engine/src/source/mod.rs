@@ -7,7 +7,7 @@
 
 mod file;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sys::Errno;
 use file::Input;
 use std::os::fd::BorrowedFd;
@@ -48,10 +48,17 @@ impl Source {
         let mut parts: Vec<Part> = Vec::new();
         for path in files {
             // A gap even where a file ends at such a multiple: no extent lies in two files.
-            let start = parts
-                .last()
-                .map_or(0, |last| (last.end() + 1).next_multiple_of(GRAIN));
+            let start = match parts.last() {
+                None => Some(0),
+                Some(last) => (last.end() + 1).checked_next_multiple_of(GRAIN),
+            };
             let file = Input::open(path)?;
+            let end = start.and_then(|start| start.checked_add(file.size()));
+            let Some(start) = start.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64))
+            else {
+                let place = path.display().to_string();
+                return Err(Error::os("cannot load", Errno::OVERFLOW).at(place));
+            };
             parts.push(Part { file, start });
         }
         Ok(Self {
@@ -60,10 +67,11 @@ impl Source {
         })
     }
 
-    /// Bytes of files within `[start, end)`.
-    pub(crate) fn bytes_within(&self, start: u64, end: u64) -> u64 {
-        let within = |part: &Part| end.min(part.end()).saturating_sub(start.max(part.start));
-        self.parts.iter().map(within).sum()
+    /// What of each file lies within `[start, end)`.
+    pub(crate) fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let clip = |part: &Part| (start.max(part.start), end.min(part.end()));
+        let ranges = self.parts.iter().map(clip);
+        ranges.filter(|range| range.0 < range.1).collect()
     }
 
     /// What it is known by.
@@ -158,11 +166,16 @@ impl Source {
         self.part(at).0.file.size()
     }
 
-    /// The first byte of `[start, end)` that its file no longer has, where one was cut short.
-    pub(crate) fn missing(&self, start: u64, end: u64) -> Result<Option<u64>> {
+    /// Where the file ends now that has been cut short before the end of one of these ranges,
+    /// which ascend.
+    pub(crate) fn missing(&self, ranges: &[(u64, u64)]) -> Result<Option<u64>> {
         for part in &self.parts {
-            let wanted = end.min(part.end());
-            if start.max(part.start) < wanted {
+            let last = ranges.partition_point(|range| range.0 < part.end());
+            let Some(range) = last.checked_sub(1).map(|last| ranges[last]) else {
+                continue;
+            };
+            let wanted = range.1.min(part.end());
+            if wanted > part.start {
                 let now = part.start + part.file.size_now()?;
                 if now < wanted {
                     return Ok(Some(now));
@@ -172,11 +185,13 @@ impl Source {
         Ok(None)
     }
 
-    /// `path` or `path at byte N`, for error messages.
+    /// All of it, for error messages.
+    pub(crate) fn whole(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// `path` or `path at byte N` of the file that holds a byte, for error messages.
     pub(crate) fn place(&self, at: u64) -> String {
-        if at == 0 {
-            return self.path.display().to_string();
-        }
         let (part, offset) = self.part(at);
         part.file.place(offset)
     }

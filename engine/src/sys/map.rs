@@ -42,8 +42,18 @@ impl Mapping {
     /// Private anonymous memory of `len` bytes whose start is a multiple of `align` (a power of
     /// two, at least a page), so that transparent huge pages can begin at its first byte.
     pub(crate) fn anon(len: usize, align: usize) -> Result<Self, Errno> {
+        Self::anon_with(len, align, MapFlags::empty())
+    }
+
+    /// As [`Mapping::anon`], of which most will never be touched: the kernel does not count on all
+    /// of it to be (MAP_NORESERVE).
+    pub(crate) fn anon_sparse(len: usize, align: usize) -> Result<Self, Errno> {
+        Self::anon_with(len, align, MapFlags::NORESERVE)
+    }
+
+    fn anon_with(len: usize, align: usize, flags: MapFlags) -> Result<Self, Errno> {
         let hole = Self::reserve(len, align)?;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        let flags = flags | MapFlags::PRIVATE | MapFlags::FIXED;
         // SAFETY: the range lies inside the reservation made above, which nobody else knows.
         let base = unsafe {
             rustix::mm::mmap_anonymous(

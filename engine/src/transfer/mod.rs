@@ -250,7 +250,7 @@ impl Transfer<'_> {
                 let stride = POPULATE_STEP.max(grain);
                 for step in (at..stop_at).step_by(stride as usize) {
                     if self.cancel.is_set() {
-                        feed.stop(Some(Error::cancelled(self.source.place(0))));
+                        feed.stop(Some(Error::cancelled(self.source.whole())));
                         return None;
                     }
                     if feed.stopped() {
@@ -379,7 +379,7 @@ impl Transfer<'_> {
             return Err(error);
         }
         if self.cancel.is_set() {
-            return Err(Error::cancelled(self.source.place(0)));
+            return Err(Error::cancelled(self.source.whole()));
         }
         let (direct, buffered) = self.meter.moved();
         let data: u64 = self.layout.runs.iter().map(|run| run.end - run.start).sum();
@@ -392,8 +392,7 @@ impl Transfer<'_> {
             ));
         }
         // A hole at the end hides that the file was cut short: no read has met its end.
-        let end = self.plan.offset + self.plan.bytes;
-        if let Some(now) = self.source.missing(self.plan.offset, end)? {
+        if let Some(now) = self.source.missing(&self.layout.wanted)? {
             return Err(method::cut_short(self.source, now));
         }
         self.zero_around()
@@ -414,9 +413,20 @@ impl Transfer<'_> {
             self.memory.zero(done, end - done)?;
             return self.memory.zero(end, capacity - end);
         }
-        let touched = end.next_multiple_of(self.plan.align).min(capacity);
         self.memory.zero(0, lead)?;
-        self.memory.zero(end, touched - end)
+        // Behind each file that was read to its end, and may have grown meanwhile.
+        let first = self.plan.offset;
+        for (_, start, size) in self.source.files() {
+            let end = (start + size).min(first + self.plan.bytes);
+            let runs = &self.layout.runs;
+            let last = runs.partition_point(|run| run.start < end).checked_sub(1);
+            if last.is_some_and(|last| runs[last].end == end) {
+                let end = self.at(end);
+                let touched = end.next_multiple_of(self.plan.align).min(capacity);
+                self.memory.zero(end, touched - end)?;
+            }
+        }
+        Ok(())
     }
 }
 
