@@ -1,0 +1,66 @@
+"""A buffer goes from Python to a program in C."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import SIZE
+
+import dmafile
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def receiver(folder: Path) -> Iterator[list[str]]:
+    """The C example, linked with the C library of this checkout."""
+    missing = [tool for tool in ("cargo", "cc", "make") if shutil.which(tool) is None]
+    if missing:
+        assert os.environ.get("CI") != "true", f"{missing} missing"
+        pytest.skip(f"no {', '.join(missing)} to build the C example with")
+    build = folder / "c"
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    archive = target / "debug/libdmafile_capi.a"
+    for command in (
+        ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"],
+        ["make", "--quiet", "-C", "capi", "all", f"ARCHIVE={archive}", f"BUILD={build}"],
+        ["cc", "-std=c99", "-Icapi/include", "capi/examples/load.c", f"-L{build}", "-ldmafile"]
+        + [f"-Wl,-rpath,{build}", "-o", str(build / "load")],
+    ):
+        subprocess.run(command, cwd=ROOT, check=True)
+    (build / "libdmafile.so.0").symlink_to("libdmafile.so")
+    yield [str(build / "load"), "--receive"]
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("offset", [0, 777])
+def test_a_buffer_travels_to_a_program_in_c(
+    receiver: list[str], folder: Path, file: Path, seal: bool, offset: int
+) -> None:
+    # A short path: a socket's has room for 107 bytes.
+    place = Path(os.path.relpath(folder / f"socket-{seal}-{offset}"))
+    program = subprocess.Popen([*receiver, str(place)], stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(1000):
+            if place.exists():
+                break
+            time.sleep(0.01)
+        with dmafile.load(file, offset=offset) as buffer, socket.socket(socket.AF_UNIX) as peer:
+            if seal:
+                buffer.seal()
+            peer.connect(str(place))
+            buffer.send(peer)
+        out, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    data = file.read_bytes()[offset:]
+    assert program.returncode == 0
+    assert f"bytes {SIZE - offset}\n" in out
+    assert f"first {data[:8].hex(' ')}\n" in out
+    assert f"sum {sum(data)}\n" in out
