@@ -1,10 +1,10 @@
-"""Loads every tensor of a safetensors file one way, touches every 4 KiB of it, and says what it took.
+"""Loads every tensor of a safetensors file one way, touches every 4 KiB, and says what it took.
 
     python3 bench/load_tensors.py WAY FILE
 
-Prints one JSON object: seconds and CPU seconds from before the load to after the last touch, imports
-left out, and the sum of the touched bytes, by which ways are compared. Each way is called as its
-documentation tells users to.
+Prints one JSON object: seconds and CPU seconds from before the load to after the last touch,
+imports left out, and the sum of the touched bytes, by which ways are compared. Each way is called
+as its documentation tells users to.
 """
 
 import json

@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import machine
 from common import MIB, cached, prepare, ratio, run, spread, table
+
+from bench import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "dmafile"
@@ -152,7 +153,9 @@ def verdicts(
     costs = {name: ratio(verify[name], verify["none"]) - 1 for name in CHECKSUMS}
     cost = {name: f"{name} {100 * costs[name]:+.0f} %" for name in CHECKSUMS}
     return [
-        line(f"{FASTER} times as fast as the fastest", f"{faster:.2f} ({fastest})", faster >= FASTER),
+        line(
+            f"{FASTER} times as fast as the fastest", f"{faster:.2f} ({fastest})", faster >= FASTER
+        ),
         line(f"at most {LESS_CPU} of the least CPU", f"{busy:.3f} ({least})", busy <= LESS_CPU),
         line(
             f"{SMALL_TENSORS} tensors opened in {OPEN_MS} ms",
@@ -175,7 +178,9 @@ def verdicts(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dmafile", default=str(ROOT / "target/release/dmafile"), metavar="PATH")
-    parser.add_argument("--file", type=Path, required=True, help="a safetensors file of 2 GB or more")
+    parser.add_argument(
+        "--file", type=Path, required=True, help="a safetensors file of 2 GB or more"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="at least 5 (default 7)")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench/tensors.json")
     args = parser.parse_args()
@@ -225,7 +230,9 @@ def main() -> None:
             ]
         )
     head = ["tensors, cold", "seconds", "GB/s", "CPU s", "MiB over file", "MiB cached after"]
-    print(f"\n{size / MIB:,.0f} MiB, {args.rounds} rounds; median [min–max]\n\n{table(head, lines)}\n")
+    print(
+        f"\n{size / MIB:,.0f} MiB, {args.rounds} rounds; median [min–max]\n\n{table(head, lines)}\n"
+    )
     rows = [[name, spread(seconds)] for name, seconds in verify.items()]
     print(f"{table(['--verify', 'seconds'], rows)}\n")
     print("\n".join(verdicts(loads, verify, opened, each)))

@@ -25,13 +25,11 @@ def receiver(folder: Path) -> Iterator[list[str]]:
     build = folder / "c"
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     archive = target / "debug/libdmafile_capi.a"
+    link = [f"-L{build}", "-ldmafile", f"-Wl,-rpath,{build}", "-o", str(build / "load")]
     for command in (
         ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"],
         ["make", "--quiet", "-C", "capi", "all", f"ARCHIVE={archive}", f"BUILD={build}"],
-        [
-            *("cc", "-std=c99", "-Icapi/include", "capi/examples/load.c"),
-            *(f"-L{build}", "-ldmafile", f"-Wl,-rpath,{build}", "-o", str(build / "load")),
-        ],
+        ["cc", "-std=c99", "-Icapi/include", "capi/examples/load.c", *link],
     ):
         subprocess.run(command, cwd=ROOT, check=True)
     (build / "libdmafile.so.0").symlink_to("libdmafile.so")
