@@ -27,10 +27,10 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 # What ruff, mypy and pytest look at.
 SCRIPTS := attacks bench demo python scripts
 
-.PHONY: help demo test fuzz bench lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
+.PHONY: help demo test fuzz bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -63,6 +63,12 @@ bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (
 	@scripts/need fio command -v fio
 	@scripts/need util-linux-extra command -v fincore
 	@python3 bench/bench.py --dmafile $(DMAFILE) $(ARGS)
+
+bench-tensors: build .venv/dev ## measure tensors beside other loaders, and checksums: a 2 GiB model, about 4 minutes
+	@echo "bench-tensors: raw results in .bench/tensors.json; loaders that are not in .venv are left out by name"
+	@scripts/need util-linux-extra command -v fincore
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) bench/tensors.py --dmafile $(DMAFILE) $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"

@@ -23,6 +23,9 @@ from common import MIB, cached, prepare, ratio, run, spread, table
 from bench import machine
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "demo"))
+from make_model import Shape, make_model
+
 OURS = "dmafile"
 WAYS = {
     OURS: "dmafile",
@@ -179,7 +182,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dmafile", default=str(ROOT / "target/release/dmafile"), metavar="PATH")
     parser.add_argument(
-        "--file", type=Path, required=True, help="a safetensors file of 2 GB or more"
+        "--file",
+        type=Path,
+        default=ROOT / ".bench/llama-style-2GiB.safetensors",
+        help="a safetensors file of 2 GB or more (default: made as in the demo)",
     )
     parser.add_argument("--rounds", type=int, default=7, help="at least 5 (default 7)")
     parser.add_argument("--out", type=Path, default=ROOT / ".bench/tensors.json")
@@ -191,6 +197,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    if not args.file.exists():
+        make_model(args.file, Shape())
     small = args.file.with_name("10000-tensors.safetensors")
     write_small_tensors(small)
     about: dict[str, Any] = {**machine(args.dmafile, args.file.parent), "loaders": installed()}
