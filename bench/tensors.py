@@ -22,10 +22,10 @@ from common import MIB, cached, prepare, ratio, run, spread, table
 
 from bench import machine
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "demo"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "demo"))
 from make_model import Shape, make_model
 
+ROOT = Path(__file__).resolve().parent.parent
 OURS = "dmafile"
 WAYS = {
     OURS: "dmafile",
