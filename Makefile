@@ -74,6 +74,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(PYTHON) -m ruff check $(SCRIPTS)
