@@ -159,10 +159,11 @@ fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(), Failure>
 /// Becomes COMMAND; what it returns says why not.
 fn exec(args: &LoadArgs, buffer: dmafile::Buffer) -> Result<Failure, Failure> {
     let (offset, bytes) = (buffer.offset(), buffer.len());
-    let fd = buffer.into_inherited_fd()?;
+    let fds = buffer.into_inherited_fds()?;
+    let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
     let error = Command::new(&args.command[0])
         .args(&args.command[1..])
-        .env("DMAFILE_FD", fd.as_raw_fd().to_string())
+        .env("DMAFILE_FD", numbers.join(","))
         .env("DMAFILE_BYTES", bytes.to_string())
         .env("DMAFILE_OFFSET", offset.to_string())
         .exec();

@@ -36,6 +36,8 @@ pub struct Host {
     pub cpus: usize,
     /// Why io_uring cannot be used, by errno name; `None` where it can.
     pub uring_refused: Option<String>,
+    /// Why `/dev/udmabuf` cannot be opened, by errno name; `None` where it can.
+    pub udmabuf_refused: Option<String>,
 }
 
 impl Host {
@@ -62,6 +64,9 @@ impl Host {
             pins_freely: host::may_pin_freely(),
             cpus: host::cpus(),
             uring_refused: sys::uring::Ring::probe()
+                .err()
+                .map(|errno| errno_name(errno.raw_os_error())),
+            udmabuf_refused: sys::file::try_node(Path::new("/dev/udmabuf"))
                 .err()
                 .map(|errno| errno_name(errno.raw_os_error())),
         }

@@ -36,12 +36,12 @@ mod trace;
 mod transfer;
 mod verify;
 
-pub use buffer::{Buffer, CpuAccess, CpuAccessMut};
+pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf};
 pub use doctor::{Check, Health, doctor};
 #[doc(hidden)]
 pub use error::one_line;
 pub use error::{Error, ErrorKind, Result, errno_name};
-pub use load::{CancelToken, Cpu, Load, Loaded, Progress, Report};
+pub use load::{CancelToken, Cpu, Extent, Load, Loaded, Progress, Report};
 pub use model::{Model, Pattern, Shard, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,

@@ -285,7 +285,7 @@ impl Load {
         let start = meter.now();
         memory
             .finish()
-            .map_err(|errno| Error::os("cannot finish the buffer", errno).at(&plan.kind))?;
+            .map_err(|errno| buffer::cannot_export(errno, &plan.kind))?;
         meter.add_step(Phase::Export, start);
         let buffer = |memory| Buffer::new(memory, plan.kind.clone(), plan.lead, plan.bytes);
         let report = Report::of(&decided, &meter, &clock, reasons, outcome, &*memory);
@@ -479,6 +479,15 @@ pub struct Cpu {
     pub system: f64,
 }
 
+/// A part of a buffer, in bytes from its first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Extent {
+    /// Where it begins.
+    pub at: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
 /// How a load went. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -515,6 +524,9 @@ pub struct Report {
     /// Where each file lies in the buffer, where a load of a model has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<Shard>,
+    /// The dma-bufs that the buffer consists of, in the order of their descriptors.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dma_bufs: Vec<Extent>,
     /// What was decided, and what was given up on the way.
     pub reasons: Vec<Reason>,
     /// The checksums that were asked for, one a file; in JSON null for none, and an object for one.
@@ -575,6 +587,14 @@ impl Report {
             bytes_buffered: buffered,
             bytes_hole: plan.holes,
             shards: decided.shards.clone(),
+            dma_bufs: memory
+                .dma_bufs()
+                .iter()
+                .map(|one| Extent {
+                    at: one.at,
+                    bytes: one.bytes,
+                })
+                .collect(),
             reasons,
             verify: outcome.verified,
             trace: meter.spans().map(|spans| trace::render(&spans)),

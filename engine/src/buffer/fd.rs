@@ -182,8 +182,9 @@ impl Memory for Existing {
         sealed
     }
 
-    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
+    fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         // The caller may have kept it too.
-        Arc::try_unwrap(self.fd).or_else(|fd| file::twin(fd.as_fd()))
+        let own = Arc::try_unwrap(self.fd).or_else(|fd| file::twin(fd.as_fd()))?;
+        Ok(vec![own])
     }
 }

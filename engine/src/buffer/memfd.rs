@@ -22,8 +22,20 @@ pub(super) struct Memfd {
 
 impl Memfd {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
-        let tactic = Tactic::new(pages, true);
         let exact = plan.lead + plan.bytes;
+        Self::with_size(plan, pages, exact)
+    }
+
+    /// A memfd of whole pages, whose size is sealed from the start: what a udmabuf is made of.
+    pub(super) fn whole(plan: &Plan, pages: Pages) -> Result<Self> {
+        let made = Self::with_size(plan, pages, plan.capacity)?;
+        memfd::seal(made.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(|errno| cannot_map(errno, pages))?;
+        Ok(made)
+    }
+
+    fn with_size(plan: &Plan, pages: Pages, exact: u64) -> Result<Self> {
+        let tactic = Tactic::new(pages, true);
         let (size, len, final_size) = if pages == Pages::Huge {
             let whole = plan.capacity.next_multiple_of(tactic.grain());
             (whole, whole, whole)
@@ -161,7 +173,7 @@ impl Memory for Memfd {
         seal(self.fd.as_fd(), &mut self.map, self.final_size)
     }
 
-    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
-        Ok(self.fd)
+    fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
+        Ok(vec![self.fd])
     }
 }

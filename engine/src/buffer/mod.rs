@@ -5,6 +5,7 @@ mod caller;
 mod fd;
 mod memfd;
 mod pages;
+mod udmabuf;
 
 use crate::error::{Error, Result};
 use crate::options::{Kind, Pages};
@@ -28,10 +29,33 @@ pub(crate) trait Memory: Send + Sync {
         Some(self.region())
     }
 
-    /// Its descriptor, where it has one.
+    /// Its descriptor, where it has one: what methods write into.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// The descriptor that is handed out, where it is one.
+    fn exported(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor()
+    }
+
+    /// The dma-bufs that it consists of, in their order.
+    fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
+        Vec::new()
+    }
+
+    /// All of its pages are present, and reads into them may be in flight.
+    fn populated(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// The CPU begins to read, or to read and write.
+    fn begin(&self, _write: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// It has done so.
+    fn end(&self, _write: bool) {}
 
     /// Makes the pages of a range present.
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno>;
@@ -85,8 +109,8 @@ pub(crate) trait Memory: Send + Sync {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Gives up the mapping and keeps the descriptor.
-    fn into_descriptor(self: Box<Self>) -> Result<OwnedFd, Errno> {
+    /// Gives up the mapping and keeps what is handed out.
+    fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 }
@@ -119,7 +143,8 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
         Kind::Anon => Box::new(anon::Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
         Kind::Fd { fd, .. } => return Ok(Box::new(fd::Existing::new(fd, pages)?)),
-        Kind::Udmabuf | Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
+        Kind::Udmabuf => Box::new(udmabuf::Udmabuf::new(plan, pages)?),
+        Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
             unreachable!("the plan refuses them, or brings its own memory")
         }
     };
@@ -129,6 +154,16 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
             .map_err(|errno| cannot_map(errno, pages))?;
     }
     Ok(made)
+}
+
+/// A buffer that is full could not be brought into the shape in which it is handed out.
+pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
+    let error = Error::os("cannot finish the buffer", errno).at(kind);
+    match errno {
+        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+        Errno::NOMEM if kind == "udmabuf" => error.remedy("free memory: a udmabuf pins its pages"),
+        _ => error,
+    }
 }
 
 /// A mapping failed: ENOMEM has more causes than too little memory.
@@ -195,19 +230,43 @@ impl Buffer {
         self.len
     }
 
-    /// The descriptor, to be mapped, sent or inherited; None for private memory.
+    /// The descriptor, to be mapped, sent or inherited; None for private memory, and where a limit
+    /// forced several ([`Buffer::dma_bufs`]).
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.memory.descriptor()
+        self.memory.exported()
+    }
+
+    /// The dma-bufs that the buffer consists of, one behind the other: one, or several where the
+    /// limit of `/dev/udmabuf` (`size_limit_mb`) forced them; none where it is no dma-buf.
+    pub fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
+        self.memory.dma_bufs()
     }
 
     /// Gives up the mapping and keeps the descriptor.
     ///
     /// # Errors
     /// EOPNOTSUPP for private memory, which has none; EMFILE where an `fd:N` is held by its owner
-    /// too and no second descriptor can be had.
+    /// too and no second descriptor can be had; EFBIG where there are several
+    /// ([`Buffer::into_fds`]).
     pub fn into_fd(self) -> Result<OwnedFd> {
+        let kind = self.kind.clone();
+        let mut all = self.into_fds()?;
+        match (all.pop(), all.is_empty()) {
+            (Some(one), true) => Ok(one),
+            _ => Err(Error::os("cannot hand the buffer on", Errno::FBIG)
+                .at(kind)
+                .why("it consists of several dma-bufs")
+                .remedy("take all of them, or raise size_limit_mb of udmabuf")),
+        }
+    }
+
+    /// Gives up the mapping and keeps the descriptors, in their order; usually one.
+    ///
+    /// # Errors
+    /// As [`Buffer::into_fd`], several descriptors excepted.
+    pub fn into_fds(self) -> Result<Vec<OwnedFd>> {
         let kind = self.kind;
-        self.memory.into_descriptor().map_err(|errno| {
+        self.memory.into_descriptors().map_err(|errno| {
             let error = Error::os("cannot hand the buffer on", errno).at(kind);
             match errno {
                 Errno::OPNOTSUPP => error
@@ -218,14 +277,17 @@ impl Buffer {
         })
     }
 
-    /// As [`Buffer::into_fd`], for programs that this process executes: close-on-exec is off.
+    /// As [`Buffer::into_fds`], for programs that this process executes: close-on-exec is off.
     ///
     /// # Errors
     /// As there.
-    pub fn into_inherited_fd(self) -> Result<OwnedFd> {
-        let fd = self.into_fd()?;
-        file::inherit(fd.as_fd()).map_err(|errno| Error::os("cannot hand the buffer on", errno))?;
-        Ok(fd)
+    pub fn into_inherited_fds(self) -> Result<Vec<OwnedFd>> {
+        let fds = self.into_fds()?;
+        for fd in &fds {
+            file::inherit(fd.as_fd())
+                .map_err(|errno| Error::os("cannot hand the buffer on", errno))?;
+        }
+        Ok(fds)
     }
 
     /// The wanted bytes, where nobody else can change them: private memory, or sealed.
@@ -258,12 +320,20 @@ impl Buffer {
 
     /// Brackets reading by the CPU of memory that others may reach at the same time.
     pub fn access(&self) -> CpuAccess<'_> {
-        CpuAccess { buffer: self }
+        let begun = self.memory.begin(false);
+        CpuAccess {
+            buffer: self,
+            begun,
+        }
     }
 
     /// Brackets reading and writing by the CPU.
     pub fn access_mut(&mut self) -> CpuAccessMut<'_> {
-        CpuAccessMut { buffer: self }
+        let begun = self.memory.begin(true);
+        CpuAccessMut {
+            buffer: self,
+            begun,
+        }
     }
 
     /// Where `len` bytes at `offset` of the wanted ones lie in memory.
@@ -350,6 +420,18 @@ impl Buffer {
     }
 }
 
+/// A dma-buf of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct DmaBuf<'b> {
+    /// Its descriptor.
+    pub fd: BorrowedFd<'b>,
+    /// Where it begins in the buffer, in bytes from the buffer's first: the wanted ones start at
+    /// [`Buffer::offset`].
+    pub at: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+}
+
 /// First bytes of a message that carries a buffer.
 const MAGIC: &[u8; 8] = b"dmafile1";
 
@@ -367,6 +449,16 @@ impl fmt::Debug for Buffer {
 /// until it is dropped. Offsets count from the first wanted byte.
 pub struct CpuAccess<'b> {
     buffer: &'b Buffer,
+    /// `DMA_BUF_IOCTL_SYNC` at the start, for dma-bufs.
+    begun: Result<(), Errno>,
+}
+
+impl Drop for CpuAccess<'_> {
+    fn drop(&mut self) {
+        if self.begun.is_ok() {
+            self.buffer.memory.end(false);
+        }
+    }
 }
 
 impl CpuAccess<'_> {
@@ -377,7 +469,9 @@ impl CpuAccess<'_> {
     /// EINVAL outside the buffer; EIO where its owner has cut an `fd:N` short.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let at = self.buffer.inside(offset, into.len())?;
-        let copied = self.buffer.memory.copy_out(at, into);
+        let copied = self
+            .begun
+            .and_then(|()| self.buffer.memory.copy_out(at, into));
         copied.map_err(|errno| self.buffer.inaccessible(errno, offset))
     }
 }
@@ -386,6 +480,15 @@ impl CpuAccess<'_> {
 /// held meanwhile.
 pub struct CpuAccessMut<'b> {
     buffer: &'b mut Buffer,
+    begun: Result<(), Errno>,
+}
+
+impl Drop for CpuAccessMut<'_> {
+    fn drop(&mut self) {
+        if self.begun.is_ok() {
+            self.buffer.memory.end(true);
+        }
+    }
 }
 
 impl CpuAccessMut<'_> {
@@ -403,7 +506,9 @@ impl CpuAccessMut<'_> {
     /// EINVAL outside the buffer, EPERM for one that is sealed.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         let at = self.buffer.inside(offset, from.len())?;
-        let copied = self.buffer.memory.copy_in(at, from);
+        let copied = self
+            .begun
+            .and_then(|()| self.buffer.memory.copy_in(at, from));
         copied.map_err(|errno| self.buffer.inaccessible(errno, offset))
     }
 }

@@ -155,7 +155,7 @@ pub(crate) fn decide(
 ) -> Result<Plan> {
     let (start, end) = range(request, file)?;
     let mut reasons = Reasons::default();
-    let kind = kind(request)?;
+    let kind = kind(request, host)?;
     // File and memory are congruent, so that every block lands where it belongs.
     let grain = file.align.max(host.page);
     let (lead, capacity) = match request.place {
@@ -254,7 +254,7 @@ impl Reasons {
 }
 
 /// The kinds that this build can make.
-fn kind(request: &Request) -> Result<String> {
+fn kind(request: &Request, host: &Host) -> Result<String> {
     let refuse = |why: &str, remedy: &str| {
         Err(Error::new("cannot make the buffer", why)
             .at(request.kind.to_string())
@@ -262,10 +262,17 @@ fn kind(request: &Request) -> Result<String> {
             .remedy(remedy))
     };
     match &request.kind {
-        Kind::Udmabuf => refuse(
-            "this version makes no dma-bufs yet",
-            "load with --to memfd and hand the descriptor to UDMABUF_CREATE on /dev/udmabuf",
-        ),
+        Kind::Udmabuf => match host.udmabuf_refused.as_deref() {
+            None => Ok(request.kind.to_string()),
+            Some(errno @ ("ENOENT" | "ENXIO" | "ENODEV")) => refuse(
+                &format!("there is no /dev/udmabuf ({errno})"),
+                "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd",
+            ),
+            Some(errno) => refuse(
+                &format!("/dev/udmabuf cannot be opened ({errno})"),
+                "ask for access to it: usermod -aG kvm USER, or a udev rule",
+            ),
+        },
         Kind::Heap(_) => refuse(
             "this version fills no dma-heap buffers yet: their mappings refuse direct I/O (EFAULT)",
             "load with --to memfd, which udmabuf turns into a dma-buf",

@@ -20,6 +20,7 @@ fn host() -> Host {
         pins_freely: false,
         cpus: 2,
         uring_refused: None,
+        udmabuf_refused: None,
     }
 }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod cache;
+pub(crate) mod dmabuf;
 pub(crate) mod file;
 pub(crate) mod host;
 pub(crate) mod map;
