@@ -1,7 +1,9 @@
-# What runs as root in the guest: `sh guest.sh FOLDER FS...`. FOLDER is shared with the host: `command` is there,
-# `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked.
+# What runs as root in the guest: `sh guest.sh FOLDER MODULES FS...`. FOLDER is shared with the host: `command` is
+# there, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. MODULES is
+# the folder whose lib/modules fits this kernel.
 share=$1
-shift
+modules=$2
+shift 2
 
 finish() {
 	# At once, after all disks: nothing here is worth a shutdown in good order.
@@ -22,6 +24,15 @@ load() {
 	# What is built in, or not there, needs no module; what it was for will tell.
 	modprobe -q -a "$@"
 }
+
+# The host may lack /lib/modules, to mount something at; so modprobe, the kernel's own calls included, is told where
+# they are.
+try mkdir /run/vm
+echo '#!/bin/sh' >/run/vm/modprobe
+echo "exec /sbin/modprobe -d '$modules' \"\$@\"" >>/run/vm/modprobe
+chmod 755 /run/vm/modprobe
+echo /run/vm/modprobe >/proc/sys/kernel/modprobe
+PATH=/run/vm:$PATH
 
 # Debian's 6.1 has neither udmabuf nor vgem; the heaps are built in.
 load udmabuf vgem loop overlay

@@ -27,9 +27,14 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Kernel:
-    """An image that QEMU boots; virtme-ng finds the modules in the folders around it."""
+    """An image that QEMU boots."""
 
     image: Path
+
+    @property
+    def modules(self) -> Path:
+        """The nearest folder above the image with a lib/modules, as virtme-ng looks for it too."""
+        return next(one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one)
 
 
 def cache() -> Path:
@@ -77,6 +82,8 @@ def fetch(name: str) -> Kernel:
             [archive] = apt.download(package, partial)
             call(["dpkg-deb", "-x", str(archive), str(partial)])
             archive.unlink()
+            [modules] = (partial / "lib/modules").iterdir()
+            call(["depmod", "-b", str(partial), modules.name])
             place.parent.mkdir(exist_ok=True)
             partial.rename(place)
         os.utime(place)

@@ -168,6 +168,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
 def script(wanted: Wanted, command: Sequence[str]) -> str:
     """A shell script of COMMAND with this program's folder and environment."""
     environment = dict(os.environ)
+    environment["PATH"] = f"/run/vm:{environment['PATH']}"
     # It would be a place that can't be written to.
     environment.pop("TMPDIR", None)
     words = ["exec", "env", "-i"]
@@ -205,7 +206,7 @@ def launch(
     # ends the machine: what comes after one is worth nothing.
     for option in ("console=ttyS1", "loglevel=5", "oops=panic", *settings):
         words += ["--kopt", option]
-    words += ["--script-sh", shlex.join(["sh", f"{inside}/guest.sh", inside, *wanted.fs])]
+    words += ["--script-sh", shlex.join(["sh", f"{inside}/guest.sh", inside, str(kernel.modules), *wanted.fs])]
     words += ["--qemu-opts", "-serial", f"file:{log}", *devices]
     for one in disks:
         words += one
