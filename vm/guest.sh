@@ -35,7 +35,7 @@ echo /run/vm/modprobe >/proc/sys/kernel/modprobe
 PATH=/run/vm:$PATH
 
 # Debian's 6.1 has neither udmabuf nor vgem; the heaps are built in.
-load udmabuf vgem loop overlay
+load udmabuf vgem loop overlay fuse
 
 # /tmp with what the host has there, and writable all the same.
 try mkdir -p /run/tmp-upper /run/tmp-work
