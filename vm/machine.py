@@ -157,9 +157,9 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
         (share / "guest.sh").write_bytes((HERE / "guest.sh").read_bytes())
         disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
-        words = launch(launcher, kernel, wanted, share, log, disks)
-        in_time = watch(words, folder, share, wanted.timeout)
-        text = log.read_bytes() if log.exists() else b""
+        words = launch(launcher, kernel, wanted, share, disks)
+        in_time = watch(words, share, log, wanted.timeout)
+        text = log.read_bytes()
         if wanted.kernel_log:
             wanted.kernel_log.write_bytes(text)
         return judge(wanted, folder, text, in_time)
@@ -194,7 +194,7 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
 
 
 def launch(
-    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, log: Path, disks: Sequence[list[str]]
+    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, disks: Sequence[list[str]]
 ) -> list[str]:
     """The command line of virtme-ng."""
     inside = "/run/dmafile"
@@ -202,28 +202,29 @@ def launch(
     words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
     words += ["--force-9p", "--disable-kvm", f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
     words += [f"--rwdir={inside.lstrip('/')}={share}"]
-    # The second serial port is for what the kernel says, from warnings up, the first one is virtme-ng's. An oops
-    # ends the machine: what comes after one is worth nothing.
-    for option in ("console=ttyS1", "loglevel=5", "oops=panic", *settings):
+    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what comes after one
+    # is worth nothing.
+    words.append("--show-boot-console")
+    for option in ("loglevel=5", "oops=panic", *settings):
         words += ["--kopt", option]
     words += ["--script-sh", shlex.join(["sh", f"{inside}/guest.sh", inside, str(kernel.modules), *wanted.fs])]
-    words += ["--qemu-opts", "-serial", f"file:{log}", *devices]
+    words += ["--qemu-opts", *devices]
     for one in disks:
         words += one
     return words
 
 
-def watch(words: Sequence[str], folder: Path, share: Path, timeout: float) -> bool:
+def watch(words: Sequence[str], share: Path, log: Path, timeout: float) -> bool:
     """Passes on what COMMAND prints while it prints it; says whether the machine ended in time."""
     end = time.monotonic() + timeout
     with (
-        (folder / "launcher").open("wb") as launcher,
+        log.open("ab") as said,
         (share / "stdout").open("rb") as stdout,
         (share / "stderr").open("rb") as stderr,
     ):
-        # What virtme-ng itself prints is of use only if the machine doesn't start.
+        # The log begins with what virtme-ng and QEMU complain of, and is the kernel's alone once that one runs.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=launcher, stderr=launcher, start_new_session=True
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
         )
         try:
             while (running := process.poll() is None) and time.monotonic() < end:
@@ -258,8 +259,7 @@ def judge(wanted: Wanted, folder: Path, log: bytes, in_time: bool) -> int:
         say(f"the guest could not be made: {broken.read_text().strip()}\n{last(log)}")
         return NO_GUEST
     if not status.exists():
-        said = last((folder / "launcher").read_bytes() + log)
-        say(f"the machine ended before COMMAND did; the last that was said:\n{said}")
+        say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
         return NO_GUEST
     return int(status.read_text())
 
