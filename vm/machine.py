@@ -20,6 +20,9 @@ from kernels import HERE, Kernel, Unavailable, need
 # What this program itself ends with; everything else is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
+INSIDE = "/run/dmafile"
+"""Where the guest has the folder that it shares with this program."""
+
 COMPLAINTS = re.compile(
     rb"""
     Kernel\ panic | Oops | BUG: | WARNING: | KASAN: | KFENCE: | UBSAN: | kernel\ BUG\ at
@@ -44,7 +47,7 @@ MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
 IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "off": ([], []),
     "intel": (["-device", "intel-iommu"], ["intel_iommu=on"]),
-    "virtio": (["-device", "virtio-iommu-pci"], []),
+    "amd": (["-device", "amd-iommu"], []),
 }
 """Per --iommu: QEMU's words and the kernel's."""
 
@@ -83,24 +86,55 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     parser = argparse.ArgumentParser(
         prog="vm/run",
         usage="vm/run [options] -- COMMAND...",
-        description="Runs COMMAND on a chosen kernel in QEMU. Its output and its exit status are COMMAND's.",
-        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the kernel "
-        f"complained, {HANG} when the time is over, {USAGE} on bad usage.",
+        description="Runs COMMAND on a chosen kernel in QEMU. Output and exit status are COMMAND's.",
+        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the "
+        f"kernel complained, {HANG} when the time is over, {USAGE} on bad usage.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     standard = Wanted()
-    add("--kernel", default=standard.kernel, help=f"{', '.join(kernels.STOCK)} or the path of an image")
+    add(
+        "--kernel",
+        default=standard.kernel,
+        help=f"{', '.join(kernels.STOCK)} or the path of an image",
+    )
     add("--module", action="store_true", help="load dmafile.ko")
-    add("--fs", action="append", default=[], choices=MAKERS, help="a disk at /mnt, the next at /mnt2")
-    add("--disk-size", type=size, default=standard.disk_size, metavar="SIZE", help="of each, sparse [2G]")
+    add(
+        "--fs",
+        action="append",
+        default=[],
+        choices=MAKERS,
+        help="a disk at /mnt, the next at /mnt2",
+    )
+    add(
+        "--disk-size",
+        type=size,
+        default=standard.disk_size,
+        metavar="SIZE",
+        help="of each, sparse [2G]",
+    )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
     add("--cpus", type=count, default=standard.cpus, metavar="N", help=f"[{standard.cpus}]")
     add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
-    add("--count-instructions", action="store_true", help="count what the whole guest executes meanwhile")
-    add("--timeout", type=float, default=standard.timeout, metavar="SECONDS", help="with booting [600]")
-    add("--kernel-log", type=Path, metavar="PATH", help="keep what the kernel printed, from warnings up")
+    add(
+        "--count-instructions",
+        action="store_true",
+        help="count what the whole guest executes meanwhile",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=standard.timeout,
+        metavar="SECONDS",
+        help="with booting [600]",
+    )
+    add(
+        "--kernel-log",
+        type=Path,
+        metavar="PATH",
+        help="keep what the kernel printed, from warnings up",
+    )
     add("command", nargs="+", metavar="COMMAND")
     options = vars(parser.parse_args(words))
     command = options.pop("command")
@@ -133,7 +167,8 @@ def say(text: str) -> None:
 def prepare(fs: Sequence[str] = ()) -> None:
     """Makes sure of all that booting takes, except for the kernel."""
     need("qemu-system-x86", "command", "-v", "qemu-system-x86_64")
-    # virtme-ng packs the modules that mount the root, and busybox to load them, and asks `file` for a version.
+    # virtme-ng packs the modules that mount the root, and busybox to load them; `file` tells it
+    # the version of an image.
     need("kmod", "command", "-v", "modprobe")
     need("busybox-static", "sh", "-c", "! ldd $(command -v busybox)")
     need("file", "command", "-v", "file")
@@ -155,7 +190,9 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         for output in ("stdout", "stderr"):
             (share / output).touch()
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
-        (share / "guest.sh").write_bytes((HERE / "guest.sh").read_bytes())
+        # The kernel's command line has no room for arguments.
+        arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
+        (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
         disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
         words = launch(launcher, kernel, wanted, share, disks)
         in_time = watch(words, share, log, wanted.timeout)
@@ -177,7 +214,7 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     words += [f"{name}={value}" for name, value in environment.items()]
     if wanted.as_user:
         words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
-    return f"cd {shlex.quote(os.getcwd())}\n{shlex.join([*words, *command])}\n"
+    return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
 
 
 def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
@@ -197,17 +234,21 @@ def launch(
     launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, disks: Sequence[list[str]]
 ) -> list[str]:
     """The command line of virtme-ng."""
-    inside = "/run/dmafile"
     devices, settings = IOMMUS[wanted.iommu]
     words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
-    words += ["--force-9p", "--disable-kvm", f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
-    words += [f"--rwdir={inside.lstrip('/')}={share}"]
-    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what comes after one
-    # is worth nothing.
+    words += [
+        "--force-9p",
+        "--disable-kvm",
+        f"--cpus={wanted.cpus}",
+        f"--memory={wanted.memory >> 20}M",
+    ]
+    words += [f"--rwdir={INSIDE.lstrip('/')}={share}"]
+    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what
+    # comes after one is worth nothing.
     words.append("--show-boot-console")
     for option in ("loglevel=5", "oops=panic", *settings):
         words += ["--kopt", option]
-    words += ["--script-sh", shlex.join(["sh", f"{inside}/guest.sh", inside, str(kernel.modules), *wanted.fs])]
+    words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
     words += ["--qemu-opts", *devices]
     for one in disks:
         words += one
@@ -222,9 +263,13 @@ def watch(words: Sequence[str], share: Path, log: Path, timeout: float) -> bool:
         (share / "stdout").open("rb") as stdout,
         (share / "stderr").open("rb") as stderr,
     ):
-        # The log begins with what virtme-ng and QEMU complain of, and is the kernel's alone once that one runs.
+        # The log begins with what virtme-ng and QEMU complain of; then it is the kernel's alone.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
         )
         try:
             while (running := process.poll() is None) and time.monotonic() < end:
