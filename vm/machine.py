@@ -63,6 +63,7 @@ class Wanted:
     cpus: int = 2
     memory: int = 2 << 30
     as_user: bool = False
+    count_instructions: bool = False
     timeout: float = 600
     kernel_log: Path | None = None
 
@@ -86,7 +87,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     parser = argparse.ArgumentParser(
         prog="vm/run",
         usage="vm/run [options] -- COMMAND...",
-        description="Runs COMMAND on a chosen kernel in QEMU. Output and exit status are COMMAND's.",
+        description="Runs COMMAND on a chosen kernel in QEMU; output and exit status are its.",
         epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the "
         f"kernel complained, {HANG} when the time is over, {USAGE} on bad usage.",
         allow_abbrev=False,
@@ -114,7 +115,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         help="of each, sparse [2G]",
     )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
-    add("--cpus", type=count, default=standard.cpus, metavar="N", help=f"[{standard.cpus}]")
+    add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
     add(
@@ -135,13 +136,16 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         metavar="PATH",
         help="keep what the kernel printed, from warnings up",
     )
-    add("command", nargs="+", metavar="COMMAND")
-    options = vars(parser.parse_args(words))
-    command = options.pop("command")
+    # By hand, as COMMAND may have a `--` of its own.
+    end = words.index("--") if "--" in words else len(words)
+    options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
+    if not command:
+        parser.error("what is to be run? `-- COMMAND...` comes last")
     if options.pop("module"):
         parser.error("--module: dmafile.ko is not part of this version")
-    if options.pop("count_instructions"):
-        parser.error("--count-instructions is not part of this version")
+    if options["count_instructions"] and options["cpus"] not in (None, 1):
+        parser.error("--count-instructions: one CPU is all that QEMU counts on")
+    options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     return Wanted(**options), command
 
 
@@ -190,6 +194,14 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         for output in ("stdout", "stderr"):
             (share / output).touch()
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
+        if wanted.count_instructions:
+            # Static, so that loading it reads the same few bytes on any machine.
+            kernels.call(
+                ["cc", "-O2", "-static", "-o", str(share / "count"), str(HERE / "count.c")]
+            )
+            # COMMAND's user may not be the one who owns it.
+            (share / "instructions").touch()
+            (share / "instructions").chmod(0o666)
         # The kernel's command line has no room for arguments.
         arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
         (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
@@ -199,7 +211,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         text = log.read_bytes()
         if wanted.kernel_log:
             wanted.kernel_log.write_bytes(text)
-        return judge(wanted, folder, text, in_time)
+        return judge(wanted, share, text, in_time)
 
 
 def script(wanted: Wanted, command: Sequence[str]) -> str:
@@ -214,6 +226,8 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     words += [f"{name}={value}" for name, value in environment.items()]
     if wanted.as_user:
         words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
+    if wanted.count_instructions:
+        words += [f"{INSIDE}/count", f"{INSIDE}/instructions"]
     return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
 
 
@@ -250,6 +264,9 @@ def launch(
         words += ["--kopt", option]
     words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
     words += ["--qemu-opts", *devices]
+    if wanted.count_instructions:
+        # The fast string instructions would be one instruction for any number of bytes.
+        words += ["-icount", "shift=0,sleep=off", "-cpu", "max,-erms,-fsrm"]
     for one in disks:
         words += one
     return words
@@ -291,7 +308,7 @@ def relay(source: BinaryIO, target: BinaryIO) -> None:
         target.flush()
 
 
-def judge(wanted: Wanted, folder: Path, log: bytes, in_time: bool) -> int:
+def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
     first = COMPLAINTS.search(log)
     if first:
         say(f"the kernel complained:\n{around(log, first.start())}")
@@ -299,13 +316,15 @@ def judge(wanted: Wanted, folder: Path, log: bytes, in_time: bool) -> int:
     if not in_time:
         say(f"no end after {wanted.timeout:g} seconds; the last that the kernel said:\n{last(log)}")
         return HANG
-    broken, status = folder / "share" / "broken", folder / "share" / "status"
+    broken, status = share / "broken", share / "status"
     if broken.exists():
         say(f"the guest could not be made: {broken.read_text().strip()}\n{last(log)}")
         return NO_GUEST
     if not status.exists():
         say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
         return NO_GUEST
+    if wanted.count_instructions and (share / "instructions").stat().st_size:
+        say(f"{int((share / 'instructions').read_text()):,} instructions")
     return int(status.read_text())
 
 

@@ -88,6 +88,20 @@ def test_an_iommu_has_the_disk(mode: str) -> None:
     assert result.returncode == 0
 
 
+@pytest.mark.usefixtures("ready")
+def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
+    turns = 200_000_000
+    source = f'int main() {{ asm("mov ${turns}, %%rcx; 1: dec %%rcx; jnz 1b" ::: "rcx"); }}'
+    compiler = ["cc", "-x", "c", "-o", str(tmp_path / "loop"), "-"]
+    subprocess.run(compiler, input=source.encode(), check=True)
+    result = vm("--count-instructions", "--", "sh", "-c", f"sleep 3; {tmp_path}/loop; exit 5")
+    assert result.returncode == 5
+    [line] = result.stderr.decode().splitlines()
+    counted = int(line.removeprefix("vm: ").removesuffix(" instructions").replace(",", ""))
+    # Starting two programs and 3 seconds of timer interrupts come on top.
+    assert 2 * turns < counted < 2.2 * turns
+
+
 # What fails a run
 
 
@@ -154,8 +168,10 @@ def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
         (["--module", "--", "true"], machine.USAGE, "dmafile.ko"),
         (["--fs", "fat", "--", "true"], machine.USAGE, "invalid choice"),
         (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
+        (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--memory", "much", "--", "true"], machine.USAGE, "512M"),
         (["--"], machine.USAGE, "COMMAND"),
+        (["true"], machine.USAGE, "unrecognized"),
     ],
 )
 def test_bad_usage(words: list[str], status: int, said: str) -> None:
