@@ -1,0 +1,110 @@
+# What runs as root in the guest, with the arguments FOLDER MODULES FS... FOLDER is shared with the host: `command` is
+# there, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. MODULES is
+# the folder whose lib/modules fits this kernel.
+share=$1
+modules=$2
+shift 2
+
+finish() {
+	# At once, after all disks: nothing here is worth a shutdown in good order.
+	echo o >/proc/sysrq-trigger
+	sleep 60
+}
+
+broken() {
+	echo "$*" >"$share/broken"
+	finish
+}
+
+try() {
+	"$@" 2>"$share/error" || broken "\`$*\` failed: $(cat "$share/error")"
+}
+
+load() {
+	# What is built in, or not there, needs no module; what it was for will tell.
+	modprobe -q -a "$@"
+}
+
+# The host may lack /lib/modules, to mount something at; so modprobe, the kernel's own calls included, is told where
+# they are.
+try mkdir /run/vm
+echo '#!/bin/sh' >/run/vm/modprobe
+echo "exec /sbin/modprobe -d '$modules' \"\$@\"" >>/run/vm/modprobe
+chmod 755 /run/vm/modprobe
+echo /run/vm/modprobe >/proc/sys/kernel/modprobe
+PATH=/run/vm:$PATH
+
+# Debian's 6.1 has neither udmabuf nor vgem; the heaps are built in.
+load udmabuf vgem loop overlay fuse
+
+# /tmp with what the host has there, and writable all the same.
+try mkdir -p /run/tmp-upper /run/tmp-work
+try chmod 1777 /run/tmp-upper
+try mount -t overlay -o lowerdir=/tmp,upperdir=/run/tmp-upper,workdir=/run/tmp-work tmp /tmp
+
+# The host need not have /mnt2, and its tree is read-only: so the second disk asks for another root, where
+# everything is bound to its old place.
+if [ $# -gt 1 ] && [ ! -d "/mnt$#" ]; then
+	try mount -t tmpfs -o mode=755 root /mnt
+	for path in /*; do
+		if [ -L "$path" ]; then
+			try cp -P "$path" /mnt
+		elif [ -d "$path" ] && [ "$path" != /mnt ]; then
+			try mkdir "/mnt$path"
+			try mount --rbind "$path" "/mnt$path"
+		fi
+	done
+	try mkdir /mnt/mnt
+	for number in $(seq 2 $#); do
+		try mkdir "/mnt/mnt$number"
+	done
+	try cd /mnt
+	try pivot_root . .
+	try umount -l .
+	try cd /
+fi
+
+[ $# -eq 0 ] || load nvme
+number=0
+for fs; do
+	number=$((number + 1))
+	mount=/mnt
+	[ $number -eq 1 ] || mount=/mnt$number
+	# Disks may appear in any order, and late.
+	disk=
+	for _ in $(seq 50); do
+		found=$(grep -ls "^disk$number *\$" /sys/block/nvme*/device/serial) && disk=/dev/$(echo "$found" | cut -d / -f 4)
+		[ ! -b "$disk" ] || break
+		[ "$fs" != tmpfs ] || break
+		sleep 0.1
+	done
+	case $fs in
+	tmpfs)
+		try mount -t tmpfs none $mount
+		;;
+	overlayfs)
+		load ext4
+		try mkdir -p /run/overlay$number
+		try mount -t ext4 "$disk" /run/overlay$number
+		try mkdir /run/overlay$number/lower /run/overlay$number/upper /run/overlay$number/work
+		(cd /run/overlay$number && try mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none $mount)
+		;;
+	*)
+		load "$fs"
+		try mount -t "$fs" "$disk" $mount
+		;;
+	esac
+	try chmod 1777 $mount
+done
+
+echo "<4>vm: COMMAND starts" >/dev/kmsg
+sh "$share/command" >"$share/stdout" 2>"$share/stderr" </dev/null
+status=$?
+
+# What the kernel has to say on unmounting counts too; a mount that is still in use may stay.
+for mount in $(awk '$2 ~ "^/mnt[0-9]*$" { print $2 }' /proc/mounts); do
+	umount "$mount" 2>/dev/null
+done
+echo $status >"$share/status.partial"
+mv "$share/status.partial" "$share/status"
+finish

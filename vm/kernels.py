@@ -1,0 +1,163 @@
+"""Debian's kernels, unpacked into a cache and never installed, and virtme-ng, which boots them."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+VIRTME = "virtme-ng==1.42"
+
+STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
+"""What each of Debian's kernels is called, whichever version is the newest."""
+OURS = ("base", "base-debug", "series", "series-debug")
+
+# Where Debian keeps what a user rarely calls.
+os.environ["PATH"] += ":/usr/sbin:/sbin"
+
+
+class Unavailable(Exception):
+    """What is needed to boot isn't here, and can't be had."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An image that QEMU boots."""
+
+    image: Path
+
+    @property
+    def modules(self) -> Path:
+        """The nearest folder above the image with a lib/modules, as virtme-ng looks for it too."""
+        return next(
+            one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one
+        )
+
+
+def cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser().absolute() / "dmafile" / "vm"
+
+
+def find(name: str) -> Kernel:
+    """The kernel of that name: the newest in the cache, fetched if there is none."""
+    if name in STOCK:
+        return cached(name) or fetch(name)
+    if name in OURS:
+        raise Unavailable(
+            f"the kernel `{name}` is not part of this version; "
+            f"take {' or '.join(STOCK)}, or the path of an image that you built"
+        )
+    image = Path(name).absolute()
+    if not image.is_file():
+        raise Unavailable(
+            f"no kernel `{name}`: neither {', '.join((*STOCK, *OURS))}, nor an image at that path"
+        )
+    return Kernel(image)
+
+
+def cached(name: str) -> Kernel | None:
+    images = (cache() / name).glob("*/boot/vmlinuz-*")
+    newest = max(images, key=lambda image: image.parents[1].stat().st_mtime, default=None)
+    return Kernel(newest) if newest else None
+
+
+def fetch(name: str) -> Kernel:
+    """Brings the newest package of this kernel from the configured sources into the cache."""
+    with alone():
+        apt = Apt()
+        version, package = apt.newest(STOCK[name])
+        # linux-image-amd64 is 6.1 on Debian 12 only.
+        if not package.startswith(f"linux-image-{name}."):
+            raise Unavailable(f"the configured sources have {package} where {name} was looked for")
+        place = cache() / name / f"{package}_{version.replace('/', '_')}"
+        if not place.exists():
+            print(f"vm: fetching {package} {version} (100 MB, once)", file=sys.stderr)
+            partial = cache() / f"partial-{name}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            [archive] = apt.download(package, partial)
+            call(["dpkg-deb", "-x", str(archive), str(partial)])
+            archive.unlink()
+            [modules] = (partial / "lib/modules").iterdir()
+            call(["depmod", "-b", str(partial), modules.name])
+            place.parent.mkdir(exist_ok=True)
+            partial.rename(place)
+        os.utime(place)
+    kernel = cached(name)
+    if kernel is None:
+        raise Unavailable(f"{package} {version} holds no kernel image")
+    return kernel
+
+
+class Apt:
+    """apt-get with lists of its own: needs no root, and changes nothing of the system's."""
+
+    def __init__(self) -> None:
+        state, store = cache() / "apt" / "lists", cache() / "apt" / "cache"
+        for folder in (state, store / "archives"):
+            (folder / "partial").mkdir(parents=True, exist_ok=True)
+        # apt would fetch as a user of its own, who can't enter a home folder.
+        options = {"Dir::State::lists": state, "Dir::Cache": store, "APT::Sandbox::User": "root"}
+        self.options = [word for item in options.items() for word in ("-o", "{}={}".format(*item))]
+        call(["apt-get", *self.options, "-qq", "update"])
+
+    def newest(self, name: str) -> tuple[str, str]:
+        """The version of a package that only stands for another one, and that one's name."""
+        fields: dict[str, str] = {}
+        for line in call(["apt-cache", *self.options, "show", "--no-all-versions", name]).split(
+            "\n"
+        ):
+            key, _, value = line.partition(": ")
+            fields.setdefault(key, value)
+        return fields["Version"], fields["Depends"].split()[0]
+
+    def download(self, package: str, folder: Path) -> Iterator[Path]:
+        call(["apt-get", *self.options, "-qq", "download", package], folder)
+        return folder.glob("*.deb")
+
+
+def virtme_run() -> Path:
+    """The launcher of virtme-ng, in a virtual environment of its own."""
+    place = cache() / VIRTME.replace("==", "-")
+    launcher = place / "bin" / "virtme-run"
+    if not launcher.exists():
+        with alone():
+            print(f"vm: fetching {VIRTME}", file=sys.stderr)
+            need("python3-venv", sys.executable, "-c", "import ensurepip, venv")
+            call([sys.executable, "-m", "venv", "--clear", str(place)])
+            pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+            call([*pip, "install", "--quiet", VIRTME])
+    return launcher
+
+
+def need(package: str, *check: str) -> None:
+    """Makes sure that a command succeeds, with a Debian package if it takes one."""
+    result = subprocess.run([str(HERE.parent / "scripts" / "need"), package, *check])
+    if result.returncode:
+        raise Unavailable(f"the Debian package {package} is missing")
+
+
+def call(command: Sequence[str], folder: Path | None = None) -> str:
+    """What a command prints; Unavailable, with what it complained of, when it fails."""
+    try:
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise Unavailable(f"there is no {command[0]} here") from None
+    if result.returncode:
+        raise Unavailable(f"`{' '.join(command)}` failed:\n{result.stderr.strip()}")
+    return result.stdout
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keeps others from filling the cache at the same time."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

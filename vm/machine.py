@@ -1,0 +1,339 @@
+"""Runs a command in a virtual machine, and judges what its kernel had to say."""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+import kernels
+from kernels import HERE, Kernel, Unavailable, need
+
+# What this program itself ends with; everything else is COMMAND's.
+USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
+
+INSIDE = "/run/dmafile"
+"""Where the guest has the folder that it shares with this program."""
+
+COMPLAINTS = re.compile(
+    rb"""
+    Kernel\ panic | Oops | BUG: | WARNING: | KASAN: | KFENCE: | UBSAN: | kernel\ BUG\ at
+    | general\ protection\ fault | unable\ to\ handle | bad\ page\ state
+    | INFO:\ (task\ .*\ blocked|possible\ recursive|suspicious|trying\ to\ register|inconsistent)
+    | detected\ stalls | kmemleak:.*new\ suspected
+    """,
+    re.VERBOSE,
+)
+"""How a kernel says that something is wrong with it."""
+
+# Per --fs: the Debian package and the command that makes one. The machine knows tmpfs by itself.
+MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "ext4": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
+    "xfs": ("xfsprogs", ["mkfs.xfs", "-q", "-f"]),
+    "btrfs": ("btrfs-progs", ["mkfs.btrfs", "-q", "-f"]),
+    "f2fs": ("f2fs-tools", ["mkfs.f2fs", "-q", "-f"]),
+    "overlayfs": ("e2fsprogs", ["mkfs.ext4", "-q", "-F"]),
+    "tmpfs": ("util-linux", []),
+}
+
+IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "off": ([], []),
+    "intel": (["-device", "intel-iommu"], ["intel_iommu=on"]),
+    "amd": (["-device", "amd-iommu"], []),
+}
+"""Per --iommu: QEMU's words and the kernel's."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What kind of machine, as the command line says."""
+
+    kernel: str = "6.12"
+    fs: Sequence[str] = ()
+    disk_size: int = 2 << 30
+    iommu: str = "off"
+    cpus: int = 2
+    memory: int = 2 << 30
+    as_user: bool = False
+    count_instructions: bool = False
+    timeout: float = 600
+    kernel_log: Path | None = None
+
+
+def main() -> NoReturn:
+    options, command = parse(sys.argv[1:])
+    # `vm/run ... | head` ends like any command does.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # So that ending this program ends the machine and takes its disks along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        sys.exit(run(options, command))
+    except Unavailable as error:
+        say(str(error))
+        sys.exit(NO_GUEST)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="vm/run",
+        usage="vm/run [options] -- COMMAND...",
+        description="Runs COMMAND on a chosen kernel in QEMU; output and exit status are its.",
+        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the "
+        f"kernel complained, {HANG} when the time is over, {USAGE} on bad usage.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    standard = Wanted()
+    add(
+        "--kernel",
+        default=standard.kernel,
+        help=f"{', '.join(kernels.STOCK)} or the path of an image",
+    )
+    add("--module", action="store_true", help="load dmafile.ko")
+    add(
+        "--fs",
+        action="append",
+        default=[],
+        choices=MAKERS,
+        help="a disk at /mnt, the next at /mnt2",
+    )
+    add(
+        "--disk-size",
+        type=size,
+        default=standard.disk_size,
+        metavar="SIZE",
+        help="of each, sparse [2G]",
+    )
+    add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
+    add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
+    add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
+    add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
+    add(
+        "--count-instructions",
+        action="store_true",
+        help="count what the whole guest executes meanwhile",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=standard.timeout,
+        metavar="SECONDS",
+        help="with booting [600]",
+    )
+    add(
+        "--kernel-log",
+        type=Path,
+        metavar="PATH",
+        help="keep what the kernel printed, from warnings up",
+    )
+    # By hand, as COMMAND may have a `--` of its own.
+    end = words.index("--") if "--" in words else len(words)
+    options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
+    if not command:
+        parser.error("what is to be run? `-- COMMAND...` comes last")
+    if options.pop("module"):
+        parser.error("--module: dmafile.ko is not part of this version")
+    if options["count_instructions"] and options["cpus"] not in (None, 1):
+        parser.error("--count-instructions: one CPU is all that QEMU counts on")
+    options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
+    return Wanted(**options), command
+
+
+def size(text: str) -> int:
+    """Bytes, of 512M, 2G or 2GiB."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)(iB)?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text} is no size; try 512M or 2G")
+    return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def say(text: str) -> None:
+    print(f"vm: {text}", file=sys.stderr)
+
+
+def prepare(fs: Sequence[str] = ()) -> None:
+    """Makes sure of all that booting takes, except for the kernel."""
+    need("qemu-system-x86", "command", "-v", "qemu-system-x86_64")
+    # virtme-ng packs the modules that mount the root, and busybox to load them; `file` tells it
+    # the version of an image.
+    need("kmod", "command", "-v", "modprobe")
+    need("busybox-static", "sh", "-c", "! ldd $(command -v busybox)")
+    need("file", "command", "-v", "file")
+    for name in fs:
+        package, maker = MAKERS[name]
+        if maker:
+            need(package, "command", "-v", maker[0])
+
+
+def run(wanted: Wanted, command: Sequence[str]) -> int:
+    """Boots, runs, judges; what comes back is for exit()."""
+    prepare(wanted.fs)
+    kernel = kernels.find(wanted.kernel)
+    launcher = kernels.virtme_run()
+    with tempfile.TemporaryDirectory(prefix="dmafile-vm-") as name:
+        folder = Path(name)
+        share, log = folder / "share", folder / "log"
+        share.mkdir()
+        for output in ("stdout", "stderr"):
+            (share / output).touch()
+        (share / "command").write_bytes(os.fsencode(script(wanted, command)))
+        if wanted.count_instructions:
+            # Static, so that loading it reads the same few bytes on any machine.
+            kernels.call(
+                ["cc", "-O2", "-static", "-o", str(share / "count"), str(HERE / "count.c")]
+            )
+            # COMMAND's user may not be the one who owns it.
+            (share / "instructions").touch()
+            (share / "instructions").chmod(0o666)
+        # The kernel's command line has no room for arguments.
+        arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
+        (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
+        disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
+        words = launch(launcher, kernel, wanted, share, disks)
+        in_time = watch(words, share, log, wanted.timeout)
+        text = log.read_bytes()
+        if wanted.kernel_log:
+            wanted.kernel_log.write_bytes(text)
+        return judge(wanted, share, text, in_time)
+
+
+def script(wanted: Wanted, command: Sequence[str]) -> str:
+    """A shell script of COMMAND with this program's folder and environment."""
+    environment = dict(os.environ)
+    environment["PATH"] = f"/run/vm:{environment['PATH']}"
+    # It would be a place that can't be written to.
+    environment.pop("TMPDIR", None)
+    words = ["exec", "env", "-i"]
+    if wanted.as_user:
+        environment |= {"HOME": "/tmp", "USER": "user", "LOGNAME": "user"}
+    words += [f"{name}={value}" for name, value in environment.items()]
+    if wanted.as_user:
+        words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
+    if wanted.count_instructions:
+        words += [f"{INSIDE}/count", f"{INSIDE}/instructions"]
+    return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
+
+
+def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
+    """QEMU's words for an NVMe disk with a file system."""
+    _, maker = MAKERS[fs]
+    if not maker:
+        return []
+    image = folder / f"disk{number}"
+    with image.open("wb") as file:
+        file.truncate(wanted.disk_size)
+    kernels.call([*maker, str(image)])
+    drive = f"if=none,id=disk{number},file={image},format=raw,cache=unsafe,discard=unmap"
+    return ["-drive", drive, "-device", f"nvme,serial=disk{number},drive=disk{number}"]
+
+
+def launch(
+    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, disks: Sequence[list[str]]
+) -> list[str]:
+    """The command line of virtme-ng."""
+    devices, settings = IOMMUS[wanted.iommu]
+    words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
+    words += [
+        "--force-9p",
+        "--disable-kvm",
+        f"--cpus={wanted.cpus}",
+        f"--memory={wanted.memory >> 20}M",
+    ]
+    words += [f"--rwdir={INSIDE.lstrip('/')}={share}"]
+    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what
+    # comes after one is worth nothing.
+    words.append("--show-boot-console")
+    for option in ("loglevel=5", "oops=panic", *settings):
+        words += ["--kopt", option]
+    words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
+    words += ["--qemu-opts", *devices]
+    if wanted.count_instructions:
+        # The fast string instructions would be one instruction for any number of bytes.
+        words += ["-icount", "shift=0,sleep=off", "-cpu", "max,-erms,-fsrm"]
+    for one in disks:
+        words += one
+    return words
+
+
+def watch(words: Sequence[str], share: Path, log: Path, timeout: float) -> bool:
+    """Passes on what COMMAND prints while it prints it; says whether the machine ended in time."""
+    end = time.monotonic() + timeout
+    with (
+        log.open("ab") as said,
+        (share / "stdout").open("rb") as stdout,
+        (share / "stderr").open("rb") as stderr,
+    ):
+        # The log begins with what virtme-ng and QEMU complain of; then it is the kernel's alone.
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            while (running := process.poll() is None) and time.monotonic() < end:
+                relay(stdout, sys.stdout.buffer)
+                relay(stderr, sys.stderr.buffer)
+                time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        relay(stdout, sys.stdout.buffer)
+        relay(stderr, sys.stderr.buffer)
+    return not running
+
+
+def relay(source: BinaryIO, target: BinaryIO) -> None:
+    while piece := source.read(1 << 20):
+        target.write(piece)
+        target.flush()
+
+
+def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
+    first = COMPLAINTS.search(log)
+    if first:
+        say(f"the kernel complained:\n{around(log, first.start())}")
+        return COMPLAINT
+    if not in_time:
+        say(f"no end after {wanted.timeout:g} seconds; the last that the kernel said:\n{last(log)}")
+        return HANG
+    broken, status = share / "broken", share / "status"
+    if broken.exists():
+        say(f"the guest could not be made: {broken.read_text().strip()}\n{last(log)}")
+        return NO_GUEST
+    if not status.exists():
+        say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
+        return NO_GUEST
+    if wanted.count_instructions and (share / "instructions").stat().st_size:
+        say(f"{int((share / 'instructions').read_text()):,} instructions")
+    return int(status.read_text())
+
+
+def around(log: bytes, position: int) -> str:
+    """The line there and the 99 that follow, after five that came before."""
+    before = log[:position].decode(errors="replace").splitlines(keepends=True)
+    after = log[position:].decode(errors="replace").splitlines(keepends=True)
+    return "".join([*before[-6:], *after[:100]])
+
+
+def last(log: bytes) -> str:
+    return "\n".join(log.decode(errors="replace").splitlines()[-20:])

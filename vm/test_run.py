@@ -1,0 +1,262 @@
+"""Tests of vm/run: most of them boot, so one boot answers several of them."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import kernels
+import machine
+
+ROOT = Path(__file__).parents[1]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
+FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
+
+Result = subprocess.CompletedProcess[bytes]
+
+
+@pytest.fixture(scope="session")
+def ready() -> None:
+    """Skips where there is nothing to boot; where nothing may go untested, fails instead."""
+    try:
+        machine.prepare(FILE_SYSTEMS)
+        kernels.virtme_run()
+        for name in kernels.STOCK:
+            kernels.find(name)
+    except kernels.Unavailable as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(f"no virtual machine: {error}")
+
+
+def vm(*words: str | Path) -> Result:
+    command = [str(ROOT / "vm" / "run"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+# What comes back
+
+
+@pytest.mark.usefixtures("ready")
+def test_outputs_arrive_whole_and_apart_and_a_signal_shows(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * 4096
+    (tmp_path / "blob").write_bytes(blob)
+    word = 'it\'s "one" $word\n*'
+    script = 'cat blob; pwd >&2; printf "%s" "$1" "$WORD" >&2; kill -KILL $$'
+    command = [str(ROOT / "vm" / "run"), "--", "sh", "-c", script, "sh", word]
+    result = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "WORD": word}, capture_output=True
+    )
+    assert result.stdout == blob
+    assert result.stderr.decode() == f"{tmp_path}\n{word}{word}"
+    assert result.returncode == 128 + 9
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_command_that_is_not_there() -> None:
+    result = vm("--as-user", "--", "no-such-command")
+    assert result.returncode == 127
+    assert b"no-such-command" in result.stderr
+
+
+@pytest.mark.usefixtures("ready")
+def test_as_user_on_one_cpu_with_little_memory() -> None:
+    facts = "id -u; nproc; grep MemTotal /proc/meminfo"
+    script = f"{facts}; touch /mnt/mine && ls /mnt/mine; touch /etc/not-mine; exit 3"
+    result = vm("--as-user", "--cpus=1", "--memory=1G", "--fs=ext4", "--", "sh", "-c", script)
+    user, cpus, memory, mine = result.stdout.decode().splitlines()
+    assert (user, cpus, mine) == ("1000", "1", "/mnt/mine")
+    assert 800_000 < int(memory.split()[1]) < 1 << 20
+    assert b"/etc/not-mine" in result.stderr
+    assert result.returncode == 3
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("mode", ["intel", "amd"])
+def test_an_iommu_has_the_disk(mode: str) -> None:
+    disk = "/sys/block/nvme0n1/device/device/iommu_group"
+    result = vm(
+        "--iommu", mode, "--fs=ext4", "--", "sh", "-c", f"test -e {disk} && cat {disk}/type"
+    )
+    assert result.stdout.startswith(b"DMA"), result.stderr
+    assert result.returncode == 0
+
+
+@pytest.mark.usefixtures("ready")
+def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
+    turns = 200_000_000
+    source = f'int main() {{ asm("mov ${turns}, %%rcx; 1: dec %%rcx; jnz 1b" ::: "rcx"); }}'
+    compiler = ["cc", "-x", "c", "-o", str(tmp_path / "loop"), "-"]
+    subprocess.run(compiler, input=source.encode(), check=True)
+    result = vm("--count-instructions", "--", "sh", "-c", f"sleep 3; {tmp_path}/loop; exit 5")
+    assert result.returncode == 5
+    [line] = result.stderr.decode().splitlines()
+    counted = int(line.removeprefix("vm: ").removesuffix(" instructions").replace(",", ""))
+    # Starting two programs and 3 seconds of timer interrupts come on top.
+    assert 2 * turns < counted < 2.2 * turns
+
+
+# What fails a run
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_panic_fails_the_run() -> None:
+    result = vm("--", "sh", "-c", "echo before; echo c > /proc/sysrq-trigger; echo after")
+    assert result.returncode == machine.COMPLAINT
+    assert result.stdout == b"before\n"
+    assert b"Kernel panic" in result.stderr
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_warning_fails_the_run_though_the_command_succeeds(tmp_path: Path) -> None:
+    # No part of Debian's kernels warns on demand, so this one only says so, the way a kernel does.
+    warning = "<4>WARNING: CPU: 0 PID: 1 at mm/page_alloc.c:4242 rmqueue+0x1/0x2"
+    log = tmp_path / "log"
+    result = vm("--kernel-log", log, "--", "sh", "-c", f"echo '{warning}' > /dev/kmsg; echo done")
+    assert result.stdout == b"done\n"
+    assert result.returncode == machine.COMPLAINT
+    assert b"page_alloc.c:4242" in result.stderr
+    assert b"page_alloc.c:4242" in log.read_bytes()
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_hang_is_cut() -> None:
+    start = time.monotonic()
+    result = vm("--timeout=60", "--", "sh", "-c", "echo started; sleep 1000")
+    assert result.returncode == machine.HANG
+    assert result.stdout == b"started\n"
+    assert b"no end after 60 seconds" in result.stderr
+    assert time.monotonic() - start < 90
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "BUG: KASAN: slab-out-of-bounds in f+0x1/0x2",
+        "BUG: kernel NULL pointer dereference, address: 0000000000000000",
+        "Oops: 0002 [#1] PREEMPT SMP",
+        "WARNING: possible circular locking dependency detected",
+        "WARNING: CPU: 1 PID: 2 at fs/inode.c:1 f+0x1/0x2",
+        "INFO: task dmafile:12 blocked for more than 120 seconds.",
+        "Kernel panic - not syncing: sysrq triggered crash",
+    ],
+)
+def test_what_a_kernel_complains_of_is_seen(line: str) -> None:
+    assert machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nvme nvme0: missing or invalid SUBNQN field.", "clocksource: tsc unstable", "debug: fine"],
+)
+def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
+    assert not machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
+
+
+# What is refused before anything boots
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--module", "--", "true"], machine.USAGE, "dmafile.ko"),
+        (["--fs", "fat", "--", "true"], machine.USAGE, "invalid choice"),
+        (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
+        (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
+        (["--memory", "much", "--", "true"], machine.USAGE, "512M"),
+        (["--"], machine.USAGE, "COMMAND"),
+        (["true"], machine.USAGE, "unrecognized"),
+    ],
+)
+def test_bad_usage(words: list[str], status: int, said: str) -> None:
+    result = vm(*words)
+    assert result.returncode == status
+    assert said in result.stderr.decode()
+
+
+@pytest.mark.parametrize("name", ["base", "series-debug", "no/such/image"])
+def test_kernels_that_are_not_there(name: str) -> None:
+    with pytest.raises(kernels.Unavailable, match=r"6\.12"):
+        kernels.find(name)
+
+
+def test_sizes() -> None:
+    assert [machine.size(text) for text in ("512", "4K", "2G", "2GiB")] == [
+        512,
+        4096,
+        2 << 30,
+        2 << 30,
+    ]
+
+
+# Ours, on stock kernels
+
+CHECKS = """
+dmafile=$1
+uname -r
+for node in /dev/udmabuf /dev/dma_heap/system; do
+    [ ! -e $node ] || echo "node $node"
+done
+$dmafile doctor >/tmp/doctor && grep -q . /tmp/doctor && echo "doctor"
+number=
+for fs in $FILE_SYSTEMS; do
+    file=/mnt$number/file
+    io=direct
+    # It keeps its files in memory, where nothing is direct and the cache is the file.
+    [ $fs != tmpfs ] || io=auto
+    head -c 10000123 /dev/urandom >$file
+    sync $file
+    dd if=$file iflag=nocache count=0 status=none
+    $dmafile load --quiet --io $io $file -- sh -c \
+        'head -c $DMAFILE_BYTES /proc/self/fd/$DMAFILE_FD | sha256sum' >/tmp/loaded
+    cached=$(fincore --bytes --noheadings --output RES $file)
+    sha256sum <$file | cmp - /tmp/loaded && echo "loaded $fs $(stat -f -c %T $file) $cached"
+    number=$((${number:-1} + 1))
+done
+"""
+
+
+@pytest.fixture(scope="module", params=sorted(kernels.STOCK))
+def stock(request: pytest.FixtureRequest, ready: None) -> Iterator[tuple[str, list[str]]]:
+    """What one boot of each stock kernel, with a disk of every kind, says of itself and of us."""
+    build = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-cli"]
+    subprocess.run(build, cwd=ROOT, check=True)
+    words = ["--kernel", request.param, *(f"--fs={fs}" for fs in FILE_SYSTEMS)]
+    script = f"FILE_SYSTEMS={shlex.quote(' '.join(FILE_SYSTEMS))}\n{CHECKS}"
+    result = vm(*words, "--", "sh", "-c", script, "sh", TARGET / "debug" / "dmafile")
+    assert result.returncode == 0, result.stderr.decode()
+    # With --quiet on, nothing is said unless something is wrong.
+    assert result.stderr == b""
+    yield request.param, result.stdout.decode().splitlines()
+
+
+def test_it_is_the_kernel_asked_for(stock: tuple[str, list[str]]) -> None:
+    name, said = stock
+    assert said[0].startswith(f"{name}.")
+
+
+def test_only_the_newer_kernel_has_dma_bufs_for_user_space(stock: tuple[str, list[str]]) -> None:
+    name, said = stock
+    nodes = {line.split()[1] for line in said if line.startswith("node ")}
+    assert nodes == ({"/dev/udmabuf", "/dev/dma_heap/system"} if name == "6.12" else set())
+
+
+def test_doctor_runs(stock: tuple[str, list[str]]) -> None:
+    assert "doctor" in stock[1]
+
+
+@pytest.mark.parametrize("fs", FILE_SYSTEMS)
+def test_a_load_is_byte_equal_and_leaves_no_page_cache(
+    stock: tuple[str, list[str]], fs: str
+) -> None:
+    [line] = [line for line in stock[1] if line.startswith(f"loaded {fs} ")]
+    _, _, kind, cached = line.split()
+    # What `stat -f` calls ext4 and overlayfs has changed over time.
+    assert kind.startswith(fs[:3]) or (fs == "overlayfs" and kind.startswith("overlay")), kind
+    assert fs == "tmpfs" or cached == "0"
