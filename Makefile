@@ -25,9 +25,9 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks bench demo python scripts
+SCRIPTS := attacks bench demo python scripts vm
 
-.PHONY: help demo test fuzz bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
+.PHONY: help demo test vm-test fuzz bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 			{ tail -n 60 $(FUZZ)/$$format.log >&2; exit 1; }; \
 		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
 	done
+
+vm-test: need-rust .venv/dev ## every test of vm/, and our Rust tests on Debian's 6.12 and 6.1 kernels in QEMU
+	@echo "vm-test: boots some 15 virtual machines without KVM (about 10 minutes)"
+	$(PYTHON) -m pytest --quiet -rs -m "long or not long" vm
 
 bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
 	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"
@@ -129,7 +133,9 @@ need-rust-tools: need-rust
 # Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind; do \
+	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
+		qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
+		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done
 	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]

@@ -1,4 +1,4 @@
-# What runs as root in the guest: `sh guest.sh FOLDER MODULES FS...`. FOLDER is shared with the host: `command` is
+# What runs as root in the guest, with the arguments FOLDER MODULES FS... FOLDER is shared with the host: `command` is
 # there, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. MODULES is
 # the folder whose lib/modules fits this kernel.
 share=$1

@@ -34,7 +34,9 @@ class Kernel:
     @property
     def modules(self) -> Path:
         """The nearest folder above the image with a lib/modules, as virtme-ng looks for it too."""
-        return next(one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one)
+        return next(
+            one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one
+        )
 
 
 def cache() -> Path:
@@ -62,7 +64,7 @@ def find(name: str) -> Kernel:
 def cached(name: str) -> Kernel | None:
     images = (cache() / name).glob("*/boot/vmlinuz-*")
     newest = max(images, key=lambda image: image.parents[1].stat().st_mtime, default=None)
-    return newest and Kernel(newest)
+    return Kernel(newest) if newest else None
 
 
 def fetch(name: str) -> Kernel:
@@ -94,7 +96,7 @@ def fetch(name: str) -> Kernel:
 
 
 class Apt:
-    """apt-get with lists of its own: asks the configured sources, without root, changing nothing."""
+    """apt-get with lists of its own: needs no root, and changes nothing of the system's."""
 
     def __init__(self) -> None:
         state, store = cache() / "apt" / "lists", cache() / "apt" / "cache"
@@ -107,8 +109,10 @@ class Apt:
 
     def newest(self, name: str) -> tuple[str, str]:
         """The version of a package that only stands for another one, and that one's name."""
-        fields = {}
-        for line in call(["apt-cache", *self.options, "show", "--no-all-versions", name]).split("\n"):
+        fields: dict[str, str] = {}
+        for line in call(["apt-cache", *self.options, "show", "--no-all-versions", name]).split(
+            "\n"
+        ):
             key, _, value = line.partition(": ")
             fields.setdefault(key, value)
         return fields["Version"], fields["Depends"].split()[0]

@@ -20,6 +20,9 @@ from kernels import HERE, Kernel, Unavailable, need
 # What this program itself ends with; everything else is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
+INSIDE = "/run/dmafile"
+"""Where the guest has the folder that it shares with this program."""
+
 COMPLAINTS = re.compile(
     rb"""
     Kernel\ panic | Oops | BUG: | WARNING: | KASAN: | KFENCE: | UBSAN: | kernel\ BUG\ at
@@ -44,7 +47,7 @@ MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
 IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "off": ([], []),
     "intel": (["-device", "intel-iommu"], ["intel_iommu=on"]),
-    "virtio": (["-device", "virtio-iommu-pci"], []),
+    "amd": (["-device", "amd-iommu"], []),
 }
 """Per --iommu: QEMU's words and the kernel's."""
 
@@ -60,6 +63,7 @@ class Wanted:
     cpus: int = 2
     memory: int = 2 << 30
     as_user: bool = False
+    count_instructions: bool = False
     timeout: float = 600
     kernel_log: Path | None = None
 
@@ -83,31 +87,65 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     parser = argparse.ArgumentParser(
         prog="vm/run",
         usage="vm/run [options] -- COMMAND...",
-        description="Runs COMMAND on a chosen kernel in QEMU. Its output and its exit status are COMMAND's.",
-        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the kernel "
-        f"complained, {HANG} when the time is over, {USAGE} on bad usage.",
+        description="Runs COMMAND on a chosen kernel in QEMU; output and exit status are its.",
+        epilog=f"Ends with {NO_GUEST} when there is no machine to run on, {COMPLAINT} when the "
+        f"kernel complained, {HANG} when the time is over, {USAGE} on bad usage.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     standard = Wanted()
-    add("--kernel", default=standard.kernel, help=f"{', '.join(kernels.STOCK)} or the path of an image")
+    add(
+        "--kernel",
+        default=standard.kernel,
+        help=f"{', '.join(kernels.STOCK)} or the path of an image",
+    )
     add("--module", action="store_true", help="load dmafile.ko")
-    add("--fs", action="append", default=[], choices=MAKERS, help="a disk at /mnt, the next at /mnt2")
-    add("--disk-size", type=size, default=standard.disk_size, metavar="SIZE", help="of each, sparse [2G]")
+    add(
+        "--fs",
+        action="append",
+        default=[],
+        choices=MAKERS,
+        help="a disk at /mnt, the next at /mnt2",
+    )
+    add(
+        "--disk-size",
+        type=size,
+        default=standard.disk_size,
+        metavar="SIZE",
+        help="of each, sparse [2G]",
+    )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
-    add("--cpus", type=count, default=standard.cpus, metavar="N", help=f"[{standard.cpus}]")
+    add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
-    add("--count-instructions", action="store_true", help="count what the whole guest executes meanwhile")
-    add("--timeout", type=float, default=standard.timeout, metavar="SECONDS", help="with booting [600]")
-    add("--kernel-log", type=Path, metavar="PATH", help="keep what the kernel printed, from warnings up")
-    add("command", nargs="+", metavar="COMMAND")
-    options = vars(parser.parse_args(words))
-    command = options.pop("command")
+    add(
+        "--count-instructions",
+        action="store_true",
+        help="count what the whole guest executes meanwhile",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=standard.timeout,
+        metavar="SECONDS",
+        help="with booting [600]",
+    )
+    add(
+        "--kernel-log",
+        type=Path,
+        metavar="PATH",
+        help="keep what the kernel printed, from warnings up",
+    )
+    # By hand, as COMMAND may have a `--` of its own.
+    end = words.index("--") if "--" in words else len(words)
+    options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
+    if not command:
+        parser.error("what is to be run? `-- COMMAND...` comes last")
     if options.pop("module"):
         parser.error("--module: dmafile.ko is not part of this version")
-    if options.pop("count_instructions"):
-        parser.error("--count-instructions is not part of this version")
+    if options["count_instructions"] and options["cpus"] not in (None, 1):
+        parser.error("--count-instructions: one CPU is all that QEMU counts on")
+    options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     return Wanted(**options), command
 
 
@@ -133,7 +171,8 @@ def say(text: str) -> None:
 def prepare(fs: Sequence[str] = ()) -> None:
     """Makes sure of all that booting takes, except for the kernel."""
     need("qemu-system-x86", "command", "-v", "qemu-system-x86_64")
-    # virtme-ng packs the modules that mount the root, and busybox to load them, and asks `file` for a version.
+    # virtme-ng packs the modules that mount the root, and busybox to load them; `file` tells it
+    # the version of an image.
     need("kmod", "command", "-v", "modprobe")
     need("busybox-static", "sh", "-c", "! ldd $(command -v busybox)")
     need("file", "command", "-v", "file")
@@ -155,14 +194,24 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         for output in ("stdout", "stderr"):
             (share / output).touch()
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
-        (share / "guest.sh").write_bytes((HERE / "guest.sh").read_bytes())
+        if wanted.count_instructions:
+            # Static, so that loading it reads the same few bytes on any machine.
+            kernels.call(
+                ["cc", "-O2", "-static", "-o", str(share / "count"), str(HERE / "count.c")]
+            )
+            # COMMAND's user may not be the one who owns it.
+            (share / "instructions").touch()
+            (share / "instructions").chmod(0o666)
+        # The kernel's command line has no room for arguments.
+        arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
+        (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
         disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
-        words = launch(launcher, kernel, wanted, share, log, disks)
-        in_time = watch(words, folder, share, wanted.timeout)
-        text = log.read_bytes() if log.exists() else b""
+        words = launch(launcher, kernel, wanted, share, disks)
+        in_time = watch(words, share, log, wanted.timeout)
+        text = log.read_bytes()
         if wanted.kernel_log:
             wanted.kernel_log.write_bytes(text)
-        return judge(wanted, folder, text, in_time)
+        return judge(wanted, share, text, in_time)
 
 
 def script(wanted: Wanted, command: Sequence[str]) -> str:
@@ -177,7 +226,9 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     words += [f"{name}={value}" for name, value in environment.items()]
     if wanted.as_user:
         words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
-    return f"cd {shlex.quote(os.getcwd())}\n{shlex.join([*words, *command])}\n"
+    if wanted.count_instructions:
+        words += [f"{INSIDE}/count", f"{INSIDE}/instructions"]
+    return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
 
 
 def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
@@ -194,36 +245,48 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
 
 
 def launch(
-    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, log: Path, disks: Sequence[list[str]]
+    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, disks: Sequence[list[str]]
 ) -> list[str]:
     """The command line of virtme-ng."""
-    inside = "/run/dmafile"
     devices, settings = IOMMUS[wanted.iommu]
     words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
-    words += ["--force-9p", "--disable-kvm", f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
-    words += [f"--rwdir={inside.lstrip('/')}={share}"]
-    # The second serial port is for what the kernel says, from warnings up, the first one is virtme-ng's. An oops
-    # ends the machine: what comes after one is worth nothing.
-    for option in ("console=ttyS1", "loglevel=5", "oops=panic", *settings):
+    words += [
+        "--force-9p",
+        "--disable-kvm",
+        f"--cpus={wanted.cpus}",
+        f"--memory={wanted.memory >> 20}M",
+    ]
+    words += [f"--rwdir={INSIDE.lstrip('/')}={share}"]
+    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what
+    # comes after one is worth nothing.
+    words.append("--show-boot-console")
+    for option in ("loglevel=5", "oops=panic", *settings):
         words += ["--kopt", option]
-    words += ["--script-sh", shlex.join(["sh", f"{inside}/guest.sh", inside, str(kernel.modules), *wanted.fs])]
-    words += ["--qemu-opts", "-serial", f"file:{log}", *devices]
+    words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
+    words += ["--qemu-opts", *devices]
+    if wanted.count_instructions:
+        # The fast string instructions would be one instruction for any number of bytes.
+        words += ["-icount", "shift=0,sleep=off", "-cpu", "max,-erms,-fsrm"]
     for one in disks:
         words += one
     return words
 
 
-def watch(words: Sequence[str], folder: Path, share: Path, timeout: float) -> bool:
+def watch(words: Sequence[str], share: Path, log: Path, timeout: float) -> bool:
     """Passes on what COMMAND prints while it prints it; says whether the machine ended in time."""
     end = time.monotonic() + timeout
     with (
-        (folder / "launcher").open("wb") as launcher,
+        log.open("ab") as said,
         (share / "stdout").open("rb") as stdout,
         (share / "stderr").open("rb") as stderr,
     ):
-        # What virtme-ng itself prints is of use only if the machine doesn't start.
+        # The log begins with what virtme-ng and QEMU complain of; then it is the kernel's alone.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=launcher, stderr=launcher, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
         )
         try:
             while (running := process.poll() is None) and time.monotonic() < end:
@@ -245,7 +308,7 @@ def relay(source: BinaryIO, target: BinaryIO) -> None:
         target.flush()
 
 
-def judge(wanted: Wanted, folder: Path, log: bytes, in_time: bool) -> int:
+def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
     first = COMPLAINTS.search(log)
     if first:
         say(f"the kernel complained:\n{around(log, first.start())}")
@@ -253,14 +316,15 @@ def judge(wanted: Wanted, folder: Path, log: bytes, in_time: bool) -> int:
     if not in_time:
         say(f"no end after {wanted.timeout:g} seconds; the last that the kernel said:\n{last(log)}")
         return HANG
-    broken, status = folder / "share" / "broken", folder / "share" / "status"
+    broken, status = share / "broken", share / "status"
     if broken.exists():
         say(f"the guest could not be made: {broken.read_text().strip()}\n{last(log)}")
         return NO_GUEST
     if not status.exists():
-        said = last((folder / "launcher").read_bytes() + log)
-        say(f"the machine ended before COMMAND did; the last that was said:\n{said}")
+        say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
         return NO_GUEST
+    if wanted.count_instructions and (share / "instructions").stat().st_size:
+        say(f"{int((share / 'instructions').read_text()):,} instructions")
     return int(status.read_text())
 
 

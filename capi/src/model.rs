@@ -77,7 +77,7 @@ impl Model {
     fn describe(&self) -> Result<CString> {
         let model = &self.inner;
         let json = json!({
-            "file": model.path(),
+            "file": model.path().to_string_lossy(),
             "format": model.format(),
             "shards": model.shards(),
             "metadata": model.metadata(),

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
     };
     if args.json {
         return write_json(&json!({
-            "file": model.path(),
+            "file": model.path().to_string_lossy(),
             "format": model.format(),
             "shards": model.shards(),
             "metadata": model.metadata(),

@@ -128,3 +128,24 @@ fn control_characters_are_shown_and_not_obeyed() {
     let line = dir.refusal(&mut dir.dmafile("show m"), 1);
     assert!(!line.contains('\u{1b}'), "{line}");
 }
+
+/// A path is bytes: what is no UTF-8 of it is replaced in JSON, and is no reason to fail.
+#[test]
+fn paths_need_not_be_utf8() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = Dir::new();
+    let name = std::ffi::OsStr::from_bytes(b"m\xff");
+    fs::create_dir(dir.path("plain")).unwrap();
+    let folder = dir.path("plain").with_file_name(name);
+    fs::create_dir(&folder).unwrap();
+    sharded(&folder, &[tensors("a", 1, 5000), tensors("b", 1, 5000)]);
+    for args in [
+        &["show", "--json"][..],
+        &["load", "--quiet", "--json", "--verify", "sha256"],
+        &["explain", "--json"],
+    ] {
+        let mut command = dir.dmafile(args[0]);
+        let json = end(command.args(&args[1..]).arg(&folder)).ok().json();
+        assert!(json.is_object());
+    }
+}

@@ -152,6 +152,14 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
+/// Serialises a path whatever its bytes.
+pub(crate) fn lossy<S: serde::Serializer>(
+    path: &std::path::Path,
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
 /// What helps most often; callers that know better say so with `remedy`.
 fn usual_remedy(errno: Errno) -> &'static str {
     match errno {

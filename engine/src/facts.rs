@@ -85,6 +85,7 @@ impl Host {
 #[derive(Clone, Debug, Serialize)]
 pub struct File {
     /// Where it is.
+    #[serde(serialize_with = "crate::error::lossy")]
     pub path: PathBuf,
     /// Its size when it was opened.
     pub size: u64,

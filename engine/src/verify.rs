@@ -100,7 +100,8 @@ impl FromStr for Verify {
 /// A digest that was computed, and the one that was expected if any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// The file whose bytes these are.
+    /// The file whose bytes these are; in JSON what of its path is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
     /// The algorithm.
     pub algorithm: Algorithm,

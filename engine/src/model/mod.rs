@@ -40,7 +40,8 @@ pub struct Tensor {
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shard {
-    /// Its path.
+    /// Its path; in JSON what of it is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
     /// Where its first byte lies among the wanted bytes of a buffer.
     pub at: u64,

@@ -60,7 +60,8 @@ impl std::fmt::Display for Reason {
 /// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
-    /// The file to load.
+    /// The file to load; in JSON what of its path is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
     /// First byte of the file that is wanted.
     pub offset: u64,
