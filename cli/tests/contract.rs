@@ -280,16 +280,26 @@ fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
     );
 }
 
+/// Where there is a node, vm/test_udmabuf.py has the tests.
+#[test]
+fn without_udmabuf_the_remedy_is_named() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    if std::path::Path::new("/dev/udmabuf").exists() {
+        return;
+    }
+    assert_eq!(
+        dir.refuses("file --to udmabuf", 1),
+        "cannot make the buffer: udmabuf: there is no /dev/udmabuf (ENOENT) (EOPNOTSUPP); modprobe \
+         udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd"
+    );
+}
+
 #[test]
 fn kinds_of_later_versions_are_refused_with_the_remedy() {
     let dir = Dir::new();
     dir.file("file", 5000);
     for (kind, why) in [
-        (
-            "udmabuf",
-            "this version makes no dma-bufs yet (EOPNOTSUPP); load with --to memfd and hand the \
-             descriptor to UDMABUF_CREATE on /dev/udmabuf",
-        ),
         (
             "heap:system",
             "this version fills no dma-heap buffers yet: their mappings refuse direct I/O (EFAULT) \
