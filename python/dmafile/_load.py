@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import TypeAlias, TypedDict, Unpack
 
 from . import _dmafile
 from ._dmafile import Buffer
+from ._errors import Error
 from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -50,8 +52,8 @@ def load(
 ) -> Buffer:
     """Loads a file into memory that devices and processes can share.
 
-    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load. Sizes are in
-    bytes.
+    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load where it is the
+    main thread's: the interpreter handles signals on no other. Sizes are in bytes.
 
     Args:
         path: A regular file or a block device.
@@ -120,6 +122,10 @@ async def load_async(
                 await ended.wait()
             else:
                 await _tell_until(ended, running, tell)
+        except GeneratorExit:
+            # A coroutine that is thrown away may not await any more.
+            running.cancel()
+            raise
         except BaseException:
             running.cancel()
             while not ended.is_set():
@@ -128,6 +134,9 @@ async def load_async(
                     await ended.wait()
                 except asyncio.CancelledError:
                     continue
+            # The exception may be kept, and its frames with it: not the buffer too.
+            with suppress(Error):
+                running.result().close()
             raise
     return running.result()
 
