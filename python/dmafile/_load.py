@@ -1,13 +1,14 @@
 """Loads: at once, and awaited."""
 
 import asyncio
+import errno
 import os
 from contextlib import suppress
 from typing import TypeAlias, TypedDict, Unpack
 
 from . import _dmafile
 from ._dmafile import Buffer
-from ._errors import Error
+from ._errors import Error, make
 from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -97,6 +98,14 @@ def load(
     }
     with callback(progress) as tell:
         return _dmafile.load(os.fsdecode(path), options, tell)
+
+
+def check_empty(path: StrPath, options: Options, verify: str | None) -> None:
+    """Raises what the load of tensors without a byte would, if there were anything to load."""
+    _dmafile.check({**options, "verify": verify})
+    if verify is not None:
+        text = f"cannot verify: {os.fsdecode(path)}: the tensors have no bytes (ENODATA)"
+        raise make("failed", errno.ENODATA, text, os.fsdecode(path), "leave verify out")
 
 
 async def load_async(

@@ -3,8 +3,8 @@
 
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
-use crate::request::{self, FILE};
-use dmafile::{CancelToken, Error, Load, Loaded};
+use crate::request::{self, FILE, MODEL};
+use dmafile::{CancelToken, Error, ErrorKind, Load, Loaded};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -262,4 +262,15 @@ pub(crate) fn start(
     Ok(Running {
         job: Mutex::new(Some(job)),
     })
+}
+
+/// Raises where the options of a model cannot be meant, whatever the model.
+#[pyfunction]
+pub(crate) fn check(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    // What needs no file is looked at before there is none.
+    let load = request::apply(Load::new(""), options, MODEL)?;
+    match py.detach(|| load.plan()) {
+        Err(error) if error.kind() == ErrorKind::Usage => Err(raise(py, &error, None)),
+        _ => Ok(()),
+    }
 }
