@@ -25,7 +25,7 @@ class Error(OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         if self.strerror is None:
-            return super().__reduce__()
+            return (type(self), self.args)
         # The classes below have no name to be found by; between processes their parts go.
         return make, (self._kind, self.errno, self.strerror, self.filename, self.remedy)
 

@@ -242,7 +242,7 @@ def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
 @pytest.mark.parametrize("to", ["anon", "memfd"])
 def test_an_array_without_an_export_outlives_the_memory(file: Path, to: str) -> None:
     buffer = dmafile.load(file, to=to)
-    array = np.ndarray((SIZE,), np.uint8, buffer=buffer)
+    array = np.ndarray((SIZE,), np.uint8, buffer=buffer)  # type: ignore[arg-type]
     if to == "memfd":
         buffer.seal()
         assert array.tobytes() == file.read_bytes()

@@ -222,7 +222,7 @@ def test_a_part_reads_only_its_bytes(model: Path) -> None:
 def test_options_are_looked_at_where_they_are_given(folder: Path, model: Path) -> None:
     for wrong in ({"block": 1}, {"method": "magic"}, {"framework": "jax"}, {"queue_depth": 0}):
         with pytest.raises(dmafile.UsageError):
-            dmafile.open_tensors(model, **wrong)  # type: ignore[arg-type]
+            dmafile.open_tensors(model, **wrong)
     for more in ("to", "verify", "blok"):
         with pytest.raises(TypeError, match=more):
             dmafile.open_tensors(model, **{more: "memfd"})  # type: ignore[arg-type]
