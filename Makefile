@@ -13,8 +13,16 @@ LIBDIR      ?= $(PREFIX)/lib
 INCLUDEDIR  ?= $(PREFIX)/include
 MANDIR      ?= $(PREFIX)/share/man
 DESTDIR     ?=
+# From here, and whole: the C library is installed from its own folder.
+STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
-	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(DESTDIR)
+	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
+
+# make(1) has no names with spaces: half of one would be another folder.
+PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR
+$(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) has a space in it: '$($(place))')))
+$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR,$(if $(filter /%,$($(place))),,\
+	$(error $(place) is no absolute path: '$($(place))'; DESTDIR may be relative)))
 
 # How long each reader of model files is fuzzed; what it learns stays in $(FUZZ)/corpus for the next time.
 SECONDS ?= 20
@@ -95,17 +103,17 @@ docs: build ## write the man page, shell completions and API documentation under
 	cargo doc --workspace --no-deps --locked
 
 install: built ## install the command, its manual and the C library (PREFIX=/usr/local DESTDIR=)
-	@echo "install: under $(DESTDIR)$(PREFIX)"
-	install -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(MANDIR)/man1
-	install -m 755 $(DMAFILE) $(DESTDIR)$(BINDIR)/dmafile
+	@echo "install: under $(STAGE)$(PREFIX)"
+	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1
+	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
 	@$(DMAFILE) man > $(TARGET)/release/dmafile.1
-	install -m 644 $(TARGET)/release/dmafile.1 $(DESTDIR)$(MANDIR)/man1/dmafile.1
+	install -m 644 $(TARGET)/release/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile.1
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
-	@echo "uninstall: from $(DESTDIR)$(PREFIX)"
-	rm -f $(DESTDIR)$(BINDIR)/dmafile $(DESTDIR)$(MANDIR)/man1/dmafile.1
+	@echo "uninstall: from $(STAGE)$(PREFIX)"
+	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 

@@ -85,7 +85,7 @@ static int address(const char *path, struct sockaddr_un *to)
     memset(to, 0, sizeof *to);
     to->sun_family = AF_UNIX;
     if (strlen(path) >= sizeof to->sun_path) {
-        fprintf(stderr, "load: %s is too long for a socket\n", path);
+        errno = ENAMETOOLONG;
         return -1;
     }
     strcpy(to->sun_path, path);
@@ -185,7 +185,11 @@ int main(int argc, char **argv)
     if (isatty(STDERR_FILENO))
         options.progress = on_progress;
 
-    if (dmafile_load(file, &options, &buffer) < 0) {
+    status = dmafile_load(file, &options, &buffer);
+    /* There is nothing to end any more. */
+    action.sa_handler = SIG_DFL;
+    sigaction(SIGINT, &action, NULL);
+    if (status < 0) {
         status = fail();
     } else {
         status = look(buffer);
@@ -195,8 +199,6 @@ int main(int argc, char **argv)
             status = send_to(buffer, send);
         dmafile_buffer_free(buffer);
     }
-    action.sa_handler = SIG_DFL;
-    sigaction(SIGINT, &action, NULL);
     dmafile_token_free(stop);
     return status;
 }

@@ -19,7 +19,9 @@
  *
  * Functions return 0 or a number that is not negative, and a negative errno on failure; those that
  * return a pointer or an unsigned number return NULL or 0 on failure and set errno. Either way
- * dmafile_strerror_r has a sentence that says what failed, where, why, and what would help.
+ * dmafile_strerror_r has a sentence that says what failed, where, why, and what would help. Only
+ * dmafile_token_cancel and dmafile_token_is_set, which signal handlers may call, and
+ * dmafile_strerror_r itself leave the sentence as it was, whatever they return.
  *
  * A pointer that is passed in is NULL, which is an error where nothing else is said, or valid for
  * the time of the call: a handle that came from this library and is not freed yet, a string that
@@ -67,10 +69,11 @@ struct dmafile_token;
  * How a load should be done. Every member that is zero (0, NULL) stands for its default; a struct
  * that is all zero asks for all defaults.
  *
- * Initialise all of it, then set `size`, then what you want (see the top of this file). `size` tells the library which members its caller knows. A caller of an older header gets
- * defaults for members that were added since; a newer one is refused (-E2BIG) where it sets
- * members that the library does not know. A `size` of 0 beside members that are set is refused
- * (-EINVAL).
+ * Initialise all of it, then set `size`, then what you want (see the top of this file). `size`
+ * tells the library which members its caller knows. A caller of an older header gets defaults for
+ * members that were added since; a newer one is refused (-E2BIG) where it sets members that the
+ * library does not know, and so is a `size` of more than 4096, which no version has. A `size` of 0
+ * beside members that are set is refused (-EINVAL).
  *
  * The strings are the words of the command line, in UTF-8. Nothing in it is kept after the call
  * that it is handed to has returned, so that it may be used again, by several threads too.
@@ -134,8 +137,8 @@ struct dmafile_options {
     /**
      * Called now and then, at most 30 times a second, and once at the end, with how many bytes are
      * in place and how many there will be (holes do not count); NULL for none. Calls come from
-     * the threads of the load, never two at once and never backwards, and none after the load has
-     * returned. It should return soon, and must neither throw an exception nor jump out.
+     * the calling thread or from others, never two at once and never backwards, and none after
+     * the load has returned. It should return soon, and must neither throw an exception nor jump out.
      */
     void (*progress)(uint64_t done, uint64_t total, void *user);
     /**
@@ -197,7 +200,8 @@ const char *dmafile_version(void);
  * characters where it does not fit. Calls that succeed leave it; before any failure it is empty.
  *
  * Returns how many bytes the whole sentence has without NUL, as snprintf(3) does: it was cut where
- * that is `len` or more. `text` may be NULL where `len` is 0. -EINVAL for another NULL.
+ * that is `len` or more. `text` may be NULL where `len` is 0. -EINVAL for another NULL, which
+ * leaves the sentence as it was.
  *
  * Thread-safe: each thread has its own sentence.
  */
@@ -352,7 +356,7 @@ void dmafile_buffer_free(struct dmafile_buffer *buffer);
  * negative errno, with NULL in `*buffer`, and nothing is left behind, except in an "fd:N" that was
  * being filled, whose contents are undefined then:
  *   -EINVAL for NULL, an unknown word, a number out of its range;
- *   -E2BIG where an option is set that this version does not know;
+ *   -E2BIG where an option is set that this version does not know, or `size` is beyond 4096;
  *   -ENOENT, -EACCES, -EISDIR and their like for the file;
  *   -ENODATA for an empty file, or one that is cut short meanwhile;
  *   -EIO from the disk;
@@ -486,14 +490,14 @@ struct dmafile_token *dmafile_token_new(void);
  * Sets a token. Its loads return -ECANCELED as soon as what is in flight has landed (a read from a
  * disk cannot be taken back), and leave nothing behind.
  *
- * Returns 0, or -EINVAL for NULL.
+ * Returns 0, or -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
  *
  * Thread-safe, and safe in a signal handler.
  */
 int dmafile_token_cancel(const struct dmafile_token *token);
 
 /**
- * Whether a token is set: 1 or 0; -EINVAL for NULL.
+ * Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
  *
  * Thread-safe, and safe in a signal handler.
  */

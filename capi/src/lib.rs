@@ -45,7 +45,8 @@ pub extern "C" fn dmafile_version() -> *const c_char {
 /// characters where it does not fit. Calls that succeed leave it; before any failure it is empty.
 ///
 /// Returns how many bytes the whole sentence has without NUL, as snprintf(3) does: it was cut where
-/// that is `len` or more. `text` may be NULL where `len` is 0. -EINVAL for another NULL.
+/// that is `len` or more. `text` may be NULL where `len` is 0. -EINVAL for another NULL, which
+/// leaves the sentence as it was.
 ///
 /// Thread-safe: each thread has its own sentence.
 #[unsafe(no_mangle)]

@@ -26,7 +26,7 @@ pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path> {
 /// negative errno, with NULL in `*buffer`, and nothing is left behind, except in an "fd:N" that was
 /// being filled, whose contents are undefined then:
 ///   -EINVAL for NULL, an unknown word, a number out of its range;
-///   -E2BIG where an option is set that this version does not know;
+///   -E2BIG where an option is set that this version does not know, or `size` is beyond 4096;
 ///   -ENOENT, -EACCES, -EISDIR and their like for the file;
 ///   -ENODATA for an empty file, or one that is cut short meanwhile;
 ///   -EIO from the disk;

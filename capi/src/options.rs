@@ -15,10 +15,11 @@ pub const DMAFILE_NO_MEMORY_CHECK: u32 = 1;
 /// How a load should be done. Every member that is zero (0, NULL) stands for its default; a struct
 /// that is all zero asks for all defaults.
 ///
-/// Initialise all of it, then set `size`, then what you want (see the top of this file). `size` tells the library which members its caller knows. A caller of an older header gets
-/// defaults for members that were added since; a newer one is refused (-E2BIG) where it sets
-/// members that the library does not know. A `size` of 0 beside members that are set is refused
-/// (-EINVAL).
+/// Initialise all of it, then set `size`, then what you want (see the top of this file). `size`
+/// tells the library which members its caller knows. A caller of an older header gets defaults for
+/// members that were added since; a newer one is refused (-E2BIG) where it sets members that the
+/// library does not know, and so is a `size` of more than 4096, which no version has. A `size` of 0
+/// beside members that are set is refused (-EINVAL).
 ///
 /// The strings are the words of the command line, in UTF-8. Nothing in it is kept after the call
 /// that it is handed to has returned, so that it may be used again, by several threads too.
@@ -55,8 +56,8 @@ pub struct Options {
     pub flags: u32,
     /// Called now and then, at most 30 times a second, and once at the end, with how many bytes are
     /// in place and how many there will be (holes do not count); NULL for none. Calls come from
-    /// the threads of the load, never two at once and never backwards, and none after the load has
-    /// returned. It should return soon, and must neither throw an exception nor jump out.
+    /// the calling thread or from others, never two at once and never backwards, and none after
+    /// the load has returned. It should return soon, and must neither throw an exception nor jump out.
     pub progress: Option<extern "C" fn(done: u64, total: u64, user: *mut c_void)>,
     /// Handed to `progress` as it is.
     pub user: *mut c_void,

@@ -19,7 +19,7 @@ pub extern "C" fn dmafile_token_new() -> *mut Token {
 /// Sets a token. Its loads return -ECANCELED as soon as what is in flight has landed (a read from a
 /// disk cannot be taken back), and leave nothing behind.
 ///
-/// Returns 0, or -EINVAL for NULL.
+/// Returns 0, or -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
 ///
 /// Thread-safe, and safe in a signal handler.
 #[unsafe(no_mangle)]
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
     }
 }
 
-/// Whether a token is set: 1 or 0; -EINVAL for NULL.
+/// Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
 ///
 /// Thread-safe, and safe in a signal handler.
 #[unsafe(no_mangle)]

@@ -36,7 +36,7 @@ mod trace;
 mod transfer;
 mod verify;
 
-pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf};
+pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use doctor::{Check, Health, doctor};
 #[doc(hidden)]
 pub use error::one_line;

@@ -16,7 +16,8 @@ from ._load import load, load_async
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
 if TYPE_CHECKING:
-    from . import numpy, torch
+    from . import numpy as numpy
+    from . import torch as torch
 
 __all__ = [
     "Buffer",
@@ -28,9 +29,7 @@ __all__ = [
     "__version__",
     "load",
     "load_async",
-    "numpy",
     "open_tensors",
-    "torch",
 ]
 
 for _named in (
@@ -47,7 +46,15 @@ for _named in (
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports `dmafile.numpy` and `dmafile.torch`, and what they stand on, when they are used."""
+    """Imports `dmafile.numpy` and `dmafile.torch`, and what they stand on, when they are used.
+
+    Where that is missing there is no such attribute: `hasattr` says so, and the AttributeError has
+    the ImportError as its cause. `import dmafile.torch` raises the ImportError itself.
+    """
     if name in ("numpy", "torch"):
-        return import_module(f"{__name__}.{name}")
+        try:
+            return import_module(f"{__name__}.{name}")
+        except ImportError as error:
+            text = f"module {__name__!r} has no attribute {name!r} here: {error}"
+            raise AttributeError(text, name=name) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

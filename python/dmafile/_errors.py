@@ -20,9 +20,12 @@ class Error(OSError):
     _kind: str = "failed"
 
     def __str__(self) -> str:
-        return str(self.strerror)
+        # Only what `make` makes has these parts.
+        return super().__str__() if self.strerror is None else str(self.strerror)
 
     def __reduce__(self) -> tuple[object, ...]:
+        if self.strerror is None:
+            return (type(self), self.args)
         # The classes below have no name to be found by; between processes their parts go.
         return make, (self._kind, self.errno, self.strerror, self.filename, self.remedy)
 

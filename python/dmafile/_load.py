@@ -1,11 +1,14 @@
 """Loads: at once, and awaited."""
 
 import asyncio
+import errno
 import os
+from contextlib import suppress
 from typing import TypeAlias, TypedDict, Unpack
 
 from . import _dmafile
 from ._dmafile import Buffer
+from ._errors import Error, make
 from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -50,8 +53,8 @@ def load(
 ) -> Buffer:
     """Loads a file into memory that devices and processes can share.
 
-    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load. Sizes are in
-    bytes.
+    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load where it is the
+    main thread's: the interpreter handles signals on no other. Sizes are in bytes.
 
     Args:
         path: A regular file or a block device.
@@ -97,6 +100,14 @@ def load(
         return _dmafile.load(os.fsdecode(path), options, tell)
 
 
+def check_empty(path: StrPath, options: Options, verify: str | None) -> None:
+    """Raises what the load of tensors without a byte would, if there were anything to load."""
+    _dmafile.check({**options, "verify": verify})
+    if verify is not None:
+        text = f"cannot verify: {os.fsdecode(path)}: the tensors have no bytes (ENODATA)"
+        raise make("failed", errno.ENODATA, text, os.fsdecode(path), "leave verify out")
+
+
 async def load_async(
     path: StrPath, *, progress: Callback | bool | None = None, **options: Unpack[LoadOptions]
 ) -> Buffer:
@@ -120,6 +131,10 @@ async def load_async(
                 await ended.wait()
             else:
                 await _tell_until(ended, running, tell)
+        except GeneratorExit:
+            # A coroutine that is thrown away may not await any more.
+            running.cancel()
+            raise
         except BaseException:
             running.cancel()
             while not ended.is_set():
@@ -128,6 +143,9 @@ async def load_async(
                     await ended.wait()
                 except asyncio.CancelledError:
                     continue
+            # The exception may be kept, and its frames with it: not the buffer too.
+            with suppress(Error):
+                running.result().close()
             raise
     return running.result()
 

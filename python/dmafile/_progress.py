@@ -38,8 +38,10 @@ class _Bar:
 @contextmanager
 def callback(progress: Callback | bool | None) -> Iterator[Callback | None]:
     """What is to be called: `True` stands for a bar where stderr is a terminal."""
-    if progress is not True:
-        yield progress or None
+    if progress is None or progress is False:
+        yield None
+    elif progress is not True:
+        yield progress
     elif sys.stderr is None or not sys.stderr.isatty():
         yield None
     else:

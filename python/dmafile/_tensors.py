@@ -4,16 +4,32 @@ import operator
 import os
 from collections.abc import Callable
 from importlib import import_module
-from types import EllipsisType, TracebackType
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, Unpack
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from . import _dmafile
+from ._errors import make
 from ._load import Options, StrPath
 
-Index: TypeAlias = SupportsIndex | slice | EllipsisType | None
+Index: TypeAlias = Any
+"""What a NumPy array or a PyTorch tensor takes: integers, slices, `...`, None, arrays, masks."""
 Framework: TypeAlias = Literal["numpy", "np", "torch", "pt"]
 
 _FRAMEWORKS = {"numpy": "numpy", "np": "numpy", "torch": "torch", "pt": "torch"}
+
+
+_GAP = 64 << 10
+"""Rows this many bytes apart, or more, are read one by one."""
+
+
+def _integer(index: object) -> int | None:
+    """An index that is one integer: no truth value, which is a mask, and no array of one."""
+    if isinstance(index, bool) or hasattr(index, "__len__"):
+        return None
+    try:
+        return operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 class TensorFile:
@@ -21,7 +37,11 @@ class TensorFile:
 
     def __init__(self, path: StrPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
-            raise ValueError(f"framework: {framework!r} is none of numpy, torch")
+            text = f"framework: {framework!r} is none of numpy, torch"
+            raise make("usage", None, text, None, "")
+        if "verify" in options:
+            raise TypeError("'verify' is no option of open_tensors: a digest is a file's")
+        _dmafile.check(options)
         arrays = import_module(f"dmafile.{_FRAMEWORKS[framework]}")
         self._array: Callable[..., Any] = arrays._array
         self._check: Callable[[str], None] = arrays._check
@@ -84,7 +104,6 @@ class TensorSlice:
         self._name = name
         self._said = file._model.described(name)
         self._dtype, self._shape, self._nbytes = file._model.viewed(name)
-        file._check(self._dtype)
 
     def get_shape(self) -> list[int]:
         """Elements by dimension, as the header says."""
@@ -95,10 +114,11 @@ class TensorSlice:
         return self._said[0]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
-        """A part, by integers, slices and `...`, of what `get_tensor` gives.
+        """A part of what `get_tensor` gives, as its own index would give it.
 
-        Only the rows of the first dimension that are asked for are read; the other dimensions are
-        cut in memory.
+        Where the first dimension gets an integer or a slice, only the rows that are asked for are
+        kept, and only they are read, but for short gaps between them; the other dimensions are cut
+        in memory. Any other index (a mask, an array, `...`) reads all of it.
         """
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         if not self._shape:
@@ -108,21 +128,37 @@ class TensorSlice:
             rows = range(*first.indices(count))
             if not rows:
                 return self._rows(range(0))[(slice(None), *rest)]
-            low, high = min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1
-            part = self._rows(range(low, high))
+            part = self._stepped(rows if rows.step > 0 else rows[::-1])
             # A plain slice is what has been read; PyTorch knows no negative steps.
-            within = slice(None) if rows.step == 1 else slice(None, None, rows.step)
+            within = slice(None) if rows.step > 0 else slice(None, None, -1)
             return part[(within, *rest)]
-        if isinstance(first, SupportsIndex):
-            row = operator.index(first)
+        row = _integer(first)
+        if row is not None:
             if not -count <= row < count:
                 raise IndexError(f"row {row} of a tensor with {count}")
             row %= count
             return self._rows(range(row, row + 1))[(0, *rest)]
         return self._rows(None)[index]
 
+    def _stepped(self, rows: range) -> Any:
+        """Reads rows, at least one, that ascend in steps: with those between them where these are
+        few bytes, then several in a read."""
+        step, count = rows.step, self._shape[0]
+        stride = self._nbytes // count * step
+        if step == 1 or stride == 0 or len(rows) == 1:
+            return self._rows(range(rows[0], rows[-1] + 1))
+        shape = (len(rows), *self._shape[1:])
+        whole = self._file._array(bytearray(len(rows) * stride // step), self._dtype, shape)
+        several = max(1, _GAP // stride)
+        for at in range(0, len(rows), several):
+            some = rows[at : at + several]
+            whole[at : at + len(some)] = self._rows(range(some[0], some[-1] + 1))[::step]
+        return whole
+
     def _rows(self, rows: range | None) -> Any:
         """Reads some rows, or all of it."""
+        # Not earlier: what the header says can be asked for without the package for the dtype.
+        self._file._check(self._dtype)
         model, shape, start, nbytes = self._file._model, self._shape, 0, self._nbytes
         if rows is not None:
             row_bytes = nbytes // shape[0] if shape[0] else 0
@@ -156,6 +192,7 @@ def open_tensors(
             `memory_check`.
 
     Raises:
+        UsageError: An option, or the framework, is none.
         Error: As `dmafile.load`; EBADMSG for files that are no sound model.
         ImportError: The framework, or `ml_dtypes` for a dtype that NumPy lacks, is missing.
     """

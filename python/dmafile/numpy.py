@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _dmafile
-from ._load import Options, StrPath
+from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
 
 __all__ = ["load_file"]
@@ -82,7 +82,7 @@ def load_file(
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression. Only what they
             name is read and takes memory; all tensors if None.
         verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
-            file's.
+            file's. Nor can tensors that are all empty (ENODATA).
         options: As in `dmafile.load`: `pages`, `method`, `io`, `gather`, `block`, `queue_depth`,
             `memory_check`.
 
@@ -99,6 +99,7 @@ def load_file(
     table = model.table(patterns)
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     if not any(row[4] for row in table):
+        check_empty(path, options, verify)
         return {name: np.empty(shape, dtypes[dtype]) for name, dtype, shape, _, _ in table}
     with callback(progress) as tell:
         buffer = model.load(patterns, {**options, "verify": verify}, tell)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 
 from . import _dmafile
-from ._load import Options, StrPath
+from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
 
 __all__ = ["load_file"]
@@ -50,6 +50,9 @@ def load_file(
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
     """
+    where = torch.device(device)
+    # A device that this PyTorch lacks is an error before anything is read.
+    torch.empty(0, device=where)
     model = _dmafile.Model(os.fsdecode(path))
     patterns = [tensors] if isinstance(tensors, str) else tensors
     patterns = None if patterns is None else list(patterns)
@@ -61,6 +64,8 @@ def load_file(
     if any(row[4] for row in table):
         with callback(progress) as tell:
             whole = memoryview(model.load(patterns, {**options, "verify": verify}, tell))
+    else:
+        check_empty(path, options, verify)
     view = torch.frombuffer
     loaded = {
         name: view(whole, dtype=dtypes[dtype], count=nbytes // sizes[dtype], offset=at).view(shape)
@@ -68,8 +73,8 @@ def load_file(
         else torch.empty(shape, dtype=dtypes[dtype])
         for name, dtype, shape, at, nbytes in table
     }
-    if torch.device(device).type != "cpu":
-        loaded = {name: tensor.to(device) for name, tensor in loaded.items()}
+    if where.type != "cpu":
+        loaded = {name: tensor.to(where) for name, tensor in loaded.items()}
     return loaded
 
 

@@ -2,16 +2,19 @@
 
 use crate::dlpack;
 use crate::error::{no_descriptor, raise};
-use dmafile::Loaded;
-use pyo3::exceptions::{PyBlockingIOError, PyBufferError, PyTimeoutError, PyValueError};
+use dmafile::{Loaded, Retired};
+use pyo3::exceptions::{
+    PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
+};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::sync::MutexExt;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Memory that Python objects share. Whoever exports it holds a clone: it is given back when the
@@ -20,6 +23,8 @@ pub(crate) struct Held {
     buffer: dmafile::Buffer,
     /// Nobody else can reach it.
     private: bool,
+    /// It has been exported by the buffer protocol.
+    exported: AtomicBool,
 }
 
 impl Held {
@@ -35,9 +40,14 @@ impl Held {
     }
 
     /// All bytes, in memory of their own.
-    pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Box<[u8]>> {
+    pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        let (mut bytes, len) = (Vec::new(), self.buffer.len() as usize);
+        if bytes.try_reserve_exact(len).is_err() {
+            let text = format!("no memory for a copy of {len} bytes");
+            return Err(PyMemoryError::new_err(text));
+        }
         let copied = py.detach(|| {
-            let mut bytes = vec![0; self.buffer.len() as usize].into_boxed_slice();
+            bytes.resize(len, 0);
             self.buffer.access().read_at(0, &mut bytes).map(|()| bytes)
         });
         copied.map_err(|error| raise(py, &error, None))
@@ -68,7 +78,10 @@ pub(crate) struct Buffer {
     #[pyo3(get)]
     kind: String,
     report_json: Option<String>,
-    report: PyOnceLock<Py<PyAny>>,
+    /// The addresses of closed memory that was exported: there are consumers of the buffer protocol
+    /// that give the export back and go on reading, such as `numpy.ndarray(..., buffer=buffer)`.
+    /// What they keep alive is this object.
+    retired: OnceLock<Retired>,
 }
 
 impl Buffer {
@@ -85,9 +98,10 @@ impl Buffer {
             held: Mutex::new(Some(Arc::new(Held {
                 private: buffer.as_mut_slice().is_some(),
                 buffer,
+                exported: AtomicBool::new(false),
             }))),
             report_json,
-            report: PyOnceLock::new(),
+            retired: OnceLock::new(),
         }
     }
 
@@ -124,17 +138,14 @@ impl Buffer {
         fd.ok_or_else(|| no_descriptor(py))
     }
 
-    /// How the load went, as `dmafile load --json` prints it; None for a received buffer.
+    /// How the load went, as `dmafile load --json` prints it, a new dict each time; None for a received buffer.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let Some(json) = &self.report_json else {
             return Ok(None);
         };
-        let parse = || -> PyResult<_> {
-            let report = py.import("json")?.call_method1("loads", (json,))?;
-            Ok(report.unbind())
-        };
-        Ok(Some(self.report.get_or_try_init(py, parse)?.clone_ref(py)))
+        let report = py.import("json")?.call_method1("loads", (json,))?;
+        Ok(Some(report.unbind()))
     }
 
     /// Whether it has been closed.
@@ -172,8 +183,9 @@ impl Buffer {
     /// Keeps to the socket's timeout. Raises `dmafile.Error` (EOPNOTSUPP) for private memory.
     fn send(&self, py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = self.share(py)?;
-        let stream = ready(sock, PollFlags::OUT)?;
-        let sent = py.detach(|| held.buffer.send(&stream));
+        let mut wait = Wait::on(sock)?;
+        wait.until(py, PollFlags::OUT)?;
+        let sent = py.detach(|| held.buffer.send(&wait.stream));
         sent.map_err(|error| raise(py, &error, None))
     }
 
@@ -184,11 +196,16 @@ impl Buffer {
     /// went away.
     #[staticmethod]
     fn receive(py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let stream = ready(sock, PollFlags::IN)?;
-        let received = py.detach(|| dmafile::Buffer::receive(&stream));
-        received
-            .map(|buffer| Self::new(buffer, None))
-            .map_err(|error| raise(py, &error, None))
+        let mut wait = Wait::on(sock)?;
+        loop {
+            wait.until(py, PollFlags::IN)?;
+            match py.detach(|| dmafile::Buffer::try_receive(&wait.stream)) {
+                Ok(buffer) => return Ok(Self::new(buffer, None)),
+                // Somebody else has taken what was there.
+                Err(error) if error.raw_os_error() == Some(AGAIN) => {}
+                Err(error) => return Err(raise(py, &error, None)),
+            }
+        }
     }
 
     /// The bytes as a DLPack capsule: one dimension of uint8 on the CPU.
@@ -221,14 +238,24 @@ impl Buffer {
 
     /// Gives the memory back and closes the descriptor. More than once does nothing.
     ///
-    /// Raises BufferError while exports are alive: memoryviews, arrays, tensors.
+    /// Raises BufferError while exports are alive: memoryviews, arrays, tensors. An array that was
+    /// made of it and holds no export (`numpy.ndarray(..., buffer=buffer)`) shows zeros from then
+    /// on, and is not to be written to.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         match state.take().map(Arc::try_unwrap) {
             None => Ok(()),
             Some(Ok(held)) => {
                 drop(state);
-                py.detach(|| drop(held));
+                let exported = held.exported.into_inner();
+                let retired = py.detach(|| {
+                    let buffer = held.buffer;
+                    exported.then(|| buffer.retire())
+                });
+                if let Some(retired) = retired {
+                    // It was taken out under the lock, which happens once.
+                    let _ = self.retired.set(retired);
+                }
                 Ok(())
             }
             Some(Err(held)) => Err(in_use("close", state.insert(held))),
@@ -280,6 +307,7 @@ impl Buffer {
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, readonly, flags) != 0 {
                 return Err(PyErr::fetch(slf.py()));
             }
+            held.exported.store(true, Ordering::Relaxed);
             (*view).internal = Arc::into_raw(held).cast_mut().cast();
         }
         Ok(())
@@ -292,43 +320,74 @@ impl Buffer {
     }
 }
 
-/// A second descriptor of a Python socket, once it can be read or written.
-fn ready(sock: &Bound<'_, PyAny>, wanted: PollFlags) -> PyResult<UnixStream> {
-    let py = sock.py();
-    let number: c_int = sock.call_method0("fileno")?.extract()?;
-    if number < 0 {
-        return Err(PyValueError::new_err("the socket is closed"));
-    }
-    // SAFETY: the socket is open and borrowed for the time of this copy.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
-    let timeout: Option<f64> = sock.call_method0("gettimeout")?.extract()?;
-    let begin = Instant::now();
-    let left =
-        || timeout.map(|all| Duration::from_secs_f64(all.max(0.0)).saturating_sub(begin.elapsed()));
-    loop {
-        let glance = left().map_or(GLANCE, |left| left.min(GLANCE));
-        let glance = Timespec {
-            tv_sec: 0,
-            tv_nsec: glance.subsec_nanos().into(),
-        };
-        let ready = py.detach(|| {
-            let mut polled = [PollFd::new(&fd, wanted)];
-            rustix::event::poll(&mut polled, Some(&glance))
-        });
-        match ready {
-            Ok(1..) => return Ok(fd.into()),
-            Ok(_) | Err(rustix::io::Errno::INTR) => py.check_signals()?,
-            Err(errno) => return Err(std::io::Error::from(errno).into()),
+/// A second descriptor of a Python socket, and how long it may be waited for.
+struct Wait {
+    stream: UnixStream,
+    /// 0: not at all; None: for ever.
+    timeout: Option<Duration>,
+    begin: Instant,
+    /// It has been looked at.
+    looked: bool,
+}
+
+impl Wait {
+    fn on(sock: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let number: c_int = sock.call_method0("fileno")?.extract()?;
+        if number < 0 {
+            return Err(PyValueError::new_err("the socket is closed"));
         }
-        match timeout {
-            Some(0.0) => return Err(PyBlockingIOError::new_err((11, "the socket is not ready"))),
-            Some(_) if left() == Some(Duration::ZERO) => {
-                return Err(PyTimeoutError::new_err("timed out"));
+        // SAFETY: the socket is open and borrowed for the time of this copy.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?;
+        let timeout: Option<f64> = sock.call_method0("gettimeout")?.extract()?;
+        Ok(Self {
+            stream: fd.into(),
+            // What is no time, or longer than any, is for ever.
+            timeout: timeout.and_then(|all| Duration::try_from_secs_f64(all.max(0.0)).ok()),
+            begin: Instant::now(),
+            looked: false,
+        })
+    }
+
+    /// What is left of the time.
+    fn left(&self) -> Option<Duration> {
+        let elapsed = self.begin.elapsed();
+        self.timeout.map(|all| all.saturating_sub(elapsed))
+    }
+
+    /// Waits until it can be read or written, and looks after signals meanwhile.
+    fn until(&mut self, py: Python<'_>, wanted: PollFlags) -> PyResult<()> {
+        loop {
+            let left = self.left();
+            if self.looked && left == Some(Duration::ZERO) {
+                return Err(match self.timeout {
+                    Some(Duration::ZERO) => {
+                        PyBlockingIOError::new_err((AGAIN, "the socket is not ready"))
+                    }
+                    _ => PyTimeoutError::new_err("timed out"),
+                });
             }
-            _ => {}
+            self.looked = true;
+            let glance = Timespec {
+                tv_sec: 0,
+                tv_nsec: left
+                    .map_or(GLANCE, |left| left.min(GLANCE))
+                    .subsec_nanos()
+                    .into(),
+            };
+            let ready = py.detach(|| {
+                let mut polled = [PollFd::new(&self.stream, wanted)];
+                rustix::event::poll(&mut polled, Some(&glance))
+            });
+            match ready {
+                Ok(1..) => return Ok(()),
+                Ok(_) | Err(rustix::io::Errno::INTR) => py.check_signals()?,
+                Err(errno) => return Err(std::io::Error::from(errno).into()),
+            }
         }
     }
 }
+
+const AGAIN: i32 = rustix::io::Errno::AGAIN.raw_os_error();
 
 /// How often a wait for a socket looks after signals.
 const GLANCE: Duration = Duration::from_millis(50);

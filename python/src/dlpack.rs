@@ -58,7 +58,7 @@ struct Export<T> {
 
 enum Memory {
     Shared { _held: Arc<Held> },
-    Copy { _bytes: Box<[u8]> },
+    Copy { _bytes: Vec<u8> },
 }
 
 /// A capsule over the whole of `held`, or over a copy of it.

@@ -3,6 +3,7 @@
 use dmafile::{Error, ErrorKind};
 use pyo3::prelude::*;
 use rustix::io::Errno;
+use std::any::Any;
 use std::path::Path;
 
 /// The exception for an error; `dmafile._errors` picks its class by kind and errno.
@@ -42,6 +43,30 @@ pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
         None,
         "load it to=\"memfd\"",
     )
+}
+
+/// The thread of a load could not be started.
+pub(crate) fn no_thread(py: Python<'_>, error: &std::io::Error, path: &Path) -> PyErr {
+    let text = format!("cannot start the thread of the load: {error}");
+    let remedy = "raise the limit on threads: ulimit -u, pids.max of the cgroup";
+    make(
+        py,
+        "failed",
+        error.raw_os_error(),
+        &text,
+        Some(path),
+        remedy,
+    )
+}
+
+/// A load panicked.
+pub(crate) fn panicked(py: Python<'_>, cause: &(dyn Any + Send), path: &Path) -> PyErr {
+    let text = cause.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or("it panicked without a word");
+    let text = format!("dmafile: a mistake in dmafile: {text} (ENOTRECOVERABLE)");
+    let errno = Errno::NOTRECOVERABLE.raw_os_error();
+    make(py, "failed", Some(errno), &text, Some(path), "")
 }
 
 fn make(

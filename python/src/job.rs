@@ -2,9 +2,10 @@
 //! progress and cancellation meanwhile.
 
 use crate::buffer::Buffer;
-use crate::error::raise;
-use crate::request::{self, FILE};
-use dmafile::{CancelToken, Error, Load, Loaded};
+use crate::error::{no_thread, panicked, raise};
+use crate::request::{self, FILE, MODEL};
+use dmafile::{CancelToken, Error, ErrorKind, Load, Loaded};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
@@ -25,51 +26,82 @@ struct Shared {
     total: AtomicU64,
 }
 
-/// Says that a load has ended, however it did.
-struct Ending(Arc<Shared>);
+/// Says that a load has ended, however it did, and calls `then`: also where it panicked, and where
+/// its thread never began.
+struct Ending<F: FnOnce()> {
+    shared: Arc<Shared>,
+    then: Option<F>,
+}
 
-impl Drop for Ending {
+impl<F: FnOnce()> Drop for Ending<F> {
     fn drop(&mut self) {
-        *self.0.ended.lock().expect("no holder of this lock panics") = true;
-        self.0.end.notify_all();
+        let ended = self.shared.ended.lock();
+        *ended.expect("no holder of this lock panics") = true;
+        self.shared.end.notify_all();
+        if let Some(then) = self.then.take() {
+            then();
+        }
     }
 }
 
-/// A load on its way. Dropping it asks it to stop.
+/// A load on its way.
 pub(crate) struct Job {
     thread: JoinHandle<Result<Loaded, Error>>,
     shared: Arc<Shared>,
     token: CancelToken,
     path: PathBuf,
+    /// The process that has the thread: a fork of it has none.
+    process: u32,
 }
 
 impl Job {
     /// Begins; `then` runs on the thread of the load, after it has ended.
     pub(crate) fn start(
+        py: Python<'_>,
         load: Load,
         path: &Path,
         then: impl FnOnce() + Send + 'static,
     ) -> PyResult<Self> {
         let shared = Arc::<Shared>::default();
         let token = CancelToken::new();
-        let (seen, ending) = (Arc::clone(&shared), Ending(Arc::clone(&shared)));
+        let seen = Arc::clone(&shared);
+        let ending = Ending {
+            shared: Arc::clone(&shared),
+            then: Some(then),
+        };
         let load = load.cancel(token.clone()).progress(move |progress| {
             seen.total.store(progress.total, Ordering::Relaxed);
             seen.done.store(progress.done, Ordering::Relaxed);
         });
         let work = move || {
-            let outcome = load.run();
-            drop(ending);
-            then();
-            outcome
+            let _ending = ending;
+            load.run()
         };
         let thread = std::thread::Builder::new().name("dmafile".to_string());
+        let thread = thread.spawn(work);
         Ok(Self {
-            thread: thread.spawn(work)?,
+            thread: thread.map_err(|error| no_thread(py, &error, path))?,
             shared,
             token,
             path: path.to_path_buf(),
+            process: std::process::id(),
         })
+    }
+
+    /// RuntimeError in a fork: the thread that it would wait for is another process's.
+    fn check_process(&self) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        let text = "this load belongs to the process that forked this one; it cannot go on here";
+        Err(PyRuntimeError::new_err(text))
+    }
+
+    /// Lets go of it; of what a fork has of it nothing may be touched.
+    fn forget_in_fork(self) {
+        if self.check_process().is_err() {
+            std::mem::forget(self);
+        }
     }
 
     /// Waits until it has ended, and at most so long; whether it has.
@@ -104,6 +136,7 @@ impl Job {
                 told = now;
             }
             py.check_signals()?;
+            self.check_process()?;
             if ended {
                 return Ok(());
             }
@@ -118,6 +151,10 @@ impl Job {
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Loaded> {
         if let Err(error) = self.watch(py, progress) {
+            if self.check_process().is_err() {
+                self.forget_in_fork();
+                return Err(error);
+            }
             self.token.cancel();
             // Before the exception leaves, all that was made has been undone.
             py.detach(|| drop(self.thread.join()));
@@ -127,10 +164,14 @@ impl Job {
     }
 
     fn outcome(self, py: Python<'_>) -> PyResult<Loaded> {
+        if let Err(error) = self.check_process() {
+            self.forget_in_fork();
+            return Err(error);
+        }
         match py.detach(|| self.thread.join()) {
             Ok(Ok(loaded)) => Ok(loaded),
             Ok(Err(error)) => Err(raise(py, &error, Some(&self.path))),
-            Err(panic) => std::panic::resume_unwind(panic),
+            Err(cause) => Err(panicked(py, &*cause, &self.path)),
         }
     }
 }
@@ -144,23 +185,28 @@ pub(crate) struct Running {
 #[pymethods]
 impl Running {
     /// Asks it to stop; returns at once.
-    fn cancel(&self) {
+    fn cancel(&self) -> PyResult<()> {
         if let Some(job) = &*self.lock() {
+            job.check_process()?;
             job.token.cancel();
         }
+        Ok(())
     }
 
     /// Bytes in place, and bytes in all.
-    fn progress(&self) -> (u64, u64) {
-        self.lock().as_ref().map_or((0, 0), Job::progress)
+    fn progress(&self) -> PyResult<(u64, u64)> {
+        let Some(job) = &*self.lock() else {
+            return Ok((0, 0));
+        };
+        job.check_process()?;
+        Ok(job.progress())
     }
 
     /// The buffer, or the exception that ended the load; waits for its end. Once only.
     fn result(&self, py: Python<'_>) -> PyResult<Buffer> {
         let job = self.lock().take();
-        let job = job.ok_or_else(|| {
-            pyo3::exceptions::PyRuntimeError::new_err("the result has been taken already")
-        })?;
+        let job =
+            job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))?;
         job.outcome(py).map(Buffer::of)
     }
 }
@@ -173,7 +219,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.cancel();
+        if let Some(job) = self.lock().take() {
+            job.token.cancel();
+            job.forget_in_fork();
+        }
     }
 }
 
@@ -186,7 +235,7 @@ pub(crate) fn load(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Buffer> {
     let load = request::apply(Load::new(&path), options, FILE)?;
-    let job = Job::start(load, &path, || ())?;
+    let job = Job::start(py, load, &path, || ())?;
     job.attend(py, progress).map(Buffer::of)
 }
 
@@ -194,6 +243,7 @@ pub(crate) fn load(
 /// done.
 #[pyfunction]
 pub(crate) fn start(
+    py: Python<'_>,
     path: PathBuf,
     options: &Bound<'_, PyDict>,
     then: Py<PyAny>,
@@ -208,8 +258,19 @@ pub(crate) fn start(
             drop(then);
         });
     };
-    let job = Job::start(load, &path, then)?;
+    let job = Job::start(py, load, &path, then)?;
     Ok(Running {
         job: Mutex::new(Some(job)),
     })
+}
+
+/// Raises where the options of a model cannot be meant, whatever the model.
+#[pyfunction]
+pub(crate) fn check(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+    // What needs no file is looked at before there is none.
+    let load = request::apply(Load::new(""), options, MODEL)?;
+    match py.detach(|| load.plan()) {
+        Err(error) if error.kind() == ErrorKind::Usage => Err(raise(py, &error, None)),
+        _ => Ok(()),
+    }
 }

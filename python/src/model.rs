@@ -160,7 +160,7 @@ impl Model {
     ) -> PyResult<Buffer> {
         let load = load.map_err(|error| raise(py, &error, Some(&self.path)))?;
         let load = request::apply(load.to(Kind::Anon), options, MODEL)?;
-        let job = Job::start(load, &self.path, || ())?;
+        let job = Job::start(py, load, &self.path, || ())?;
         job.attend(py, progress).map(Buffer::of)
     }
 }

@@ -58,6 +58,10 @@ fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract().map_err(|error: PyErr| {
         let py = value.py();
         if error.is_instance_of::<PyOverflowError>(py) {
+            // An integer may be too long for the interpreter to spell it out.
+            let value = value
+                .str()
+                .map_or("it".to_string(), |text| text.to_string());
             let text = format!("{name}: {value} is out of range, 0 to {}", u64::MAX);
             usage(py, &text)
         } else {

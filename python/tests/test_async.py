@@ -79,3 +79,28 @@ def test_errors_come_out_of_the_await() -> None:
         asyncio.run(dmafile.load_async("no/such/file", block=1))
     with pytest.raises(TypeError, match="'blok' is no option"):
         asyncio.run(dmafile.load_async("no/such/file", blok=1))  # type: ignore[call-arg]
+
+
+def test_a_coroutine_that_is_thrown_away_stops_the_load(slow: Path) -> None:
+    before = open_files()
+
+    async def main() -> None:
+        load = dmafile.load_async(slow, **SLOWLY)
+        load.send(None)
+        load.close()
+        await asyncio.sleep(0.5)
+
+    asyncio.run(main())
+    assert open_files() == before
+
+
+def test_a_failed_load_keeps_no_buffer(file: Path) -> None:
+    before = open_files()
+
+    def fail(done: int, total: int) -> None:
+        if done == total:
+            raise KeyError(done)
+
+    with pytest.raises(KeyError) as caught:
+        asyncio.run(dmafile.load_async(file, progress=fail))
+    assert open_files() == before, caught

@@ -18,7 +18,7 @@ from typing import Any
 import dmafile
 import numpy as np
 import pytest
-from conftest import SIZE, file_sha256, sha256
+from conftest import SIZE, Run, file_sha256, sha256
 
 
 def test_private_memory_is_writable_and_has_no_descriptor(file: Path) -> None:
@@ -237,3 +237,67 @@ def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
     for thread in threads:
         thread.join()
     assert outcomes == ["closed"] * 4
+
+
+@pytest.mark.parametrize("to", ["anon", "memfd"])
+def test_an_array_without_an_export_outlives_the_memory(file: Path, to: str) -> None:
+    buffer = dmafile.load(file, to=to)
+    array = np.ndarray((SIZE,), np.uint8, buffer=buffer)  # type: ignore[arg-type]
+    if to == "memfd":
+        buffer.seal()
+        assert array.tobytes() == file.read_bytes()
+    before = resident()
+    buffer.close()
+    assert before - resident() > SIZE // 2
+    others = [dmafile.load(file, to=to) for _ in range(8)]
+    assert not array.any(), "neither a signal nor the bytes of another buffer"
+    assert len(others) == 8
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_message_in_pieces_is_no_buffer() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(1)
+        theirs.sendall(b"dmafile1")
+        with pytest.raises(dmafile.Error) as caught:
+            dmafile.Buffer.receive(ours)
+        assert caught.value.errno == errno.EPROTO
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e30])
+def test_any_timeout_will_do(file: Path, timeout: float) -> None:
+    class Patient(socket.socket):
+        def gettimeout(self) -> float:
+            return timeout
+
+    ours, theirs = socket.socketpair()
+    with Patient(fileno=ours.detach()) as patient, theirs, dmafile.load(file) as buffer:
+        buffer.send(theirs)
+        dmafile.Buffer.receive(patient).close()
+
+
+def test_a_copy_without_memory_is_a_memory_error(slow: Path, python: Run) -> None:
+    program = """
+import resource, sys, dmafile
+buffer = dmafile.load(sys.argv[1])
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+try:
+    buffer.__dlpack__(copy=True)
+except MemoryError:
+    print("MemoryError")
+"""
+    done = python(program, slow)
+    assert done.stdout == "MemoryError\n", done
+
+
+def test_a_report_is_a_fresh_dict(file: Path) -> None:
+    with dmafile.load(file) as buffer:
+        first = buffer.report
+        assert first is not None
+        first["buffer"] = buffer
+        assert buffer.report != first

@@ -52,7 +52,7 @@ def test_all_options_are_taken(file: Path) -> None:
     assert buffer.report["io"] == "buffered"
     assert buffer.report["pages"] == "4k"
     assert buffer.report["verify"].items() >= {"digest": digest, "matched": True}.items()
-    assert buffer.report is buffer.report
+    assert buffer.report == buffer.report
 
 
 def test_a_descriptor_that_exists_is_filled(file: Path) -> None:
@@ -252,6 +252,61 @@ os.waitpid(child, 0)
 print(digest(mine))
 """
     assert python(program, file).stdout.split() == [want] * 3
+
+
+def test_a_fork_inside_a_callback_does_not_wait(file: Path, python: Run) -> None:
+    program = """
+import os, sys, dmafile
+child = None
+def tell(done, total):
+    global child
+    if child is None:
+        child = os.fork()
+try:
+    dmafile.load(sys.argv[1], progress=tell).close()
+except RuntimeError as error:
+    assert child == 0
+    print(error, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = python(program, file)
+    assert "forked" in done.stdout, done.stderr
+
+
+def test_a_thread_that_cannot_start_is_an_error(file: Path, python: Run) -> None:
+    program = """
+import resource, sys, dmafile
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+try:
+    dmafile.load(sys.argv[1])
+except dmafile.Error as error:
+    print(error.filename, error)
+"""
+    done = python(program, file)
+    assert done.stdout.startswith(f"{file} cannot start the thread of the load"), done
+
+
+def test_errors_of_ones_own_have_their_text() -> None:
+    assert str(dmafile.Error("x")) == str(pickle.loads(pickle.dumps(dmafile.Error("x")))) == "x"
+    with pytest.raises(dmafile.UsageError, match="offset: it is out of range"):
+        dmafile.load("any", offset=10**5000)
+
+
+def test_a_callback_may_be_false(file: Path) -> None:
+    class Quiet:
+        told = 0
+
+        def __bool__(self) -> bool:
+            return False
+
+        def __call__(self, done: int, total: int) -> None:
+            self.told = done
+
+    quiet = Quiet()
+    dmafile.load(file, progress=quiet).close()
+    assert quiet.told == SIZE
 
 
 def test_nothing_leaks(file: Path) -> None:

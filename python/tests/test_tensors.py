@@ -176,6 +176,18 @@ def test_lazy_tensors_have_the_shape_of_safe_open(model: Path, written: Arrays) 
         np.s_[None, 2],
         np.s_[np.int64(4)],
         np.s_[0:3000, 1],
+        np.s_[::1000],
+        np.s_[2::2, 5],
+        True,
+        False,
+        np.True_,
+        np.s_[True, 3],
+        [1, 2999, 1],
+        np.array([5, 7]),
+        np.array(9),
+        np.arange(3000) % 2 == 0,
+        np.s_[[1, 2], [3, 4]],
+        np.s_[4:8, np.arange(128) > 100],
     ],
 )
 def test_parts_are_those_of_the_array(model: Path, written: Arrays, index: Any) -> None:
@@ -202,6 +214,43 @@ def test_a_part_reads_only_its_bytes(model: Path) -> None:
         before = read()
         part[1000:1016]
         assert read() - before < 16 * 512 + 4096
+        before = read()
+        assert part[::1000].base.nbytes == 3 * 512, "what is between is not kept"
+        assert read() - before < 3 * 512 + 4096
+
+
+def test_options_are_looked_at_where_they_are_given(folder: Path, model: Path) -> None:
+    for wrong in ({"block": 1}, {"method": "magic"}, {"framework": "jax"}, {"queue_depth": 0}):
+        with pytest.raises(dmafile.UsageError):
+            dmafile.open_tensors(model, **wrong)
+    for more in ("to", "verify", "blok"):
+        with pytest.raises(TypeError, match=more):
+            dmafile.open_tensors(model, **{more: "memfd"})  # type: ignore[arg-type]
+    empty = folder / "empty.safetensors"
+    safetensors.numpy.save_file({"none": np.zeros((0, 2), np.int8)}, empty)
+    assert dmafile.numpy.load_file(empty, block=4096)["none"].shape == (0, 2)
+    with pytest.raises(dmafile.UsageError):
+        dmafile.numpy.load_file(empty, block=1)
+    with pytest.raises(dmafile.Error, match="no bytes") as caught:
+        dmafile.numpy.load_file(empty, verify="crc32c=00000000")
+    assert caught.value.errno == errno.ENODATA
+
+
+def test_what_is_not_installed_is_no_attribute(python: Run) -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import dmafile
+print(hasattr(dmafile, "torch"), hasattr(dmafile, "numpy"))
+from dmafile import *
+load, Buffer
+try:
+    import dmafile.torch
+except ImportError:
+    print("ImportError")
+"""
+    done = python(program)
+    assert done.stdout == "False True\nImportError\n", done.stderr
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "read", "io": "buffered", "pages": "4k"}])

@@ -65,4 +65,8 @@ impl Memory for Anon {
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.map.bytes_mut()
     }
+
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        Some(self.map)
+    }
 }

@@ -182,6 +182,10 @@ impl Memory for Existing {
         sealed
     }
 
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        self.map
+    }
+
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         // The caller may have kept it too.
         let own = Arc::try_unwrap(self.fd).or_else(|fd| file::twin(fd.as_fd()))?;

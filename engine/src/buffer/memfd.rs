@@ -101,15 +101,21 @@ impl Memfd {
 /// What a buffer is until it is sealed, which comes after all that asks for a region.
 pub(super) const MAPPED: &str = "mapped while it is filled";
 
-/// Seals against any change. Writable mappings forbid that, so ours is taken off and made anew: what
-/// it was where the seal is refused, of bytes that nobody can change where it is not.
+/// Seals against any change. Writable mappings forbid that, so ours is taken off and made anew, in
+/// its place, for whoever may still hold an address: what it was where the seal is refused, of bytes
+/// that nobody can change where it is not.
 pub(super) fn seal(fd: BorrowedFd<'_>, map: &mut Option<Mapping>, len: u64) -> Result<(), Errno> {
-    *map = None;
+    if let Some(map) = map {
+        map.blank()?;
+    }
     let sealed = memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW);
-    *map = Some(match sealed {
-        Ok(()) => Mapping::sealed(fd, len as usize)?,
-        Err(_) => Mapping::shared(fd, len as usize, 1, true)?,
-    });
+    let len = len as usize;
+    let shown = match (map.take(), sealed) {
+        (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
+        (None, Ok(())) => Mapping::sealed(fd, len),
+        (None, Err(_)) => Mapping::shared(fd, len, 1, true),
+    };
+    *map = Some(shown?);
     sealed
 }
 
@@ -171,6 +177,10 @@ impl Memory for Memfd {
 
     fn seal(&mut self) -> Result<(), Errno> {
         seal(self.fd.as_fd(), &mut self.map, self.final_size)
+    }
+
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        self.map
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {

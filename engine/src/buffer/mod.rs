@@ -10,7 +10,7 @@ mod udmabuf;
 use crate::error::{Error, Result};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
-use crate::sys::map::Region;
+use crate::sys::map::{Mapping, Region};
 use crate::sys::{Errno, file, socket};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -107,6 +107,11 @@ pub(crate) trait Memory: Send + Sync {
     /// Forbids any change for good.
     fn seal(&mut self) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
+    }
+
+    /// Gives up the descriptor and keeps the mapping, where there is one.
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        None
     }
 
     /// Gives up the mapping and keeps what is handed out.
@@ -277,6 +282,20 @@ impl Buffer {
         })
     }
 
+    /// Gives the memory back, closes the descriptor, and keeps the addresses: for bindings to
+    /// languages where somebody may still hold one ([`Buffer::as_ptr`]) who has said to be done
+    /// with it.
+    pub fn retire(self) -> Retired {
+        let mut addresses = self.memory.into_mapping();
+        if let Some(mapping) = &mut addresses {
+            // Where the kernel will not, the memory is given back with the addresses.
+            let _ = mapping.blank();
+        }
+        Retired {
+            _addresses: addresses,
+        }
+    }
+
     /// As [`Buffer::into_fds`], for programs that this process executes: close-on-exec is off.
     ///
     /// # Errors
@@ -394,10 +413,23 @@ impl Buffer {
     /// range it claims.
     ///
     /// # Errors
-    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away.
+    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away. A socket that
+    /// does not block, or has a timeout, gives EAGAIN where nothing has come; nothing is lost then.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
+        Self::receive_from(socket, true)
+    }
+
+    /// As [`Buffer::receive`], without waiting: EAGAIN where nothing has come, whatever the socket.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_receive(socket: &UnixStream) -> Result<Self> {
+        Self::receive_from(socket, false)
+    }
+
+    fn receive_from(socket: &UnixStream, wait: bool) -> Result<Self> {
         let mut message = [0; 24];
-        let fd = socket::receive(socket.as_fd(), &mut message)
+        let fd = socket::receive(socket.as_fd(), &mut message, wait)
             .map_err(|errno| Error::os("cannot receive a buffer", errno))?;
         let refuse =
             |why: &str| Error::new("cannot receive a buffer", why).with_errno(Errno::PROTO);
@@ -430,6 +462,12 @@ pub struct DmaBuf<'b> {
     pub at: u64,
     /// How many bytes it has.
     pub bytes: u64,
+}
+
+/// Where a buffer was ([`Buffer::retire`]): nobody else's memory comes there before this is dropped.
+/// Until then the addresses read as zeros, and a write there raises SIGSEGV.
+pub struct Retired {
+    _addresses: Option<Mapping>,
 }
 
 /// First bytes of a message that carries a buffer.

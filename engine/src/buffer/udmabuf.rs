@@ -5,7 +5,7 @@ use super::{DmaBuf, Memory};
 use crate::error::{Error, Result};
 use crate::options::Pages;
 use crate::plan::Plan;
-use crate::sys::map::Region;
+use crate::sys::map::{Mapping, Region};
 use crate::sys::{Errno, dmabuf, host};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -138,6 +138,10 @@ impl Memory for Udmabuf {
     fn seal(&mut self) -> Result<(), Errno> {
         // The dma-bufs keep its pages pinned, for writing (fcntl(2), F_SEAL_WRITE).
         Err(Errno::BUSY)
+    }
+
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        Box::new(self.memfd).into_mapping()
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {

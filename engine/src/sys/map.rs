@@ -1,7 +1,6 @@
 //! Mappings, and regions of memory that the kernel fills.
 
 use super::{Errno, last_errno};
-use rustix::fs::SealFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -86,8 +85,7 @@ impl Mapping {
     /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
     /// it is not.
     pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        let seals = super::memfd::seals(fd)?;
-        if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
+        if !super::memfd::is_sealed(fd)? {
             return Err(Errno::PERM);
         }
         let mut map = Self::shared(fd, len, 1, false)?;
@@ -126,6 +124,44 @@ impl Mapping {
             )?;
         }
         Ok(hole)
+    }
+
+    /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write
+    /// there is a signal.
+    pub(crate) fn blank(&mut self) -> Result<(), Errno> {
+        // SAFETY: the range is ours, and `&mut self` says that no region or slice of it is held.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.base.as_ptr().cast(),
+                self.len,
+                ProtFlags::READ,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Shows the first `len` bytes of a memfd in its place: ones that nobody can change where that is
+    /// `sealed` (EPERM where it is not), else writable.
+    pub(crate) fn show(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        len: usize,
+        sealed: bool,
+    ) -> Result<(), Errno> {
+        if sealed && !super::memfd::is_sealed(fd)? {
+            return Err(Errno::PERM);
+        }
+        let mut prot = ProtFlags::READ;
+        prot.set(ProtFlags::WRITE, !sealed);
+        let (base, flags) = (self.base.as_ptr(), MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the range is ours, and `&mut self` says that no region or slice of it is held.
+        unsafe { rustix::mm::mmap(base.cast(), len.min(self.len), prot, flags, fd, 0)? };
+        self.share = match sealed {
+            true => Share::Sealed,
+            false => Share::Shared,
+        };
+        Ok(())
     }
 
     /// Address space that holds nothing yet, aligned; the spare ends are given back.

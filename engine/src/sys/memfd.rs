@@ -46,3 +46,8 @@ pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
 pub(crate) fn seal(fd: BorrowedFd<'_>, seals: SealFlags) -> Result<(), Errno> {
     rustix::fs::fcntl_add_seals(fd, seals)
 }
+
+/// Nobody can change its bytes any more, nor cut them off.
+pub(crate) fn is_sealed(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    Ok(seals(fd)?.contains(SealFlags::WRITE | SealFlags::SHRINK))
+}

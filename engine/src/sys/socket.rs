@@ -32,34 +32,36 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> 
     }
 }
 
-/// Receives exactly `bytes.len()` bytes and the one descriptor that came with them.
+/// Receives `bytes.len()` bytes, which come in one piece, and the one descriptor that came with them.
+/// EPROTO for fewer: who sends them in pieces is no [`send`]. Unless it may `wait`, EAGAIN where
+/// nothing has come yet, and nothing is lost then.
 ///
 /// Further descriptors that a sender slips in are closed.
-pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Option<OwnedFd>, Errno> {
-    let mut got = 0;
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    wait: bool,
+) -> Result<Option<OwnedFd>, Errno> {
     let mut first = None;
-    while got < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let message = retry(|| {
-            rustix::net::recvmsg(
-                socket,
-                &mut [IoSliceMut::new(&mut bytes[got..])],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-        })?;
-        for part in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = part {
-                for fd in fds {
-                    first.get_or_insert(fd);
-                }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut flags = RecvFlags::CMSG_CLOEXEC;
+    flags.set(RecvFlags::DONTWAIT, !wait);
+    let wanted = bytes.len();
+    let message = retry(|| {
+        let mut into = [IoSliceMut::new(bytes)];
+        rustix::net::recvmsg(socket, &mut into, &mut control, flags)
+    })?;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = part {
+            for fd in fds {
+                first.get_or_insert(fd);
             }
         }
-        if message.bytes == 0 {
-            return Err(Errno::CONNRESET);
-        }
-        got += message.bytes;
     }
-    Ok(first)
+    match message.bytes {
+        0 => Err(Errno::CONNRESET),
+        got if got < wanted => Err(Errno::PROTO),
+        _ => Ok(first),
+    }
 }
