@@ -98,7 +98,8 @@ for fs; do
 done
 
 echo "<4>vm: COMMAND starts" >/dev/kmsg
-sh "$share/command" >"$share/stdout" 2>"$share/stderr" </dev/null
+# In a subshell with standard error elsewhere: a shell says there what a command was killed by.
+(exec sh "$share/command" >"$share/stdout" 2>"$share/stderr" </dev/null) 2>/dev/null
 status=$?
 
 # What the kernel has to say on unmounting counts too; a mount that is still in use may stay.

@@ -210,7 +210,7 @@ for fs in $FILE_SYSTEMS; do
     io=direct
     # It keeps its files in memory, where nothing is direct and the cache is the file.
     [ $fs != tmpfs ] || io=auto
-    head -c 10000123 /dev/urandom >$file
+    head -c 5000123 /dev/urandom >$file
     sync $file
     dd if=$file iflag=nocache count=0 status=none
     $dmafile load --quiet --io $io $file -- sh -c \

@@ -1,5 +1,8 @@
-"""The COMMAND of a load: says what a program that knows nothing of dmafile sees in the dma-bufs that it
-inherits, by their own mappings. Few imports, because each costs in a machine that is emulated."""
+"""The COMMAND of a load: says what a program that knows nothing of dmafile sees in the dma-bufs that
+it inherits, by their own mappings.
+
+Few imports, because each costs in a machine that is emulated.
+"""
 
 import hashlib
 import mmap
@@ -8,7 +11,7 @@ import os
 data = bytearray()
 numbers = [int(number) for number in os.environ["DMAFILE_FD"].split(",")]
 for number in numbers:
-    assert os.readlink(f"/proc/self/fd/{number}").startswith("/dmabuf:"), number
+    assert os.readlink(f"/proc/self/fd/{number}").startswith("/dmabuf:"), number  # noqa: PTH115
     size = os.lseek(number, 0, os.SEEK_END)
     with mmap.mmap(number, size, mmap.MAP_SHARED, mmap.PROT_READ) as shared:
         data += shared

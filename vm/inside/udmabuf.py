@@ -2,7 +2,8 @@
 
     udmabuf.py DMAFILE FOLDER...    in the machine, as root; one folder a file system
 
-The first folder gets every case, the others sizes and ranges. Ends with an assertion that names the case, or with a line that counts them.
+The first folder gets every case, the others sizes and ranges. Ends with an assertion that names
+the case, or with a line that counts them.
 """
 
 import hashlib
@@ -65,7 +66,7 @@ class Cases:
         return report
 
     def allowed(self, path: Path) -> int:
-        """Bytes that direct reads may leave: btrfs reads a part of a block through the page cache."""
+        """What direct reads may leave: btrfs reads a part of a block through the page cache."""
         return mmap.PAGESIZE if file_system(path) == "btrfs" else 0
 
     def refused(self, *words: str, user: bool = False) -> str:
