@@ -1,7 +1,6 @@
-"""The COMMAND of a load: says what a program that knows nothing of dmafile sees in the dma-bufs that
-it inherits, by their own mappings.
+"""The COMMAND of a load: says what a program that knows nothing of dmafile sees in its dma-bufs.
 
-Few imports, because each costs in a machine that is emulated.
+They are read by their own mappings. Few imports, because each costs in a machine that is emulated.
 """
 
 import hashlib
