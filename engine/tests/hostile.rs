@@ -90,25 +90,24 @@ fn every_attack_is_refused_by_its_name() {
     assert!(told.is_empty(), "no such files: {told:?}");
 }
 
+/// Name, type, shape and bytes of each tensor.
+fn outline(table: &Table) -> Vec<(&str, &str, &[u64], u64)> {
+    let tensors = table.tensors.iter();
+    tensors
+        .map(|tensor| {
+            let (name, dtype) = (&*tensor.name, tensor.dtype.name());
+            (name, dtype, &tensor.shape[..], tensor.bytes)
+        })
+        .collect()
+}
+
 #[test]
 fn files_of_the_formats_own_writers_are_read() {
     let files = models("fuzz/corpus/safetensors");
     let plain = read(&files["plain.safetensors"]).unwrap();
     assert_eq!(plain.format, Format::Safetensors);
-    let found: Vec<_> = plain
-        .tensors
-        .iter()
-        .map(|tensor| {
-            (
-                &*tensor.name,
-                tensor.dtype.name(),
-                &tensor.shape[..],
-                tensor.bytes,
-            )
-        })
-        .collect();
     assert_eq!(
-        found,
+        outline(&plain),
         [
             ("b", "F32", &[2, 3][..], 24),
             ("e", "F16", &[0, 3], 0),
@@ -121,20 +120,8 @@ fn files_of_the_formats_own_writers_are_read() {
     let files = models("fuzz/corpus/gguf");
     let plain = read(&files["plain.gguf"]).unwrap();
     assert_eq!(plain.format, Format::Gguf);
-    let found: Vec<_> = plain
-        .tensors
-        .iter()
-        .map(|tensor| {
-            (
-                &*tensor.name,
-                tensor.dtype.name(),
-                &tensor.shape[..],
-                tensor.bytes,
-            )
-        })
-        .collect();
     assert_eq!(
-        found,
+        outline(&plain),
         [("t", "F32", &[2, 3][..], 24), ("u", "Q8_0", &[2, 32], 68)]
     );
     let aligned = read(&files["aligned.gguf"]).unwrap();

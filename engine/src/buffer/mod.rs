@@ -363,6 +363,13 @@ impl Buffer {
         }
     }
 
+    /// Copies bytes out, once access by the CPU has begun.
+    fn copy_out(&self, begun: Result<(), Errno>, offset: u64, into: &mut [u8]) -> Result<()> {
+        let at = self.inside(offset, into.len())?;
+        let copied = begun.and_then(|()| self.memory.copy_out(at, into));
+        copied.map_err(|errno| self.inaccessible(errno, offset))
+    }
+
     fn inaccessible(&self, errno: Errno, offset: u64) -> Error {
         let place = format!("{} at byte {offset} of {}", self.kind, self.len);
         Error::os("cannot access the buffer", errno).at(place)
@@ -506,11 +513,7 @@ impl CpuAccess<'_> {
     /// # Errors
     /// EINVAL outside the buffer; EIO where its owner has cut an `fd:N` short.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let at = self.buffer.inside(offset, into.len())?;
-        let copied = self
-            .begun
-            .and_then(|()| self.buffer.memory.copy_out(at, into));
-        copied.map_err(|errno| self.buffer.inaccessible(errno, offset))
+        self.buffer.copy_out(self.begun, offset, into)
     }
 }
 
@@ -535,7 +538,7 @@ impl CpuAccessMut<'_> {
     /// # Errors
     /// As there.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.buffer.access().read_at(offset, into)
+        self.buffer.copy_out(self.begun, offset, into)
     }
 
     /// Copies `from` to `offset`.
