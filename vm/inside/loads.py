@@ -19,6 +19,9 @@ MIB = 1 << 20
 SENTINEL = 0xA5
 """What maker.c fills memory with."""
 USER = 1000
+GROUP = Path("/sys/fs/cgroup/limited")
+ENTER = ("sh", "-c", f'echo $$ >{GROUP}/cgroup.procs && exec "$@"', "sh")
+"""Before a command, puts it into that cgroup."""
 
 BLOB = random.Random(4).randbytes(8 * MIB)
 """What files are made of: no two places of it are alike."""
@@ -34,7 +37,9 @@ class File:
     @classmethod
     def of(cls, path: Path, size: int) -> "File":
         """One of that many bytes."""
+        assert 0 < size <= len(BLOB), size
         path.write_bytes(data := BLOB[-size:])
+        path.chmod(0o644)
         return cls(path, data)
 
     @classmethod
@@ -86,12 +91,22 @@ class Loads:
         self.pinned = pinned()
 
     def load(
-        self, file: File, kind: str, *words: str, start: int = 0, size: int | None = None
+        self,
+        file: File,
+        kind: str,
+        *words: str,
+        start: int = 0,
+        size: int | None = None,
+        user: bool = False,
     ) -> Any:
-        """A load of a cold file, checked byte for byte; its report."""
+        """A load of a cold file, by root or an ordinary user, checked byte for byte; its report."""
         case = f"load {file.path} --to {kind} {' '.join(words)}"
         file.evict()
-        seen, report = self.read(case, self.words(file, kind, *words), file)
+        self.report.unlink(missing_ok=True)
+        command = self.words(file, kind, *words)
+        # The page cache is not an ordinary user's to look at.
+        command = as_user(command) if user else [*command, str(file.path)]
+        seen, report = self.read(case, command)
         want = file.data[start : None if size is None else start + size]
         lead = report["offset"]
         total = sum(bytes for _, bytes in seen.descriptors)
@@ -99,10 +114,11 @@ class Loads:
         # What is around the wanted bytes is zero.
         whole = bytes(lead) + want + bytes(total - lead - len(want))
         assert seen.data == whole, f"{case}: {difference(seen.data, whole)}"
-        dma_bufs = [("dma-buf", one["bytes"]) for one in report["dma_bufs"]]
-        assert seen.descriptors == dma_bufs, f"{case}: {seen.descriptors}, {dma_bufs}"
-        starts = [sum(bytes for _, bytes in dma_bufs[:number]) for number in range(len(dma_bufs))]
-        assert [one["at"] for one in report["dma_bufs"]] == starts, f"{case}: {report['dma_bufs']}"
+        if kind != "memfd":
+            pieces = [("dma-buf", one["bytes"]) for one in report["dma_bufs"]]
+            assert seen.descriptors == pieces, f"{case}: {seen.descriptors}, {pieces}"
+            starts = [sum(bytes for _, bytes in pieces[:number]) for number in range(len(pieces))]
+            assert [one["at"] for one in report["dma_bufs"]] == starts, f"{case}: {report}"
         if "--io=direct" in words:
             # btrfs reads a part of a block through the page cache.
             allowed = 1 if file.file_system == "btrfs" else 0
@@ -115,7 +131,7 @@ class Loads:
         case = f"load {file.path} --to {target} ({kind}, {size} bytes) {' '.join(words)}"
         file.evict()
         maker = [str(self.helpers / "maker"), kind, str(size), "9"]
-        seen, report = self.read(case, [*maker, *self.words(file, target, *words)], file)
+        seen, report = self.read(case, [*maker, *self.words(file, target, *words)])
         if at is None:
             # All of the memory is the load's: what the file doesn't fill is zero.
             whole = file.data + bytes(size - len(file.data))
@@ -126,17 +142,26 @@ class Loads:
         assert seen.data == whole, f"{case}: {difference(seen.data, whole)}"
         return report
 
+    def command(self, file: File, kind: str, *words: str, command: Sequence[str]) -> bytes:
+        """What a COMMAND of a load prints."""
+        self.count += 1
+        done = subprocess.run(
+            [self.dmafile, "load", str(file.path), "--to", kind, "--quiet", *words, "--", *command],
+            capture_output=True,
+        )
+        assert done.returncode == 0, f"{kind} {words} {command}: {done.stderr.decode()}"
+        self.nothing_stays_pinned(f"{kind} {words} {command}")
+        return done.stdout
+
     def words(self, file: File, kind: str, *words: str) -> list[str]:
         command = [self.dmafile, "load", str(file.path), "--to", kind, "--quiet", *words]
         return [*command, f"--json={self.report}", "--", str(self.helpers / "reader")]
 
-    def read(self, case: str, command: Sequence[str], file: File) -> tuple[Seen, Any]:
+    def read(self, case: str, command: Sequence[str]) -> tuple[Seen, Any]:
         """Starts a load with the reader as its COMMAND, and takes what that prints."""
         self.count += 1
         with self.said.open("wb") as said:
-            process = subprocess.Popen(
-                [*command, str(file.path)], stdout=subprocess.PIPE, stderr=said
-            )
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
             assert process.stdout
             header = process.stdout.readline().split()
             data = process.stdout.read()
@@ -159,14 +184,22 @@ class Loads:
         done = self.run(*words, user=user)
         assert done.returncode == status, f"{words}: {done}"
         assert done.stdout == "" and len(done.stderr.splitlines()) == 1, f"{words}: {done}"
+        self.nothing_stays_pinned(str(words))
         return done.stderr
 
-    def run(self, *words: str, user: bool = False) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *words: str, user: bool = False, group: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        """A command of ours, of an ordinary user, in the cgroup with a limit."""
         command = [self.dmafile, *words]
-        if user:
-            ids = ["--reuid", str(USER), "--regid", str(USER), "--clear-groups"]
-            command = ["setpriv", *ids, "--", *command]
+        command = as_user(command) if user else command
+        command = [*ENTER, *command] if group else command
         return subprocess.run(command, capture_output=True, text=True)
+
+
+def as_user(command: Sequence[str]) -> list[str]:
+    ids = ["--reuid", str(USER), "--regid", str(USER), "--clear-groups"]
+    return ["setpriv", *ids, "--", *command]
 
 
 def difference(seen: bytes, want: bytes) -> str:

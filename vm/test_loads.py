@@ -1,0 +1,114 @@
+"""Loads on stock kernels: byte for byte, seen by importers, within limits, and when things break.
+
+One boot a part. What is checked, and why so, is in the program of that name in vm/inside, which
+runs in the machine; it ends with the assertion that fails.
+"""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernels
+import pytest
+from test_run import FILE_SYSTEMS, TARGET, Result, ready, vm
+
+__all__ = ["ready"]
+
+INSIDE = Path(__file__).parent / "inside"
+MOUNTS = ("/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1)))
+
+KINDS = ("udmabuf",)
+"""What gives a dma-buf on 6.12. `heap:system`, and `fd` for those that exist, come with them."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What is built on the host for the machine."""
+
+    dmafile: Path
+    helpers: Path
+
+    def run(self, name: str, *rest: str, options: tuple[str, ...] = ()) -> Result:
+        """Runs one of the programs of vm/inside in a machine."""
+        # Without site-packages, which lie on the host and take longer than a load.
+        python = ("python3", "-E", "-S", INSIDE / f"{name}.py")
+        words = (*(rest[:1] if name == "matrix" else ()), self.dmafile, self.helpers)
+        rest = rest[1:] if name == "matrix" else rest
+        return vm("--memory=3G", *options, "--", *python, *words, *rest)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The command as `cargo test` has built it, and the helpers, static: few bytes to read."""
+    command = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-cli"]
+    subprocess.run(command, cwd=INSIDE.parents[1], check=True)
+    folder = tmp_path_factory.mktemp("programs")
+    # Most of a debug build is what a debugger reads.
+    built = TARGET / "debug" / "dmafile"
+    subprocess.run(["strip", "-o", folder / "dmafile", built], check=True)
+    helpers = folder / "helpers"
+    helpers.mkdir()
+    for source in sorted(INSIDE.glob("*.c")):
+        output = helpers / source.stem
+        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static"]
+        subprocess.run(["cc", *flags, "-o", output, source], check=True)
+    return Programs(folder / "dmafile", helpers)
+
+
+def passed(result: Result, end: str) -> None:
+    """The program came to its end, and nothing complained."""
+    said = result.stdout.decode() + result.stderr.decode()
+    assert result.returncode == 0, said
+    assert end in said.splitlines()[-1], said
+    print(said)
+
+
+@pytest.mark.usefixtures("ready")
+def test_files_come_into_dma_bufs_whole(programs: Programs) -> None:
+    disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
+    passed(programs.run("matrix", "short", *KINDS, "--", *MOUNTS, options=disks), "loads checked")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fs", FILE_SYSTEMS)
+def test_every_way_from_every_file_system(
+    programs: Programs, fs: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--matrix"):
+        pytest.skip("takes minutes: make vm-test")
+    options = (f"--fs={fs}", "--timeout=1800")
+    passed(programs.run("matrix", "whole", kind, "--", "/mnt", options=options), "loads checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_importers_see_the_file(programs: Programs) -> None:
+    passed(programs.run("importers", "/mnt", *KINDS, options=("--fs=ext4",)), "imports checked")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
+    kinds = KINDS if kernel == "6.12" else ()
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("users", "/mnt", *kinds, options=options), "cases checked")
+
+
+@pytest.fixture(scope="module")
+def tools(ready: None) -> None:
+    """What breaks disks and makes images."""
+    kernels.need("dmsetup", "command", "-v", "dmsetup")
+    kernels.need("squashfs-tools", "command", "-v", "mksquashfs")
+
+
+@pytest.mark.usefixtures("tools")
+def test_faults_end_in_one_line_and_leave_nothing(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
+    # Uncompressed or not, squashfs reads no file directly.
+    squash = ["mksquashfs", tmp_path / "file", tmp_path / "image", "-quiet", "-no-progress"]
+    subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
+    shutil.copy(tmp_path / "image", tmp_path / "squashfs")
+    options = ("--fs=ext4", "--fs=ext4")
+    image = str(tmp_path / "squashfs")
+    passed(programs.run("faults", image, "/mnt", *KINDS, options=options), "faults checked")
