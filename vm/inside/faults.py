@@ -17,6 +17,8 @@ from pathlib import Path
 
 from loads import BLOB, MIB, File, Loads, meminfo, pinned, setting
 
+STARTS = ("--", "/bin/echo", "started")
+"""A COMMAND that must not run."""
 SECTOR = 512
 SECTORS = (64 * MIB) // SECTOR
 BLOCK = MIB
@@ -93,7 +95,7 @@ class Faults:
 
     def fails(self, path: Path, words: Sequence[str], *said: str) -> str:
         """A load that ends with one line, in time, starts no COMMAND, and leaves nothing."""
-        line = self.loads.refused("load", str(path), *words, "--", "/bin/echo", "started")
+        line = self.loads.refused("load", str(path), "--quiet", *words, *STARTS)
         for text in said:
             assert text in line, f"{words}: {text!r} is not in: {line}"
         self.machine.is_as_it_was(f"{words}: {line}")
@@ -207,7 +209,7 @@ class Faults:
         command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--block=64K"]
         command += ["--queue-depth=1", "--quiet"]
         # The last of an option counts.
-        command = [*command, *words, "--", "/bin/echo", "started"]
+        command = [*command, *words, *STARTS]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
         time.sleep(1)
