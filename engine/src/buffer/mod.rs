@@ -2,7 +2,9 @@
 
 mod anon;
 mod caller;
+mod dmabuf;
 mod fd;
+mod heap;
 mod memfd;
 mod pages;
 mod udmabuf;
@@ -11,13 +13,14 @@ use crate::error::{Error, Result};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region};
-use crate::sys::{Errno, file, socket};
+use crate::sys::{self, Errno, file, socket};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 pub(crate) use caller::Lent;
 pub(crate) use fd::look_at;
+pub(crate) use heap::takes_direct_reads;
 
 /// A kind of memory, while it is filled and after.
 pub(crate) trait Memory: Send + Sync {
@@ -147,9 +150,10 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
     let made: Box<dyn Memory> = match kind {
         Kind::Anon => Box::new(anon::Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
-        Kind::Fd { fd, .. } => return Ok(Box::new(fd::Existing::new(fd, pages)?)),
+        Kind::Fd { fd, .. } => return fd::existing(fd, pages),
         Kind::Udmabuf => Box::new(udmabuf::Udmabuf::new(plan, pages)?),
-        Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
+        Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
+        Kind::Dmafile | Kind::Caller => {
             unreachable!("the plan refuses them, or brings its own memory")
         }
     };
@@ -159,6 +163,25 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
             .map_err(|errno| cannot_map(errno, pages))?;
     }
     Ok(made)
+}
+
+/// The CPU begins to read, or to read and write, all of these or none.
+fn begin(all: &[DmaBuf<'_>], write: bool) -> Result<(), Errno> {
+    for (done, one) in all.iter().enumerate() {
+        if let Err(errno) = sys::dmabuf::sync(one.fd, write, false) {
+            end(&all[..done], write);
+            return Err(errno);
+        }
+    }
+    Ok(())
+}
+
+/// It has done so.
+fn end(all: &[DmaBuf<'_>], write: bool) {
+    for one in all {
+        // It has begun, so that it can end; there is nobody to tell in a drop.
+        let _ = sys::dmabuf::sync(one.fd, write, true);
+    }
 }
 
 /// A buffer that is full could not be brought into the shape in which it is handed out.
@@ -224,7 +247,7 @@ impl Buffer {
     }
 
     /// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's
-    /// direct alignment where that is larger.
+    /// direct alignment where that is larger; for `fd:N@OFFSET` that offset.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -380,13 +403,16 @@ impl Buffer {
     ///
     /// # Errors
     /// EBUSY while somebody else has it mapped for writing or pinned (a udmabuf over it does),
-    /// EOPNOTSUPP for private memory, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
+    /// EOPNOTSUPP for private memory and dma-bufs of heaps, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         self.memory.seal().map_err(|errno| {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
-                Errno::OPNOTSUPP => error.why("private memory is nobody else's to change"),
+                Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
+                    error.why("private memory is nobody else's to change")
+                }
+                Errno::OPNOTSUPP => error.why("a dma-buf knows no seals"),
                 Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
                     .why("its owner has forbidden seals")

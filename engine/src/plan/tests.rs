@@ -16,6 +16,7 @@ fn host() -> Host {
         pool_free: 0,
         available: Some(16 * GIB),
         cgroup: None,
+        heaps_are_charged: false,
         memlock: None,
         pins_freely: false,
         cpus: 2,
