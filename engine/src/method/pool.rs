@@ -30,9 +30,12 @@ pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 
 fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     let mut left = *extent;
-    // Where nothing is cached, all there is to copy are parts of blocks that direct reads cannot land
-    // in; and asking for them would start a read ahead.
-    while job.plan.to_copy > 0 {
+    loop {
+        // Where nothing is cached, all there is to copy are parts of blocks that direct reads cannot
+        // land in; and asking for them would start a read ahead.
+        if job.plan.to_copy == 0 {
+            break;
+        }
         // Errors, EAGAIN above all, mean only that the bytes must come another way.
         let (fd, offset) = job.source.buffered(left.file);
         let got = file::pread_cached(fd, &job.region, left.at, left.len, offset).unwrap_or(0);

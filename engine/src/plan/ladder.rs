@@ -173,16 +173,16 @@ pub(super) fn window(
     let most = (limit / windows).saturating_sub(margin);
     if in_flight > most {
         ladder.retain(|rung| !rung.registered);
-        let windows = match windows {
-            1 => "a ring".to_string(),
-            _ => format!("{windows} windows"),
+        let each = (in_flight + margin) >> 10;
+        let what = match windows {
+            1 => format!("a ring of {each} KiB exceeds"),
+            _ => format!("{windows} windows of {each} KiB exceed"),
         };
         reasons.add(
             "not",
             registered.to_string(),
             format!(
-                "{windows} of {} KiB exceed the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
-                (in_flight + margin) >> 10,
+                "{what} the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
                 limit >> 10
             ),
         );
