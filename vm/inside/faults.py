@@ -23,18 +23,18 @@ SECTOR = 512
 SECTORS = (64 * MIB) // SECTOR
 BLOCK = MIB
 SIZE = 8 * MIB
-TABLE = "/sys/kernel/debug/dma_buf/bufinfo"
-# Of each kind, what reads directly; and two ways through the page cache.
 DIRECT = {
     "memfd": ("uring", "threads", "read", "sendfile", "splice"),
     "udmabuf": ("uring", "threads", "read", "sendfile", "splice"),
     "heap:system": ("bounce",),
 }
+"""Of each kind, what reads directly."""
 BUFFERED = ("threads", "read", "mmap")
-TOLERANCE = 24 * MIB
-"""How much less memory may be free after a fault than before. A load's buffer is SIZE, and there
-are more than a dozen of each kind: one that stayed would not be hidden twice. What the kernel keeps
-meanwhile of its own (slabs, per-CPU pages, inodes) stays below it."""
+ALLOWED = {"KiB of shared memory": 64, "KiB of memory": 24 << 10}
+"""What there may be more of after a fault than before the first of its sort. Reports in /tmp are
+shared memory, too. Of all memory, what this program and the kernel keep for themselves (slabs,
+per-CPU pages, inodes) moves by some MiB; this is for what nobody thought of, and shows after the
+third load of SIZE. A buffer that stayed is among the shared memory or the dma-bufs at once."""
 
 
 def call(*words: str, text: str = "") -> str:
@@ -50,28 +50,25 @@ class Machine:
         self.before = self.counts()
 
     def counts(self) -> dict[str, int]:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        table = Path(TABLE).read_text() if Path(TABLE).exists() else ""
-        # Its last line: "Total 0 objects, 0 bytes".
-        objects = [line.split()[1] for line in table.splitlines() if line.startswith("Total")]
+        # Ends with "Total 0 objects, 0 bytes".
+        table = Path("/sys/kernel/debug/dma_buf/bufinfo").read_text().splitlines()
         return {
-            "pages that are pinned": pinned(),
-            "dma-bufs": int(objects[0]) if objects else 0,
-            "free memory, in tolerances": -(meminfo("MemFree:") << 10) // TOLERANCE,
-            "pages of shared memory": meminfo("Shmem:") >> 10,
-            "processes of ours": sum(map(is_ours, Path("/proc").iterdir())),
+            "pinned pages": pinned(),
+            "dma-bufs": int(table[-1].split()[1]),
+            "KiB of shared memory": meminfo("Shmem:"),
+            "KiB of memory": -meminfo("MemAvailable:"),
             "reserved huge pages": meminfo("HugePages_Rsvd:"),
+            "processes": sum(map(is_ours, Path("/proc").iterdir())),
         }
 
     def is_as_it_was(self, case: str) -> None:
         # The kernel gives back in its own time: rings, deferred closes.
         for _ in range(50):
-            now = self.counts()
-            worse = {name: count - self.before[name] for name, count in now.items()}
-            if all(count <= 0 for count in worse.values()):
+            more = {name: now - self.before[name] for name, now in self.counts().items()}
+            if all(count <= ALLOWED.get(name, 0) for name, count in more.items()):
                 return
             time.sleep(0.1)
-        raise AssertionError(f"{case}: left behind: {worse}")
+        raise AssertionError(f"{case}: left behind: {more}")
 
 
 def is_ours(process: Path) -> bool:
@@ -114,6 +111,7 @@ class Faults:
             )
 
         with mapped(folder, table) as file:
+            self.machine = Machine()
             for way in self.ways():
                 words = [*way, f"--block={BLOCK}"]
                 line = self.fails(file.path, words, "(EIO)", "the device failed to read")
@@ -128,22 +126,26 @@ class Faults:
         """In the middle of a load it is told to end, is killed, or its file is cut short."""
 
         def table(device: str, sectors: int, path: Path) -> Sequence[str]:
-            return (f"0 {sectors} delay {device} 0 100",)
+            # Reads wait for 100 ms, writes don't.
+            return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
 
         with mapped(folder, table) as file:
+            self.machine = Machine()
             for kind in self.kinds:
                 for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
                     process = self.start(file, f"--to={kind}")
+                    time.sleep(1)
                     process.send_signal(number)
                     process.communicate(timeout=60)
                     assert process.returncode == status, f"{kind}, {number}: {process.returncode}"
                     self.machine.is_as_it_was(f"{kind}, {number}")
                 process = self.start(file, f"--to={kind}")
-                os.truncate(file.path, SIZE - MIB)
+                time.sleep(1)
+                os.truncate(file.path, 2 * MIB)
                 out, line = process.communicate(timeout=60)
                 assert (process.returncode, out) == (1, ""), f"{kind}: {process}, {line}"
                 assert "(ENODATA)" in line, f"{kind}: {line}"
-                assert SIZE - 2 * MIB < place(line, file.path) <= SIZE - MIB, f"{kind}: {line}"
+                assert MIB < place(line, file.path) <= 2 * MIB, f"{kind}: {line}"
                 self.machine.is_as_it_was(f"{kind}, cut short")
                 file = File.of(file.path, SIZE)
 
@@ -151,6 +153,7 @@ class Faults:
         """io_uring switched off: threads load, and who insists on a ring is told the remedy."""
         back = setting("/proc/sys/kernel/io_uring_disabled", 2)
         file = File.of(folder / "file", SIZE)
+        self.machine = Machine()
         for kind in self.kinds:
             report = self.loads.load(file, kind)
             assert report["method"] != "uring", report
@@ -159,8 +162,8 @@ class Faults:
                 self.fails(file.path, words, "(EPERM)", "; ")
         back()
 
-    def not_direct_at_read_time(self, image: str) -> None:
-        """overlayfs lets a file be opened for direct reads that squashfs then refuses."""
+    def not_direct(self, image: str) -> None:
+        """squashfs reads nothing directly, which overlayfs tells one way or another."""
         for name in ("lower", "upper", "over"):
             Path(f"/run/{name}").mkdir()
         call("modprobe", "squashfs")
@@ -173,6 +176,7 @@ class Faults:
         call("mount", "-t", "overlay", "-o", folders, "none", "/run/over")
         path = Path("/run/over/file")
         file = File(path, path.read_bytes())
+        self.machine = Machine()
         for kind in self.kinds:
             report = self.loads.load(file, kind)
             assert report["bytes_direct"] == 0, report
@@ -190,10 +194,12 @@ class Faults:
                 file.write(BLOB[:MIB])
         number = call("stat", "--format=%Hd:%Ld", str(path)).strip()
         device = Path(f"/sys/dev/block/{number}").resolve()
-        # Small reads one after the other, so that it takes seconds.
         words = ("--block=4K", "--queue-depth=1")
+        self.machine = Machine()
         running = [self.start(File(path, b""), f"--to={kind}", *words) for kind in self.kinds]
-        assert all(process.poll() is None for process in running), "over too early"
+        time.sleep(1.5)
+        for process in running:
+            assert process.poll() is None, f"over too early: {process} {process.communicate()}"
         (device / "device/device/remove").write_text("1")
         for process, kind in zip(running, self.kinds, strict=True):
             out, line = process.communicate(timeout=120)
@@ -202,18 +208,15 @@ class Faults:
             assert place(line, path) > 0, line
         self.machine.is_as_it_was("a disk that vanished")
 
-    def start(self, file: File, *words: str) -> "subprocess.Popen[str]":
-        """A load that is in the middle of its file, which takes some seconds."""
+    def start(self, file: File, *words: str, block: str = "64K") -> "subprocess.Popen[str]":
+        """A load that takes some seconds."""
         self.loads.count += 1
         file.evict()
-        command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--block=64K"]
-        command += ["--queue-depth=1", "--quiet"]
-        # The last of an option counts.
-        command = [*command, *words, *STARTS]
+        command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--quiet", *words]
+        # One small read after the other.
+        command += [f"--block={block}", "--queue-depth=1", *STARTS]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-        time.sleep(1)
-        return process
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
 @contextlib.contextmanager
@@ -266,11 +269,11 @@ def main(dmafile: str, helpers: str, image: str, folder: str, spare: str, *kinds
     loads = Loads(dmafile, helpers)
     faults = Faults(loads, kinds)
     parts: Sequence[Callable[[], None]] = (
-        lambda: faults.broken_sectors(Path(folder)),
-        lambda: faults.no_rings(Path(folder)),
-        lambda: faults.not_direct_at_read_time(image),
+        lambda: faults.not_direct(image),
         lambda: faults.slow_disk(Path(folder)),
         lambda: faults.vanishing_disk(Path(spare)),
+        lambda: faults.broken_sectors(Path(folder)),
+        lambda: faults.no_rings(Path(folder)),
     )
     for part in parts:
         start = time.monotonic()

@@ -1,6 +1,6 @@
 """Drivers and programs that know nothing of dmafile import what it loads, and see the file.
 
-    importers.py DMAFILE HELPERS FOLDER KIND...    in the machine, as root
+importers.py DMAFILE HELPERS FOLDER KIND...    in the machine, as root
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """Every kind of dma-buf by every method from every file system, on a real kernel.
 
-    matrix.py short|whole DMAFILE HELPERS KIND... -- FOLDER...    as root; one folder a file system
+    matrix.py DMAFILE HELPERS short|whole KIND... -- FOLDER...    as root; one folder a file system
 
 `short` is the first folder with all methods, sizes, holes and ranges, each once, and a few cases on
 the others; `whole` has all of them with each other. Ends with an assertion that names the case, or
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loads import MIB, File, Loads, pinned, setting
+from loads import MIB, File, Loads, setting
 
 GATHER = 2 * MIB
 BLOCK = "--block=256K"
@@ -25,7 +25,10 @@ POOL = "/proc/sys/vm/nr_hugepages"
 
 BUFFERED = ("threads", "read", "mmap", "uring")
 METHODS = {
-    "udmabuf": (("uring", "threads", "read", "sendfile", "splice"), (*BUFFERED, "sendfile", "splice")),
+    "udmabuf": (
+        ("uring", "threads", "read", "sendfile", "splice"),
+        (*BUFFERED, "sendfile", "splice"),
+    ),
     # Nothing but the CPU can write to what a heap gives: no disk, and no write(2).
     "heap:system": (("bounce",), BUFFERED),
 }
@@ -73,7 +76,9 @@ class Matrix:
         file = self.file(3 * GATHER + 777)
         for start, size in RANGES:
             for way in self.ways(self.whole):
-                self.load(file, f"--offset={start}", f"--length={size}", *way, start=start, size=size)
+                self.load(
+                    file, f"--offset={start}", f"--length={size}", *way, start=start, size=size
+                )
 
     def holes(self) -> None:
         """At the start, in the middle, at the end, and all of it."""
@@ -122,21 +127,20 @@ class Matrix:
             back()
 
 
-def fills(loads: Loads, folder: Path) -> None:
+def fills(loads: Loads, folder: Path, whole: bool) -> None:
     """Memory that exists: all of it, or a range with somebody else's bytes around."""
     for kind in ("memfd", "udmabuf", "heap:system"):
-        # What the CPU alone can reach takes bytes by a copy.
-        direct = [] if kind == "memfd" else ["--io=buffered"]
-        for size in (1, GATHER + 777):
+        for size in (1, GATHER + 777) if whole else (GATHER + 777,):
             file = File.of(folder / "file", size)
-            for words in ([], direct):
+            for words in ((), ("--io=direct",), ("--io=buffered",)) if whole else ((),):
                 loads.fill(file, kind, 2 * GATHER, *words)
-                for at in (0, 777, GATHER - 4096, 2 * GATHER - size):
+                # In the middle of a page, of a block, and up to the last byte.
+                for at in (0, 777, MIB + 512, 2 * GATHER - size):
                     if at + size <= 2 * GATHER:
                         loads.fill(file, kind, 2 * GATHER, *words, at=at)
 
 
-def main(extent: str, dmafile: str, helpers: str, *rest: str) -> None:
+def main(dmafile: str, helpers: str, extent: str, *rest: str) -> None:
     loads, whole = Loads(dmafile, helpers), extent == "whole"
     end = rest.index("--")
     kinds, folders = rest[:end], [Path(folder) for folder in rest[end + 1 :]]
@@ -145,7 +149,7 @@ def main(extent: str, dmafile: str, helpers: str, *rest: str) -> None:
             start, count = time.monotonic(), loads.count
             if kind == "fd":
                 if whole or number == 0:
-                    fills(loads, folder)
+                    fills(loads, folder, whole)
             else:
                 cases(Matrix(loads, kind, folder, whole), first=number == 0)
             spent = time.monotonic() - start
@@ -160,7 +164,9 @@ def cases(matrix: Matrix, first: bool) -> None:
         matrix.sizes()
         matrix.ranges()
         matrix.holes()
-        matrix.pages()
+        if matrix.kind == "udmabuf":
+            # Whoever exports other dma-bufs chooses their pages.
+            matrix.pages()
     if not matrix.whole:
         matrix.methods()
     if first:

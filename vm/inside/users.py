@@ -97,7 +97,9 @@ class Users:
         """A limit on memory is foreseen: an error, and nobody is killed, from well within it to
         far above, by the page.
         """
-        subprocess.run("mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True)
+        subprocess.run(
+            "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True
+        )
         (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
         GROUP.mkdir()
         (GROUP / "memory.max").write_text(str(ROOM))
@@ -140,12 +142,7 @@ class Users:
             line = self.loads.refused("load", str(file.path), "--to", kind, user=True)
             assert "; " in line, line
             assert found[name]["health"] == "missing", found[name]
-            if MODULE_IS_NAMED:
-                assert "dmafile.ko" in found[name]["remedy"], found[name]
-
-
-MODULE_IS_NAMED = False
-"""Whether doctor's remedies name dmafile.ko where the kernel has neither udmabuf nor heaps."""
+            assert "dmafile.ko" in found[name]["remedy"], found[name]
 
 
 def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
