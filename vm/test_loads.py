@@ -102,7 +102,7 @@ def tools(ready: None) -> None:
 @pytest.mark.usefixtures("tools")
 def test_faults_end_in_one_line_and_leave_nothing(programs: Programs, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
-    squash = ["mksquashfs", tmp_path / "file", tmp_path / "image", "-quiet", "-no-progress"]
+    squash = ["mksquashfs", str(tmp_path / "file"), str(tmp_path / "image"), "-quiet"]
     subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
     words = (str(tmp_path / "image"), "/mnt", "/mnt2", *KINDS)
     options = ("--fs=ext4", "--fs=ext4")

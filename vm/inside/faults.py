@@ -194,9 +194,8 @@ class Faults:
                 file.write(BLOB[:MIB])
         number = call("stat", "--format=%Hd:%Ld", str(path)).strip()
         device = Path(f"/sys/dev/block/{number}").resolve()
-        words = ("--block=4K", "--queue-depth=1")
         self.machine = Machine()
-        running = [self.start(File(path, b""), f"--to={kind}", *words) for kind in self.kinds]
+        running = [self.start(File(path, b""), f"--to={kind}", block="4K") for kind in self.kinds]
         time.sleep(1.5)
         for process in running:
             assert process.poll() is None, f"over too early: {process} {process.communicate()}"
