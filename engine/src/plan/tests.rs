@@ -301,11 +301,18 @@ fn what_cannot_fit_is_refused_early() {
         error.to_string().contains("/sys/fs/cgroup/memory.max"),
         "{error}"
     );
+    // A load of all that is left would be killed for what the kernel needs beside it.
+    let limited = Host {
+        cgroup: Some((64 * MIB, "/sys/fs/cgroup/memory.max".into())),
+        ..host()
+    };
+    assert!(plan_for(&Request::default(), &file(61 * MIB), &limited, false).is_ok());
+    assert!(plan_for(&Request::default(), &file(63 * MIB), &limited, false).is_err());
     let insist = Request {
         check_memory: false,
         ..Request::default()
     };
-    assert!(plan_for(&insist, &file(2 * MIB), &limited, false).is_ok());
+    assert!(plan_for(&insist, &file(65 * MIB), &limited, false).is_ok());
 }
 
 #[test]
