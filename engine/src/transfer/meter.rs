@@ -372,7 +372,7 @@ mod tests {
         let ms = Duration::from_millis;
         lock(&meter.clock).busy = vec![(ms(10), ms(20)), (ms(30), ms(40))];
         *lock(&meter.allocations) = vec![(ms(0), ms(12)), (ms(15), ms(35)), (ms(50), ms(60))];
-        *lock(&meter.exports) = vec![(ms(29), ms(40))];
+        *lock(&meter.exports) = vec![(ms(39), ms(50))];
         assert_eq!(meter.overlap(), (ms(20), ms(12), ms(1)));
     }
 }
