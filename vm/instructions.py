@@ -1,0 +1,315 @@
+"""Counts the instructions of every way from a file into memory, on Debian's 6.12 in QEMU.
+
+All candidates run in one machine, in an order drawn anew each round, cold, and are compared as
+ratios within a round; docs/instructions.md tells how, and shows what came out.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+from common import table
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
+DOC = ROOT / "docs" / "instructions.md"
+RESULTS = ROOT / "bench" / "results"
+
+NORMAL = "copy to=heap method=read io=buffered"
+"""What all else is compared with: a dma-buf from the system heap, mapped, and one read() into it."""
+
+KINDS = ("anon", "memfd", "udmabuf")
+PAGES = ("4k", "thp", "huge")
+WAYS = (
+    ("uring", "direct"),
+    ("threads", "direct"),
+    ("read", "direct"),
+    ("sendfile", "direct"),
+    ("splice", "direct"),
+    ("uring", "buffered"),
+    ("threads", "buffered"),
+    ("read", "buffered"),
+    ("mmap", "buffered"),
+    ("sendfile", "buffered"),
+    ("splice", "buffered"),
+)
+HEAP_WAYS = (("bounce", "direct"), *WAYS)
+
+# The marks of inside/loads.c, as counts come out: between START and CREATED, and so on.
+STEPS = ("create", "fill", "close")
+FIRST_MARK, LAST_MARK = 0, 3
+
+
+def load(kind: str, pages: str, method: str, io: str) -> str:
+    return f"load to={kind} pages={pages} method={method} io={io}"
+
+
+def heap(method: str, io: str) -> str:
+    return f"load to=heap:system method={method} io={io}"
+
+
+def copy(kind: str, method: str, io: str) -> str:
+    return f"copy to={kind} method={method} io={io}"
+
+
+MEMORY = [
+    *(f"make to={kind} pages={pages}" for kind in ("anon", "memfd") for pages in PAGES),
+    *(f"make to=udmabuf pages={pages}" for pages in PAGES),
+    "make to=heap",
+    "make to=nothing",
+]
+"""Memory alone, created and closed, nothing read."""
+
+LOADS = [load(*what, *way) for what in ((k, p) for k in KINDS for p in PAGES) for way in WAYS]
+HEAP_LOADS = [heap(*way) for way in HEAP_WAYS]
+
+BLOCKS = {
+    (kind, pages, block): f"{load(kind, pages, 'uring', 'direct')} block={block << 10}"
+    for kind, pages in (("memfd", "thp"), ("memfd", "4k"), ("udmabuf", "thp"), ("anon", "thp"))
+    for block in (512, 1024, 4096)
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that somebody published: milliseconds for 1 GiB, on another machine."""
+
+    name: str
+    candidate: str
+    create: int
+    close: int
+    io: int
+    percent: int
+
+
+PUBLISHED = [
+    Row("1 dmabuf buffer R/W", copy("heap", "read", "buffered"), 52, 5, 1170, 100),
+    Row("2 udmabuf buffer R/W", copy("udmabuf", "read", "buffered"), 591, 326, 1281, 91),
+    Row("3 memfd buffer R/W", copy("memfd", "read", "buffered"), 1, 323, 2370, 49),
+    Row("4 memfd direct R/W", copy("memfd", "read", "direct"), 1, 321, 1058, 110),
+    Row("5 memfd buffer sendfile", copy("memfd", "sendfile", "buffered"), 1, 329, 1577, 74),
+    Row("6 memfd direct sendfile", copy("memfd", "sendfile", "direct"), 1, 327, 2672, 43),
+    Row("7 memfd buffer splice", copy("memfd", "splice", "buffered"), 2, 321, 1729, 67),
+    Row("8 memfd direct splice", copy("memfd", "splice", "direct"), 2, 324, 1528, 76),
+    Row("9 memfd buffer c_f_r", copy("memfd", "copy-file-range", "buffered"), 1, 325, 1586, 73),
+    Row("10 memfd direct c_f_r", copy("memfd", "copy-file-range", "direct"), 1, 323, 897, 130),
+    Row("11 u+mfd buffer R/W", copy("u+mfd", "read", "buffered"), 609, 344, 2207, 52),
+    Row("12 u+mfd direct R/W", copy("u+mfd", "read", "direct"), 580, 342, 737, 158),
+    Row("13 u+mfd buffer sendfile", copy("u+mfd", "sendfile", "buffered"), 582, 343, 1270, 92),
+    Row("14 u+mfd direct sendfile", copy("u+mfd", "sendfile", "direct"), 573, 344, 2254, 51),
+    Row("15 u+mfd buffer splice", copy("u+mfd", "splice", "buffered"), 584, 341, 1202, 97),
+    Row("16 u+mfd direct splice", copy("u+mfd", "splice", "direct"), 564, 340, 851, 137),
+    Row("17 u+mfd buffer c_f_r", copy("u+mfd", "copy-file-range", "buffered"), 585, 344, 1244, 94),
+    Row("18 u+mfd direct c_f_r", copy("u+mfd", "copy-file-range", "direct"), 578, 341, 581, 201),
+    Row(
+        "19 udmabuf buffer c_f_r", copy("udmabuf", "copy-file-range", "buffered"), 585, 328, 1163, 100
+    ),
+    Row("20 udmabuf direct c_f_r", copy("udmabuf", "copy-file-range", "direct"), 579, 328, 464, 252),
+    Row("21 dmabuf buffer c_f_r", copy("heap", "copy-file-range", "buffered"), 48, 5, 1058, 110),
+    Row("22 dmabuf direct c_f_r", copy("heap", "copy-file-range", "direct"), 48, 5, 316, 370),
+    Row("23 dmabuf buffer R/W", copy("heap", "read", "buffered"), 48, 5, 1173, 99),
+]
+
+SCENARIOS = {
+    "normal: heap, `read()`": NORMAL,
+    "udmabuf, then `read()`, buffered": copy("u+mfd", "read", "buffered"),
+    "udmabuf, then `read()`, direct": copy("u+mfd", "read", "direct"),
+    "`sendfile` into the heap's dma-buf, buffered": copy("heap", "sendfile", "buffered"),
+    "`sendfile` into the heap's dma-buf, direct": copy("heap", "sendfile", "direct"),
+    "reads begun before the udmabuf: dmafile, 4 KiB pages": load(
+        "udmabuf", "4k", "uring", "direct"
+    ),
+    "the same, THP": load("udmabuf", "thp", "uring", "direct"),
+    "the same, hugetlb": load("udmabuf", "huge", "uring", "direct"),
+    "dmafile into a heap's dma-buf, bounce": heap("bounce", "direct"),
+}
+
+
+def candidates() -> list[str]:
+    """All of them, each once."""
+    every = [*MEMORY, *(row.candidate for row in PUBLISHED), *SCENARIOS.values()]
+    return list(dict.fromkeys([*every, *LOADS, *HEAP_LOADS, *BLOCKS.values()]))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A ratio that a test holds us to."""
+
+    name: str
+    candidate: str
+    against: str
+    limit: float
+
+
+GATES = [
+    Gate("uring, direct, memfd, THP", load("memfd", "thp", "uring", "direct"), NORMAL, 0.36),
+]
+
+
+# Measuring
+
+
+@dataclass
+class Candidate:
+    """What came of one line: (user, kernel) of each step of each round, or why not."""
+
+    line: str
+    refused: str | None = None
+    report: dict[str, Any] | None = None
+    runs: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def per_mib(self, mib: int, what: Callable[[list[tuple[int, int]]], int]) -> list[float]:
+        """Thousands of instructions per MiB, by round."""
+        return [what(run) / mib / 1000 for run in self.runs]
+
+
+def whole(run: list[tuple[int, int]]) -> int:
+    return sum(user + kernel for user, kernel in run)
+
+
+@dataclass
+class Measured:
+    """A machine's worth of them."""
+
+    mib: int
+    rounds: int
+    about: dict[str, Any]
+    candidates: dict[str, Candidate]
+
+    def ratios(self, line: str, against: str) -> list[float]:
+        """Round by round."""
+        pairs = zip(self.candidates[line].runs, self.candidates[against].runs, strict=True)
+        return [whole(one) / whole(other) for one, other in pairs]
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "machine": self.about,
+            "mib": self.mib,
+            "rounds": self.rounds,
+            "steps": STEPS,
+            "candidates": [vars(one) for one in self.candidates.values()],
+        }
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> "Measured":
+        every = [Candidate(**one) for one in result["candidates"]]
+        return cls(
+            result["mib"], result["rounds"], result["machine"], {one.line: one for one in every}
+        )
+
+
+def build(folder: Path) -> Path:
+    """The program that runs inside, with the library that users get."""
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "dmafile-capi"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    program = folder / "loads"
+    # What the archive needs, as capi/dmafile.pc says.
+    system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
+    assert system is not None
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]
+    command += ["-o", str(program), str(ROOT / "vm/inside/loads.c")]
+    command += [str(TARGET / "release/libdmafile_capi.a"), *system[1].split()]
+    subprocess.run(command, check=True)
+    return program
+
+
+# The pool is for the huge pages, and for one more load than there ever is at once.
+INSIDE = """
+echo $2 >/proc/sys/vm/nr_hugepages
+cp "$1" /tmp/loads-inside
+shift 2
+echo about $(uname -r) >&2
+exec /tmp/loads-inside /mnt/file "$@"
+"""
+
+
+def measure(
+    lines: Sequence[str], *, mib: int = 64, rounds: int = 5, seed: int = 1, timeout: int = 600
+) -> Measured:
+    """Boots once; ends with CalledProcessError, and what was said, where that fails."""
+    with tempfile.TemporaryDirectory(prefix="dmafile-instructions-") as name:
+        folder = Path(name)
+        program, marks = build(folder), folder / "marks"
+        (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
+        command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
+        command += [f"--memory={2048 + 8 * mib}M", "--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
+        command += [str(program), str(mib), str(mib), str(rounds), str(seed)]
+        command.append(str(folder / "candidates"))
+        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if result.returncode:
+            sys.stderr.write(result.stderr)
+            result.check_returncode()
+        every = pair(lines, result.stdout.splitlines(), marks.read_text().splitlines())
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "guest": re.findall(r"^about (.*)$", result.stderr, re.MULTILINE)[0],
+        "qemu": re.findall(
+            r"version (.*)$",
+            subprocess.check_output(["qemu-system-x86_64", "--version"], text=True),
+            re.MULTILINE,
+        )[0],
+        "host": platform.release(),
+        "dmafile": subprocess.check_output(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True
+        ).strip(),
+    }
+    return Measured(mib, rounds, about, every)
+
+
+def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
+    """What was counted at the marks of each run; of one that was refused, fewer."""
+    group: list[tuple[int, int]] = []
+    for line in marks:
+        number, user, kernel = map(int, line.split())
+        if number == FIRST_MARK and group:
+            yield group
+            group = []
+        if number <= LAST_MARK:
+            group.append((user, kernel))
+    if group:
+        yield group
+
+
+def pair(
+    lines: Sequence[str], said: Sequence[str], marks: Sequence[str]
+) -> dict[str, Candidate]:
+    """Brings together what the program inside said, and what was counted meanwhile."""
+    every = [Candidate(line) for line in lines]
+    counted = groups(marks)
+    for sentence in said:
+        verb, index, rest = sentence.split(" ", 2)
+        one = every[int(index)]
+        if verb == "ran":
+            group = next(counted)
+            if rest != "0":
+                assert len(group) == LAST_MARK + 1, f"{one.line}: {len(group)} marks"
+                one.runs.append([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(group)])
+        elif verb == "refused":
+            one.refused = rest
+        elif verb == "report":
+            one.report = told(one.line, json.loads(rest))
+    assert next(counted, None) is None, "more was counted than run"
+    return {one.line: one for one in every}
+
+
+def told(line: str, report: dict[str, Any]) -> dict[str, Any]:
+    """What dmafile says of a load, which has to be what it was asked for."""
+    for word in line.split()[1:]:
+        key, _, value = word.partition("=")
+        key = {"to": "kind"}.get(key, key)
+        assert key not in report or report[key] == value, f"{line}: {key} is {report[key]}"
+    why = {reason["about"]: reason["choice"] for reason in report["reasons"]}
+    return {"method": why.get("method"), "allocation": why.get("allocation")}
