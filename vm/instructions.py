@@ -29,7 +29,7 @@ DOC = ROOT / "docs" / "instructions.md"
 RESULTS = ROOT / "bench" / "results"
 
 NORMAL = "copy to=heap method=read io=buffered"
-"""What all else is compared with: a dma-buf from the system heap, mapped, and one read() into it."""
+"""What all else is compared with: a dma-buf of the system heap, mapped, and one read() into it."""
 
 KINDS = ("anon", "memfd", "udmabuf")
 PAGES = ("4k", "thp", "huge")
@@ -115,9 +115,16 @@ PUBLISHED = [
     Row("17 u+mfd buffer c_f_r", copy("u+mfd", "copy-file-range", "buffered"), 585, 344, 1244, 94),
     Row("18 u+mfd direct c_f_r", copy("u+mfd", "copy-file-range", "direct"), 578, 341, 581, 201),
     Row(
-        "19 udmabuf buffer c_f_r", copy("udmabuf", "copy-file-range", "buffered"), 585, 328, 1163, 100
+        "19 udmabuf buffer c_f_r",
+        copy("udmabuf", "copy-file-range", "buffered"),
+        585,
+        328,
+        1163,
+        100,
     ),
-    Row("20 udmabuf direct c_f_r", copy("udmabuf", "copy-file-range", "direct"), 579, 328, 464, 252),
+    Row(
+        "20 udmabuf direct c_f_r", copy("udmabuf", "copy-file-range", "direct"), 579, 328, 464, 252
+    ),
     Row("21 dmabuf buffer c_f_r", copy("heap", "copy-file-range", "buffered"), 48, 5, 1058, 110),
     Row("22 dmabuf direct c_f_r", copy("heap", "copy-file-range", "direct"), 48, 5, 316, 370),
     Row("23 dmabuf buffer R/W", copy("heap", "read", "buffered"), 48, 5, 1173, 99),
@@ -283,9 +290,7 @@ def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
         yield group
 
 
-def pair(
-    lines: Sequence[str], said: Sequence[str], marks: Sequence[str]
-) -> dict[str, Candidate]:
+def pair(lines: Sequence[str], said: Sequence[str], marks: Sequence[str]) -> dict[str, Candidate]:
     """Brings together what the program inside said, and what was counted meanwhile."""
     every = [Candidate(line) for line in lines]
     counted = groups(marks)
@@ -313,3 +318,206 @@ def told(line: str, report: dict[str, Any]) -> dict[str, Any]:
         assert key not in report or report[key] == value, f"{line}: {key} is {report[key]}"
     why = {reason["about"]: reason["choice"] for reason in report["reasons"]}
     return {"method": why.get("method"), "allocation": why.get("allocation")}
+
+
+# Showing
+
+
+def thousands(values: Sequence[float]) -> str:
+    """The median of thousands of instructions, in as many digits as mean something."""
+    middle = statistics.median(values)
+    return f"{middle:,.0f}" if middle >= 99.5 else f"{middle:.1f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most, of ratios."""
+    middle, least, most = statistics.median(values), min(values), max(values)
+    return f"{middle:.3f} [{least:.3f}–{most:.3f}]"
+
+
+def step(name: str) -> Callable[[list[tuple[int, int]]], int]:
+    """User and kernel of one step."""
+    index = STEPS.index(name)
+    return lambda run: sum(run[index])
+
+
+def side(index: int) -> Callable[[list[tuple[int, int]]], int]:
+    """The user's (0) or the kernel's (1), of all steps."""
+    return lambda run: sum(one[index] for one in run)
+
+
+class Tables:
+    """What the document shows of a measurement, each by its name there."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+
+    def per_mib(self, line: str, what: Callable[[list[tuple[int, int]]], int]) -> str:
+        one = self.measured.candidates[line]
+        return thousands(one.per_mib(self.measured.mib, what))
+
+    def ratio(self, line: str, against: str = NORMAL) -> str:
+        return spread(self.measured.ratios(line, against))
+
+    def steps(self, line: str) -> list[str]:
+        return [self.per_mib(line, step(name)) for name in STEPS]
+
+    def ran(self, line: str) -> bool:
+        return self.measured.candidates[line].refused is None
+
+    def about(self) -> str:
+        about = self.measured.about
+        return (
+            f"{about['date']}, Linux {about['guest']} in QEMU {about['qemu']}, dmafile "
+            f"{about['dmafile']}, {self.measured.mib} MiB, {self.measured.rounds} rounds."
+        )
+
+    def memory(self) -> str:
+        rows = []
+        for line in MEMORY:
+            kind, _, pages = line.removeprefix("make to=").partition(" pages=")
+            create, _, close = self.steps(line)
+            rows.append([kind, pages, create, close, self.ratio(line)])
+        return table(["memory", "pages", "create", "close", "both, to normal"], rows)
+
+    def published(self) -> str:
+        rows = []
+        normal = self.measured.candidates[PUBLISHED[0].candidate]
+        for row in PUBLISHED:
+            theirs = [str(row.create), str(row.io), str(row.close), f"{row.percent} %"]
+            if not self.ran(row.candidate):
+                rows.append([row.name, *theirs, "refused", "", "", "", ""])
+                continue
+            one = self.measured.candidates[row.candidate]
+            pairs = zip(normal.runs, one.runs, strict=True)
+            percent = statistics.median(100 * sum(a[1]) / sum(b[1]) for a, b in pairs)
+            ours = [*self.steps(row.candidate), f"{percent:.0f} %"]
+            rows.append([row.name, *theirs, *ours, self.ratio(row.candidate)])
+        head = ["row", "create ms", "I/O ms", "close ms", "I/O %"]
+        head += ["create", "fill", "close", "fill %", "all, to normal"]
+        return table(head, rows)
+
+    def scenarios(self) -> str:
+        rows = []
+        for name, line in SCENARIOS.items():
+            if self.ran(line):
+                rows.append([name, *self.steps(line), self.ratio(line)])
+            else:
+                rows.append([name, "refused", "", "", ""])
+        return table(["", "create", "fill", "close", "all, to normal"], rows)
+
+    def loads(self) -> str:
+        rows = []
+        for kind in KINDS:
+            for pages in PAGES:
+                for method, io in WAYS:
+                    line = load(kind, pages, method, io)
+                    if self.ran(line):
+                        rows.append([kind, pages, method, io, *self.load(line)])
+        head = ["kind", "pages", "method", "io"]
+        return table([*head, "user", "kernel", "of it close", "all, to normal"], rows)
+
+    def load(self, line: str) -> list[str]:
+        each = [side(0), side(1), step("close")]
+        return [*(self.per_mib(line, what) for what in each), self.ratio(line)]
+
+    def heaps(self) -> str:
+        rows = [
+            [method, io, *self.load(heap(method, io))]
+            for method, io in HEAP_WAYS
+            if self.ran(heap(method, io))
+        ]
+        head = ["method", "io", "user", "kernel", "of it close", "all, to normal"]
+        return table(head, rows) if rows else "None: this version has none."
+
+    def blocks(self) -> str:
+        kinds = list(dict.fromkeys((kind, pages) for kind, pages, _ in BLOCKS))
+        sizes = list(dict.fromkeys(block for _, _, block in BLOCKS))
+        rows = []
+        for kind, pages in kinds:
+            lines = [BLOCKS[kind, pages, block] for block in sizes]
+            each = [spread(self.measured.ratios(line, lines[-1])) for line in lines[:-1]]
+            rows.append([kind, pages, self.per_mib(lines[-1], whole), *each])
+        head = ["kind", "pages", f"{sizes[-1] >> 10} MiB"]
+        return table([*head, *(f"{block} KiB, to it" for block in sizes[:-1])], rows)
+
+    def gates(self) -> str:
+        rows = [
+            [gate.name, f"{gate.limit:.2f}", self.ratio(gate.candidate, gate.against)]
+            for gate in GATES
+        ]
+        return table(["", "below", "measured here"], rows)
+
+    def refused(self) -> str:
+        rows = [
+            [f"`{one.line}`", one.refused]
+            for one in self.measured.candidates.values()
+            if one.refused is not None
+        ]
+        return table(["candidate", "why"], rows)
+
+
+def show(document: str, measured: Measured) -> str:
+    """The document with its tables made anew."""
+    tables = Tables(measured)
+
+    def made(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{getattr(tables, match[2])()}\n\n{match[3]}"
+
+    return re.sub(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", made, document, flags=re.DOTALL)
+
+
+def newest() -> Measured:
+    """The measurement that the document shows."""
+    path = max(RESULTS.glob("*-instructions.json"))
+    return Measured.of(json.loads(path.read_text()))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=64, help="size of the file (default 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5 (default 5)")
+    parser.add_argument("--seed", type=int, default=1, help="of the order (default 1)")
+    parser.add_argument("--out", type=Path, default=ROOT / ".bench/instructions.json")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"write to {RESULTS.relative_to(ROOT)}, and the tables to {DOC.relative_to(ROOT)}",
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing; the tables of what was kept"
+    )
+    args = parser.parse_args()
+    if args.rounds < 5:
+        parser.error("--rounds: at least 5, fewer show no spread")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    if args.show:
+        measured = newest()
+    else:
+        lines = candidates()
+        print(f"{len(lines)} candidates, {args.rounds} rounds and one to warm up", flush=True)
+        measured = measure(
+            lines, mib=args.mib, rounds=args.rounds, seed=args.seed, timeout=6 * 3600
+        )
+        out = RESULTS / f"{measured.about['date']}-instructions.json" if args.keep else args.out
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(written(measured))
+        print(f"Every run: {out}")
+    text = show(DOC.read_text(), measured)
+    if args.keep or args.show:
+        DOC.write_text(text)
+    print(text)
+
+
+def written(measured: Measured) -> str:
+    """JSON with a line for each candidate's runs."""
+    text = json.dumps(measured.json(), indent=1)
+    return re.sub(r"\s*\n {4,}\s*", " ", text) + "\n"
+
+
+if __name__ == "__main__":
+    main()
