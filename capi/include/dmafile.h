@@ -93,7 +93,7 @@ struct dmafile_options {
      */
     const char *pages;
     /**
-     * How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "sendfile", "splice".
+     * How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice".
      */
     const char *method;
     /**

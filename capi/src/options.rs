@@ -32,7 +32,7 @@ pub struct Options {
     pub to: *const c_char,
     /// Size of its pages: "auto" (default), "4k", "thp", "huge".
     pub pages: *const c_char,
-    /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "sendfile", "splice".
+    /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice".
     pub method: *const c_char,
     /// Past or through the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,

@@ -234,7 +234,7 @@ fn descriptor_that_is_no_memfd() {
     for target in [regular, File::open("/dev/null").unwrap()] {
         assert_eq!(
             dir.refusal(&mut into(&dir, "", &target), 1),
-            "cannot fill the descriptor: fd:0: it is no memfd (EINVAL); make one with \
+            "cannot fill the descriptor: fd:0: it is neither a memfd nor a dma-buf (EINVAL); make one with \
              memfd_create(2)"
         );
     }

@@ -6,7 +6,7 @@ use crate::error::{Result, errno_name};
 use crate::facts::{File, Host};
 use crate::options::Pages;
 use crate::plan::registered_need;
-use crate::sys::{Errno, file, host, map::Mapping, memfd};
+use crate::sys::{Errno, dmabuf, file, host, map::Mapping, memfd};
 use serde::Serialize;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -235,8 +235,10 @@ fn udmabuf() -> Check {
                 .remedy("echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb")
         }
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
-            Check::new(name, Health::Missing, "no /dev/udmabuf")
-                .remedy("modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host)")
+            Check::new(name, Health::Missing, "no /dev/udmabuf").remedy(
+                "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host); on kernels \
+                     without it dmafile.ko makes dma-bufs",
+            )
         }
         Err(errno) => {
             let errno = errno_name(errno.raw_os_error());
@@ -252,19 +254,16 @@ fn udmabuf() -> Check {
 
 fn heaps() -> Vec<Check> {
     let name = "dma-heap";
-    let dir = Path::new("/dev/dma_heap");
-    let mut nodes: Vec<PathBuf> = std::fs::read_dir(dir)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-        .unwrap_or_default();
-    nodes.sort();
+    let nodes = dmabuf::heaps();
     if nodes.is_empty() {
-        let check = Check::new(name, Health::Missing, "no /dev/dma_heap");
-        return vec![
-            check.remedy("a kernel with CONFIG_DMABUF_HEAPS_SYSTEM; Debian's 6.12 has it"),
-        ];
+        let found = format!("no {}", dmabuf::HEAPS);
+        return vec![Check::new(name, Health::Missing, found).remedy(
+            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (Debian's 6.12 is one; in a container, its \
+             host's nodes); on other kernels dmafile.ko makes dma-bufs",
+        )];
     }
-    let check = |node: PathBuf| match file::try_node(&node) {
-        Ok(()) => Check::new(
+    let check = |node: PathBuf| match dmabuf::open_node(&node) {
+        Ok(_) => Check::new(
             name,
             Health::Good,
             format!("{} can be opened", node.display()),
@@ -287,10 +286,9 @@ fn module() -> Check {
         Ok(()) => Check::new(name, Health::Good, "/dev/dmafile can be opened"),
         Err(errno) => {
             let errno = errno_name(errno.raw_os_error());
-            Check::new(
-                name,
-                Health::Missing,
-                format!("/dev/dmafile: {errno}; this version has none"),
+            Check::new(name, Health::Missing, format!("/dev/dmafile: {errno}")).remedy(
+                "none yet: this version comes without it; it will make dma-bufs on kernels without \
+                 heaps and udmabuf",
             )
         }
     }

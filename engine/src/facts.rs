@@ -28,6 +28,8 @@ pub struct Host {
     pub available: Option<u64>,
     /// Memory that the tightest cgroup still allows, and the file that limits it.
     pub cgroup: Option<(u64, PathBuf)>,
+    /// Memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
+    pub heaps_are_charged: bool,
     /// RLIMIT_MEMLOCK; `None` is no limit.
     pub memlock: Option<u64>,
     /// CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not bind.
@@ -60,6 +62,8 @@ impl Host {
                 .min(host::cgroup_pool_room(pool_page).unwrap_or(u64::MAX)),
             available: host::kilobytes("/proc/meminfo", "MemAvailable"),
             cgroup: host::cgroup_room(),
+            heaps_are_charged: host::text("/sys/module/dma_heap/parameters/mem_accounting")
+                .is_some_and(|text| text == "Y"),
             memlock: host::memlock(),
             pins_freely: host::may_pin_freely(),
             cpus: host::cpus(),
@@ -287,7 +291,7 @@ impl Layout {
     pub(crate) fn spread(&self, base: u64, grain: u64) -> u64 {
         let (mut bytes, mut done) = (0, 0);
         for run in &self.runs {
-            let (start, end) = (run.start - base, run.end - base);
+            let (start, end) = (run.start.wrapping_sub(base), run.end.wrapping_sub(base));
             let start = done.max(start - start % grain);
             done = end.next_multiple_of(grain);
             bytes += done.saturating_sub(start);

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
 use crate::model::Shard;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
-use crate::plan::{self, Place, Plan, Reason, Request};
+use crate::plan::{self, DmaBufFacts, Place, Plan, Reason, Request};
 use crate::source::Source;
 use crate::sys::usage;
 use crate::trace;
@@ -298,9 +298,9 @@ impl Load {
     /// Loads into memory of the caller, whose first byte becomes the first wanted byte of the
     /// file; what lies behind the last one is zeroed.
     ///
-    /// Direct reads need memory whose address is congruent with the offset in the file, modulo
-    /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere the
-    /// bytes come through the page cache, and the plan says so.
+    /// Direct reads land in memory whose address is congruent with the offset in the file, modulo
+    /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere they are
+    /// copied on from a small ring ([`Method::Bounce`]), and the plan says so.
     ///
     /// Do not fork meanwhile, on Linux before 6.5: a direct read into private memory may land in
     /// the child's copy of it (open(2), O_DIRECT).
@@ -314,6 +314,7 @@ impl Load {
         self.request.place = Some(Place {
             address: memory.as_ptr().addr() as u64,
             bytes: memory.len() as u64,
+            at: None,
             empty: false,
             hugetlb: false,
         });
@@ -334,8 +335,18 @@ impl Load {
 
     /// Memory that exists sets bounds to the plan.
     fn look_at_place(&mut self) -> Result<()> {
-        if let Kind::Fd { fd, number } = &self.request.kind {
-            self.request.place = Some(buffer::look_at(fd.as_fd(), *number)?);
+        let request = &mut self.request;
+        match &request.kind {
+            Kind::Fd { fd, number, at } => {
+                let (place, dma_buf) = buffer::look_at(fd.as_fd(), *number, *at)?;
+                (request.place, request.dma_buf) = (Some(place), dma_buf);
+            }
+            Kind::Heap(name) => {
+                let pins = buffer::takes_direct_reads(name)
+                    .map_err(|error| error.at(request.kind.to_string()))?;
+                request.dma_buf = Some(DmaBufFacts { pins });
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -362,7 +373,7 @@ impl Load {
         let look = self.request.io == Io::Auto
             && matches!(
                 self.request.method,
-                Method::Auto | Method::Uring | Method::Threads
+                Method::Auto | Method::Uring | Method::Threads | Method::Bounce
             )
             && file.direct_refused.is_none();
         let layout = Layout::of(source, start, end, look, only);
@@ -503,7 +514,8 @@ pub struct Report {
     pub io: Io,
     /// Kind of memory.
     pub kind: String,
-    /// The pages it got: `4k`, `thp`, `huge`, or `thp+4k` where huge pages ran out.
+    /// The pages it got: `4k`, `thp`, `huge`, or `thp+4k` where huge pages ran out; `exporter` where
+    /// whoever exports a dma-buf has chosen them.
     pub pages: String,
     /// Seconds by phase: `open`, `plan`, `alloc`, `submit`, `wait`, `copy`, `verify`, `export`,
     /// `total`. Phases overlap, and those that several threads work in are summed over them.

@@ -22,12 +22,16 @@ pub enum Kind {
     Anon,
     /// A sealable memfd (memfd_create(2)).
     Memfd,
-    /// A memfd that exists already; made with [`Kind::fd`] or parsed from `fd:N`.
+    /// A memfd or a dma-buf that exists already; made with [`Kind::fd`] or parsed from `fd:N` or
+    /// `fd:N@OFFSET`.
     Fd {
         /// The descriptor, shared with the buffer.
         fd: Arc<OwnedFd>,
         /// The number it is known by to whoever asked.
         number: i32,
+        /// Where the bytes go, from its start; nothing else of it is touched. None: to its start,
+        /// and what lies behind them is zeroed.
+        at: Option<u64>,
     },
     /// A dma-buf over a memfd (`/dev/udmabuf`).
     Udmabuf,
@@ -41,13 +45,21 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Fill the memory behind a descriptor that exists.
+    /// Fill the memory behind a descriptor that exists, from its start to its end.
     pub fn fd(fd: OwnedFd) -> Self {
+        Self::part_of(fd, None)
+    }
+
+    /// Fill the memory behind a descriptor that exists from byte `at` on, as far as the wanted bytes
+    /// reach, and touch nothing else of it.
+    pub fn fd_at(fd: OwnedFd, at: u64) -> Self {
+        Self::part_of(fd, Some(at))
+    }
+
+    fn part_of(fd: OwnedFd, at: Option<u64>) -> Self {
         let number = fd.as_raw_fd();
-        Self::Fd {
-            fd: Arc::new(fd),
-            number,
-        }
+        let fd = Arc::new(fd);
+        Self::Fd { fd, number, at }
     }
 }
 
@@ -56,7 +68,14 @@ impl fmt::Display for Kind {
         match self {
             Self::Anon => f.write_str("anon"),
             Self::Memfd => f.write_str("memfd"),
-            Self::Fd { number, .. } => write!(f, "fd:{number}"),
+            Self::Fd {
+                number, at: None, ..
+            } => write!(f, "fd:{number}"),
+            Self::Fd {
+                number,
+                at: Some(at),
+                ..
+            } => write!(f, "fd:{number}@{at}"),
             Self::Udmabuf => f.write_str("udmabuf"),
             Self::Heap(name) => write!(f, "heap:{name}"),
             Self::Dmafile => f.write_str("dmafile"),
@@ -68,8 +87,8 @@ impl fmt::Display for Kind {
 impl FromStr for Kind {
     type Err = Error;
 
-    /// `anon`, `memfd`, `fd:N`, `udmabuf`, `heap:NAME`, `dmafile`. `fd:N` duplicates the
-    /// descriptor; EBADF where N is not open.
+    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`. `fd:N`
+    /// duplicates the descriptor; EBADF where N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
@@ -86,6 +105,10 @@ impl FromStr for Kind {
         }
         if let Some(number) = text.strip_prefix("fd:") {
             let bad = || Error::usage("--to", format!("'{text}' names no descriptor"));
+            let (number, at) = match number.split_once('@') {
+                None => (number, None),
+                Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
+            };
             let number: i32 = number.parse().map_err(|_| bad())?;
             let fd = sys::file::duplicate(number).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
@@ -95,6 +118,7 @@ impl FromStr for Kind {
             return Ok(Self::Fd {
                 fd: Arc::new(fd),
                 number,
+                at,
             });
         }
         Err(Error::usage(
@@ -178,6 +202,9 @@ words! {
         Read = "read",
         /// Copy from a mapping of the file.
         Mmap = "mmap",
+        /// Direct reads into a small ring, and one copy from there: for memory that direct reads
+        /// cannot land in, the mappings of most dma-bufs above all.
+        Bounce = "bounce",
         /// sendfile(2) into the buffer's descriptor.
         Sendfile = "sendfile",
         /// splice(2) through a pipe into the buffer's descriptor.
@@ -233,7 +260,16 @@ mod tests {
         for word in ["anon", "memfd", "udmabuf", "heap:system", "dmafile"] {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
         }
-        for word in ["", "heap:", "heap:../x", "fd:", "fd:x", "memfd "] {
+        for word in [
+            "",
+            "heap:",
+            "heap:../x",
+            "fd:",
+            "fd:x",
+            "fd:1@",
+            "fd:1@-1",
+            "memfd ",
+        ] {
             let error = word.parse::<Kind>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{word}");
         }

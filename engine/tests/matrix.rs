@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{buffer_digest, cold, dir, dirty_memfd, file_digest, sparse};
+use common::{buffer_digest, cached, cold, dir, dirty_memfd, evict, file_digest, sparse};
 use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
+use rustix::fs::MemfdFlags;
 use std::path::Path;
 
-const METHODS: [Method; 7] = [
+const METHODS: [Method; 8] = [
     Method::Auto,
     Method::Uring,
     Method::Threads,
@@ -15,6 +16,7 @@ const METHODS: [Method; 7] = [
     Method::Mmap,
     Method::Sendfile,
     Method::Splice,
+    Method::Bounce,
 ];
 const KINDS: [&str; 3] = ["anon", "memfd", "fd"];
 /// Small, so that small files fill many blocks and gathers.
@@ -24,7 +26,9 @@ const GATHER: u64 = 1 << 20;
 /// Pairs that cannot be, and must say so.
 fn impossible(kind: &str, method: Method, io: Io) -> bool {
     let into_descriptor = matches!(method, Method::Sendfile | Method::Splice);
-    (into_descriptor && kind == "anon") || (method == Method::Mmap && io == Io::Direct)
+    (into_descriptor && kind == "anon")
+        || (method == Method::Mmap && io == Io::Direct)
+        || (method == Method::Bounce && io == Io::Buffered)
 }
 
 fn make(kind: &str, room: u64) -> Kind {
@@ -133,8 +137,9 @@ fn every_range_is_exact() {
                 for io in [Io::Auto, Io::Direct] {
                     let what = format!("{len} bytes from {offset} to {kind} by {method} {io}");
                     // Memory that exists starts with the first byte: direct reads cannot land
-                    // there unless the offset is aligned, and are refused when insisted on.
-                    let refused = io == Io::Direct && kind == "fd" && offset % 512 != 0;
+                    // there unless the offset is aligned, and must bounce.
+                    let bounces = matches!(method, Method::Auto | Method::Bounce);
+                    let refused = io == Io::Direct && kind == "fd" && offset % 512 != 0 && !bounces;
                     let load = load(&path, make(kind, len), method, io)
                         .offset(offset)
                         .length(len);
@@ -147,6 +152,72 @@ fn every_range_is_exact() {
             }
         }
     }
+}
+
+#[test]
+fn a_part_of_memory_that_exists_is_filled_and_nothing_else() {
+    const AROUND: u8 = 0xa5;
+    let dir = dir();
+    let size = GATHER + 4099;
+    let path = cold(dir.path(), size as usize);
+    let file = std::fs::read(&path).unwrap();
+    let room = 2 * GATHER;
+    let parts = [
+        (0, 0, 1),
+        (0, 4096, 8192),
+        (0, 1, size),
+        (777, 777, 5000),
+        (511, 5000, 2 * BLOCK + 1),
+        (4096, GATHER, GATHER),
+        (size - 1, room - 1, 1),
+    ];
+    for (offset, at, len) in parts {
+        for method in METHODS {
+            for io in [Io::Auto, Io::Direct] {
+                let what = format!("{len} bytes from {offset} to byte {at} by {method} {io}");
+                evict(&path);
+                let memory = vec![AROUND; room as usize];
+                let fd = rustix::fs::memfd_create("part", MemfdFlags::CLOEXEC).unwrap();
+                rustix::io::pwrite(&fd, &memory, 0).unwrap();
+                let kept = fd.try_clone().unwrap();
+                let load = load(&path, Kind::fd_at(fd, at), method, io);
+                let loaded = load.offset(offset).length(len).run();
+                let congruent = offset % 512 == at % 512;
+                let bounces = matches!(method, Method::Auto | Method::Bounce);
+                if impossible("fd", method, io) || (io == Io::Direct && !congruent && !bounces) {
+                    loaded.expect_err(&what);
+                    continue;
+                }
+                let buffer = loaded
+                    .unwrap_or_else(|error| panic!("{what}: {error}"))
+                    .buffer;
+                // Asked before the file is read to compare.
+                if io == Io::Direct {
+                    assert_eq!(cached(&path), 0, "{what}");
+                }
+                assert_eq!((buffer.offset(), buffer.len()), (at, len), "{what}");
+                assert_eq!(
+                    buffer_digest(&buffer),
+                    file_digest(&path, offset, len),
+                    "{what}"
+                );
+                let mut want = memory;
+                want[at as usize..][..len as usize]
+                    .copy_from_slice(&file[offset as usize..][..len as usize]);
+                let mut got = vec![0; room as usize];
+                rustix::io::pread(&kept, &mut got, 0).unwrap();
+                assert!(got == want, "{what}: bytes around it have changed");
+            }
+        }
+    }
+    let fd = dirty_memfd(5000);
+    let error = load(&path, Kind::fd_at(fd, 4000), Method::Auto, Io::Auto)
+        .length(1001)
+        .run()
+        .unwrap_err()
+        .to_string();
+    let why = "1001 bytes do not fit into what is left of 5000 from byte 4000 on (EINVAL)";
+    assert!(error.contains(why), "{error}");
 }
 
 #[test]
@@ -211,7 +282,7 @@ fn odd_blocks_depths_and_gathers_bring_the_bytes() {
         for depth in [1, 3, 64, 4096] {
             for gather in [block, block + 1, 1 << 40] {
                 for kind in ["anon", "memfd"] {
-                    for method in [Method::Uring, Method::Threads] {
+                    for method in [Method::Uring, Method::Threads, Method::Bounce] {
                         let load = Load::new(&path).to(make(kind, 0)).method(method);
                         let load = load.block(block).queue_depth(depth).gather(gather);
                         let loaded = load.io(Io::Direct).run().unwrap();

@@ -1,36 +1,65 @@
-//! `fd:N`: a memfd that exists already.
+//! `fd:N`: a memfd or a dma-buf that exists already.
 
+use super::dmabuf::DmaBufs;
 use super::memfd::{MAPPED, seal};
 use super::pages::Tactic;
 use super::{Memory, cannot_map};
 use crate::error::{Error, Result};
 use crate::options::Pages;
-use crate::plan::Place;
-use crate::sys::map::{Mapping, Region};
-use crate::sys::{Errno, file, memfd};
+use crate::plan::{DmaBufFacts, Place};
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{Errno, dmabuf, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-const DMABUF_MAGIC: u64 = 0x444d_4142;
 
 /// Looks at a descriptor that is to be filled, without touching its contents.
-pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
+pub(crate) fn look_at(
+    fd: BorrowedFd<'_>,
+    number: i32,
+    at: Option<u64>,
+) -> Result<(Place, Option<DmaBufFacts>)> {
     let refuse = |why: &str, errno, remedy: &str| {
         Error::new("cannot fill the descriptor", why)
             .with_errno(errno)
             .at(format!("fd:{number}"))
             .remedy(remedy)
     };
-    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
-    if stat.fs_magic == DMABUF_MAGIC {
-        let why = "it is a dma-buf, which this version does not fill yet";
-        return Err(refuse(why, Errno::OPNOTSUPP, "fill a memfd"));
+    let not_writable = || {
+        refuse(
+            "it is not open for writing",
+            Errno::ACCESS,
+            "open it for reading and writing",
+        )
+    };
+    if dmabuf::is_one(fd) {
+        if memfd::is_writable(fd) == Ok(false) {
+            return Err(not_writable());
+        }
+        let look = || {
+            let bytes = dmabuf::size(fd)?;
+            let map = Mapping::chain(&[(fd, bytes.min(page_size()))])?;
+            Ok((bytes, map.region().can_be_pinned(0)))
+        };
+        let (bytes, pins) = look().map_err(|errno: Errno| {
+            let why = "it is a dma-buf that this process cannot map";
+            refuse(why, errno, "fill one whose exporter lets the CPU in")
+        })?;
+        let place = Place {
+            bytes,
+            address: 0,
+            at,
+            empty: false,
+            hugetlb: false,
+        };
+        return Ok((place, Some(DmaBufFacts { pins })));
     }
+    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {
         refuse(
-            "it is no memfd",
+            "it is neither a memfd nor a dma-buf",
             Errno::INVAL,
             "make one with memfd_create(2)",
         )
@@ -50,21 +79,32 @@ pub(crate) fn look_at(fd: BorrowedFd<'_>, number: i32) -> Result<Place> {
         ));
     }
     if memfd::is_writable(fd) == Ok(false) {
-        return Err(refuse(
-            "it is not open for writing",
-            Errno::ACCESS,
-            "open it for reading and writing",
-        ));
+        return Err(not_writable());
     }
-    Ok(Place {
+    let place = Place {
         bytes: stat.size,
         address: 0,
-        empty: stat.empty && stat.fs_magic != HUGETLBFS_MAGIC,
+        at,
+        // Of a part, the pages are not ours to choose.
+        empty: stat.empty && stat.fs_magic != HUGETLBFS_MAGIC && at.is_none(),
         hugetlb: stat.fs_magic == HUGETLBFS_MAGIC,
-    })
+    };
+    Ok((place, None))
 }
 
-pub(super) struct Existing {
+/// Takes it, to be filled.
+pub(super) fn existing(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Box<dyn Memory>> {
+    if dmabuf::is_one(fd.as_fd()) {
+        let made = DmaBufs::to_fill(fd, false);
+        return match made {
+            Ok(made) => Ok(Box::new(made)),
+            Err(errno) => Err(Error::os("cannot map the dma-buf", errno)),
+        };
+    }
+    Ok(Box::new(Existing::new(fd, pages)?))
+}
+
+struct Existing {
     /// None only where it could not be mapped again after it was sealed.
     map: Option<Mapping>,
     fd: Arc<OwnedFd>,
@@ -79,7 +119,7 @@ pub(super) struct Existing {
 }
 
 impl Existing {
-    pub(super) fn new(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Self> {
+    fn new(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Self> {
         let fail = |errno| cannot_map(errno, pages);
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;

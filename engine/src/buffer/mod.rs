@@ -2,7 +2,9 @@
 
 mod anon;
 mod caller;
+mod dmabuf;
 mod fd;
+mod heap;
 mod memfd;
 mod pages;
 mod udmabuf;
@@ -11,13 +13,15 @@ use crate::error::{Error, Result};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region};
-use crate::sys::{Errno, file, socket};
+use crate::sys::{self, Errno, file, socket};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 pub(crate) use caller::Lent;
 pub(crate) use fd::look_at;
+pub(crate) use heap::takes_direct_reads;
 
 /// A kind of memory, while it is filled and after.
 pub(crate) trait Memory: Send + Sync {
@@ -147,9 +151,10 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
     let made: Box<dyn Memory> = match kind {
         Kind::Anon => Box::new(anon::Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
-        Kind::Fd { fd, .. } => return Ok(Box::new(fd::Existing::new(fd, pages)?)),
+        Kind::Fd { fd, .. } => return fd::existing(fd, pages),
         Kind::Udmabuf => Box::new(udmabuf::Udmabuf::new(plan, pages)?),
-        Kind::Heap(_) | Kind::Dmafile | Kind::Caller => {
+        Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
+        Kind::Dmafile | Kind::Caller => {
             unreachable!("the plan refuses them, or brings its own memory")
         }
     };
@@ -159,6 +164,25 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
             .map_err(|errno| cannot_map(errno, pages))?;
     }
     Ok(made)
+}
+
+/// The CPU begins to read, or to read and write, all of these or none.
+fn begin(all: &[DmaBuf<'_>], write: bool) -> Result<(), Errno> {
+    for (done, one) in all.iter().enumerate() {
+        if let Err(errno) = sys::dmabuf::sync(one.fd, write, false) {
+            end(&all[..done], write);
+            return Err(errno);
+        }
+    }
+    Ok(())
+}
+
+/// It has done so.
+fn end(all: &[DmaBuf<'_>], write: bool) {
+    for one in all {
+        // It has begun, so that it can end; there is nobody to tell in a drop.
+        let _ = sys::dmabuf::sync(one.fd, write, true);
+    }
 }
 
 /// A buffer that is full could not be brought into the shape in which it is handed out.
@@ -224,7 +248,7 @@ impl Buffer {
     }
 
     /// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's
-    /// direct alignment where that is larger.
+    /// direct alignment where that is larger; for `fd:N@OFFSET` that offset.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -380,13 +404,16 @@ impl Buffer {
     ///
     /// # Errors
     /// EBUSY while somebody else has it mapped for writing or pinned (a udmabuf over it does),
-    /// EOPNOTSUPP for private memory, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
+    /// EOPNOTSUPP for private memory and dma-bufs of heaps, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         self.memory.seal().map_err(|errno| {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
-                Errno::OPNOTSUPP => error.why("private memory is nobody else's to change"),
+                Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
+                    error.why("private memory is nobody else's to change")
+                }
+                Errno::OPNOTSUPP => error.why("a dma-buf knows no seals"),
                 Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
                     .why("its owner has forbidden seals")
@@ -396,32 +423,44 @@ impl Buffer {
         })
     }
 
-    /// Sends the descriptor over a Unix socket (SCM_RIGHTS, unix(7)), with where its bytes lie.
+    /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, unix(7)), with
+    /// where its bytes lie.
     ///
     /// # Errors
-    /// EOPNOTSUPP for private memory; what sendmsg(2) says.
+    /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which no message carries;
+    /// what sendmsg(2) says.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
-        let fd = self.as_fd().ok_or_else(|| {
-            Error::os("cannot send the buffer", Errno::OPNOTSUPP)
-                .at(&self.kind)
+        let refuse = |errno| Error::os("cannot send the buffer", errno).at(&self.kind);
+        let mut fds: Vec<_> = self.dma_bufs().iter().map(|one| one.fd).collect();
+        if fds.is_empty() {
+            fds.extend(self.as_fd());
+        }
+        if fds.is_empty() {
+            return Err(refuse(Errno::OPNOTSUPP)
                 .why("private memory has no descriptor")
-                .remedy("load it --to memfd")
-        })?;
+                .remedy("load it --to memfd"));
+        }
+        if fds.len() > socket::MOST {
+            let why = format!("{} dma-bufs are more than a message carries", fds.len());
+            return Err(refuse(Errno::TOOBIG)
+                .why(why)
+                .remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
+        }
         let mut message = MAGIC.to_vec();
         message.extend(self.offset.to_le_bytes());
         message.extend(self.len.to_le_bytes());
-        socket::send(socket.as_fd(), &message, fd)
-            .map_err(|errno| Error::os("cannot send the buffer", errno))
+        socket::send(socket.as_fd(), &message, &fds).map_err(refuse)
     }
 
     /// Receives what [`Buffer::send`] sent.
     ///
-    /// The sender is not trusted: the descriptor must be a memfd that cannot shrink and holds the
-    /// range it claims.
+    /// The sender is not trusted: what comes must be a memfd that cannot shrink, or dma-bufs, and
+    /// hold the range it claims.
     ///
     /// # Errors
-    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away. A socket that
-    /// does not block, or has a timeout, gives EAGAIN where nothing has come; nothing is lost then.
+    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away, EMFILE where this
+    /// process has no room for the descriptors. A socket that does not block, or has a timeout, gives
+    /// EAGAIN where nothing has come; nothing is lost then.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
         Self::receive_from(socket, true)
     }
@@ -436,27 +475,45 @@ impl Buffer {
 
     fn receive_from(socket: &UnixStream, wait: bool) -> Result<Self> {
         let mut message = [0; 24];
-        let fd = socket::receive(socket.as_fd(), &mut message, wait)
-            .map_err(|errno| Error::os("cannot receive a buffer", errno))?;
+        let fds = socket::receive(socket.as_fd(), &mut message, wait).map_err(|errno| {
+            let error = Error::os("cannot receive a buffer", errno);
+            match errno {
+                Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+                _ => error,
+            }
+        })?;
         let refuse =
             |why: &str| Error::new("cannot receive a buffer", why).with_errno(Errno::PROTO);
         let number =
             |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
-        let fd = fd.ok_or_else(|| refuse("no descriptor came with it"))?;
         if message[..8] != *MAGIC {
             return Err(refuse("what came is no buffer of ours"));
         }
         let (offset, len) = (number(8), number(16));
         let end = offset.checked_add(len).filter(|_| len > 0);
         let end = end.ok_or_else(|| refuse("its range is empty or has no end"))?;
-        let memory = memfd::Memfd::adopt(fd, end).map_err(|why| refuse(&why))?;
-        Ok(Self::new(
-            Box::new(memory),
-            "memfd".to_string(),
-            offset,
-            len,
-        ))
+        let (memory, kind) = adopt(fds, end).map_err(|why| refuse(&why))?;
+        Ok(Self::new(memory, kind.to_string(), offset, len))
     }
+}
+
+/// Takes over what somebody sent, and says what it is; why not, where it does not hold `end` bytes
+/// that stay. Descriptors that do not belong to it are closed.
+fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Memory>, &'static str), String> {
+    let all = fds.iter().all(|fd| sys::dmabuf::is_one(fd.as_fd()));
+    if fds.is_empty() {
+        return Err("no descriptor came with it".to_string());
+    }
+    if !all {
+        let memory = memfd::Memfd::adopt(fds.swap_remove(0), end)?;
+        return Ok((Box::new(memory), "memfd"));
+    }
+    let memory = dmabuf::DmaBufs::whole(fds.into_iter().map(Arc::new).collect());
+    let memory = memory.map_err(|errno| format!("its dma-bufs cannot be mapped ({errno:?})"))?;
+    if end > memory.region().len() {
+        return Err("its range lies outside its dma-bufs".to_string());
+    }
+    Ok((Box::new(memory), "dma-buf"))
 }
 
 /// A dma-buf of a buffer.

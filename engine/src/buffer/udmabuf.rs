@@ -123,16 +123,11 @@ impl Memory for Udmabuf {
     }
 
     fn begin(&self, write: bool) -> Result<(), Errno> {
-        self.dma_bufs()
-            .iter()
-            .try_for_each(|one| dmabuf::sync(one.fd, write, false))
+        super::begin(&self.dma_bufs(), write)
     }
 
     fn end(&self, write: bool) {
-        for one in self.dma_bufs() {
-            // It has begun, so that it can end; there is nobody to tell in a drop.
-            let _ = dmabuf::sync(one.fd, write, true);
-        }
+        super::end(&self.dma_bufs(), write);
     }
 
     fn seal(&mut self) -> Result<(), Errno> {

@@ -3,6 +3,7 @@
 //! A method takes extents from the feed until it is drained and puts their bytes where they
 //! belong. It knows memory as a region and, where there is one, a descriptor; never as a kind.
 
+mod bounce;
 mod fill;
 mod mmap;
 mod pool;
@@ -13,7 +14,7 @@ mod uring;
 use crate::CancelToken;
 use crate::error::Error;
 use crate::options::{Kind, Method, Pages};
-use crate::plan::{Plan, Rung};
+use crate::plan::{Plan, Request, Rung};
 use crate::source::Source;
 use crate::sys::map::Region;
 use crate::transfer::feed::{Extent, Feed, Lane};
@@ -80,6 +81,7 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Threads => pool::run(job, job.plan.workers(job.rung)),
         Method::Read => pool::run(job, 1),
         Method::Mmap => mmap::run(job),
+        Method::Bounce => bounce::run(job),
         Method::Sendfile => sendfile::run(job),
         Method::Splice => splice::run(job),
     }
@@ -133,19 +135,25 @@ fn work(
 }
 
 /// Whether a method can serve a kind of memory and an I/O mode at all; why not.
-pub(crate) fn serves(rung: Rung, kind: &Kind, pages: Pages) -> Result<(), String> {
+pub(crate) fn serves(rung: Rung, request: &Request, pages: Pages) -> Result<(), String> {
     match rung.method {
+        Method::Bounce if !rung.direct => {
+            Err("what comes through the page cache needs no ring beside it".to_string())
+        }
         Method::Mmap if rung.direct => {
             Err("a mapping of a file always goes through the page cache".to_string())
         }
-        Method::Sendfile | Method::Splice => writes_into(kind, pages),
+        Method::Sendfile | Method::Splice => writes_into(request, pages),
         _ => Ok(()),
     }
 }
 
 /// sendfile and splice need a descriptor that can be written.
-fn writes_into(kind: &Kind, pages: Pages) -> Result<(), String> {
-    match (kind, pages) {
+fn writes_into(request: &Request, pages: Pages) -> Result<(), String> {
+    match (&request.kind, pages) {
+        _ if request.dma_buf.is_some() => {
+            Err("a dma-buf cannot be written through its descriptor".to_string())
+        }
         (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".to_string()),
         (_, Pages::Huge) => {
             Err("hugetlb memory cannot be written through its descriptor".to_string())
@@ -165,6 +173,8 @@ pub(crate) fn describe(rung: Rung, asked: Method) -> String {
         (Method::Read, true, _) => "one direct pread after the other",
         (Method::Read, false, _) => "one pread after the other, copied from the page cache",
         (Method::Mmap, ..) => "copied from a mapping of the file",
+        (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
+        (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",
         (Method::Splice, ..) => "copied inside the kernel, through a pipe",
         (Method::Auto, ..) => "",

@@ -2,7 +2,7 @@
 //! the page cache what sits there.
 
 use super::fill::{read_buffered, read_direct};
-use super::{Job, Stop, work};
+use super::{Job, Stop, bounce, work};
 use crate::sys::file;
 use crate::transfer::feed::{Extent, Lane};
 
@@ -31,6 +31,11 @@ pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     let mut left = *extent;
     loop {
+        // Where nothing is cached, all there is to copy are parts of blocks that direct reads cannot
+        // land in; and asking for them would start a read ahead.
+        if job.plan.to_copy == 0 {
+            break;
+        }
         // Errors, EAGAIN above all, mean only that the bytes must come another way.
         let (fd, offset) = job.source.buffered(left.file);
         let got = file::pread_cached(fd, &job.region, left.at, left.len, offset).unwrap_or(0);
@@ -49,19 +54,25 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     let aligned = [left.file, left.at + job.region.address(), left.len]
         .iter()
         .all(|value| value % align == 0);
-    if aligned && job.rung.direct {
-        match read_direct(job, left) {
-            Err(Stop::NotDirect(_)) => read_buffered(job, left).map(|()| false),
-            done => done.map(|()| true),
-        }
-    } else {
-        read_buffered(job, left).map(|()| false)
+    if !job.rung.direct {
+        return read_buffered(job, left).map(|()| false);
+    }
+    let read = match aligned && job.rung.lands_whole() {
+        true => read_direct(job, left),
+        false => bounce::once(job, &left),
+    };
+    match read {
+        Err(Stop::NotDirect(_)) => read_buffered(job, left).map(|()| false),
+        done => done.map(|()| true),
     }
 }
 
 /// Runs `each` on this thread and `workers - 1` others, and joins their ends: a failure counts
 /// more than a refusal.
-fn crowd(workers: usize, each: impl Fn(u64) -> Result<(), Stop> + Sync) -> Result<(), Stop> {
+pub(super) fn crowd(
+    workers: usize,
+    each: impl Fn(u64) -> Result<(), Stop> + Sync,
+) -> Result<(), Stop> {
     std::thread::scope(|scope| {
         let each = &each;
         let spawn = |row| {

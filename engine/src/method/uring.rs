@@ -1,12 +1,14 @@
 //! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and
-//! registered buffers in windows where the pin limit allows.
+//! registered buffers in windows where the pin limit allows. `bounce` reads by it too.
 
+use super::bounce::Bounce;
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
 use super::{Job, Stop};
 use crate::error::Error;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
 use crate::sys::uring::{Done, Ring};
+use crate::sys::usage::Bell;
 use crate::transfer::feed::{Extent, Lane, Take};
 use crate::transfer::meter::{Phase, ROW_READS};
 use std::time::Duration;
@@ -19,7 +21,7 @@ const BELL: u64 = u64::MAX;
 struct Flight {
     /// What was taken from the feed.
     whole: Extent,
-    /// What is left of it after short reads.
+    /// What is left to be read of it after short reads, and where it lands.
     left: Extent,
     window: Option<usize>,
     start: Duration,
@@ -41,18 +43,52 @@ struct Windows {
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let depth = job.plan.queue_depth;
+    pump(job, None, depth, ROW_READS, job.feed.bell.as_ref())
+}
+
+/// Reads into the blocks of a ring, as many at once as it has, and copies on what has landed. Several
+/// threads may do so, numbered by `row`, each with a ring of its own.
+pub(super) fn bounced(
+    job: &Job<'_>,
+    bounce: &Bounce<'_>,
+    slots: u64,
+    row: u64,
+) -> Result<(), Stop> {
+    // One at most can listen to the bell, as whoever hears it hushes it; the others notice memory
+    // that is added when their next read has landed.
+    let bell = job.feed.bell.as_ref().filter(|_| row == 0);
+    pump(
+        job,
+        Some(bounce),
+        slots as u32,
+        ROW_READS + row * slots,
+        bell,
+    )
+}
+
+fn pump(
+    job: &Job<'_>,
+    bounce: Option<&Bounce<'_>>,
+    depth: u32,
+    row: u64,
+    bell: Option<&Bell>,
+) -> Result<(), Stop> {
     let starts = job.source.files().map(|(_, start, _)| start);
     let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
-    let mut ring = Ring::new(files?, job.region, job.plan.queue_depth)
+    let mut ring = Ring::new(files?, job.region, depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
     let windows = if job.rung.registered {
         Some(Windows::open(&mut ring, job.plan.window)?)
     } else {
         None
     };
-    let depth = job.plan.queue_depth as usize;
+    let depth = depth as usize;
     let mut pump = Pump {
         job,
+        bounce,
+        bell,
+        row,
         ring,
         windows,
         flights: vec![None; depth],
@@ -61,7 +97,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         stop: None,
     };
     pump.run();
-    if let (true, Some(bell)) = (pump.listening, &job.feed.bell) {
+    if let (true, Some(bell)) = (pump.listening, bell) {
         // The ring waits for all it was given when it is dropped, the bell included.
         bell.ring();
     }
@@ -70,6 +106,11 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 
 struct Pump<'a, 'j> {
     job: &'a Job<'j>,
+    /// Where the bytes go from where they land, if that is not where they belong.
+    bounce: Option<&'a Bounce<'a>>,
+    bell: Option<&'a Bell>,
+    /// The first row of the trace that is its own.
+    row: u64,
     ring: Ring<'a>,
     windows: Option<Windows>,
     flights: Vec<Option<Flight>>,
@@ -142,8 +183,13 @@ impl Pump<'_, '_> {
     }
 
     fn launch(&mut self, extent: Extent) {
+        let index = *self.free.last().expect("the caller has seen a free entry");
+        let (left, present) = match self.bounce {
+            Some(bounce) => (bounce.place(index as u64, &extent), u64::MAX),
+            None => (extent, self.job.feed.frontier()),
+        };
         let window = match &mut self.windows {
-            Some(windows) => match windows.cover(&mut self.ring, self.job, &extent) {
+            Some(windows) => match windows.cover(&mut self.ring, present, &left) {
                 Ok(window) => window,
                 Err(errno) => {
                     // The limit is shared with the user's other processes: it may be used up at
@@ -156,12 +202,12 @@ impl Pump<'_, '_> {
             },
             None => None,
         };
-        let index = self.free.pop().expect("the caller has seen a free entry");
+        self.free.pop();
         let start = self.job.meter.now();
         self.job.meter.io_begins();
         let flight = Flight {
             whole: extent,
-            left: extent,
+            left,
             window,
             start,
         };
@@ -179,7 +225,7 @@ impl Pump<'_, '_> {
 
     /// Has the ring wake us when memory is added.
     fn listen(&mut self) {
-        if let (Some(bell), false) = (&self.job.feed.bell, self.listening) {
+        if let (Some(bell), false) = (self.bell, self.listening) {
             self.ring.listen(BELL, bell);
             self.listening = true;
         }
@@ -188,7 +234,7 @@ impl Pump<'_, '_> {
     fn land(&mut self, done: Done) {
         if done.token == BELL {
             self.listening = false;
-            if let Some(bell) = &self.job.feed.bell {
+            if let Some(bell) = self.bell {
                 bell.hush();
             }
             return;
@@ -225,9 +271,14 @@ impl Pump<'_, '_> {
         };
         match landed {
             Ok(()) => {
-                let row = ROW_READS + index as u64;
                 let Extent { file, need, .. } = flight.whole;
+                let row = self.row + index as u64;
                 job.meter.span("read", row, flight.start, file, need);
+                if let Some(bounce) = self.bounce {
+                    let start = job.meter.now();
+                    bounce.copy(index as u64, &flight.whole);
+                    job.meter.add(Phase::Copy, start);
+                }
                 job.meter.landed(&flight.whole, direct);
             }
             Err(stop) => {
@@ -274,10 +325,11 @@ impl Windows {
 
     /// The window that covers an extent, registered now if none does. None where all are in use:
     /// that extent is read without.
+    /// `present` is how far memory is allocated.
     fn cover(
         &mut self,
         ring: &mut Ring<'_>,
-        job: &Job<'_>,
+        present: u64,
         extent: &Extent,
     ) -> Result<Option<usize>, Errno> {
         let (start, end) = (extent.at, extent.at + extent.len);
@@ -288,10 +340,7 @@ impl Windows {
                 return Ok(None);
             }
             // As far as data and allocated memory reach: registering would allocate the rest.
-            let reach = extent
-                .run_end
-                .min(job.feed.frontier())
-                .min(start + self.largest);
+            let reach = extent.run_end.min(present).min(start + self.largest);
             let reach = reach.max(end);
             ring.fill_slot(next as u32, start, reach - start)?;
             self.slots[next] = Window {

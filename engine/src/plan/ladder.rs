@@ -22,15 +22,20 @@ pub(crate) fn registered_need(page: u64) -> u64 {
 }
 
 /// Whether direct reads can land where the bytes belong.
-pub(super) fn congruence(request: &Request, file: &facts::File) -> Result<(), String> {
-    if let Some(why) = &file.direct_refused {
-        return Err(why.clone());
+pub(super) fn landing(request: &Request, file: &facts::File) -> Result<(), String> {
+    if request.dma_buf.is_some_and(|dma_buf| !dma_buf.pins) {
+        return Err("the mapping of this dma-buf takes no direct reads (EFAULT)".to_string());
     }
     match request.place {
-        Some(place) if place.address % file.align != request.offset % file.align => Err(format!(
-            "the memory's address and --offset are not congruent modulo {}",
-            file.align
-        )),
+        Some(place)
+            if place.address.wrapping_add(place.at.unwrap_or(0)) % file.align
+                != request.offset % file.align =>
+        {
+            Err(format!(
+                "the memory's address and --offset are not congruent modulo {}",
+                file.align
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -41,7 +46,7 @@ pub(super) fn ladder(
     file: &facts::File,
     host: &Host,
     pages: Pages,
-    direct: &Result<(), String>,
+    landing: &Result<(), String>,
     to_read: u64,
     reasons: &mut Reasons,
 ) -> Result<Vec<Rung>> {
@@ -54,8 +59,16 @@ pub(super) fn ladder(
         rung(Method::Uring, true, true),
         rung(Method::Uring, true, false),
     ];
+    // Copied on from where they land: the blocks of a ring are registered, those of a pool are not.
+    let bounce = [
+        rung(Method::Bounce, true, true),
+        rung(Method::Bounce, true, false),
+    ];
     let asked = request.method;
     let all: Vec<Rung> = match asked {
+        Method::Auto if landing.is_err() => {
+            vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
+        }
         Method::Auto => vec![
             uring[0],
             uring[1],
@@ -64,6 +77,8 @@ pub(super) fn ladder(
         ],
         Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
+        Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
+        Method::Bounce => vec![bounce[0], bounce[1], rung(Method::Threads, false, false)],
         // The baselines do what their names say: through the page cache, unless told otherwise.
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
@@ -77,12 +92,16 @@ pub(super) fn ladder(
     for rung in all {
         let why = match (request.io, rung.direct) {
             (Io::Direct, false) | (Io::Buffered, true) => continue,
-            (_, true) => direct.clone(),
+            (_, true) => match &file.direct_refused {
+                Some(why) => Err(why.clone()),
+                None if rung.method == Method::Bounce => Ok(()),
+                None => landing.clone(),
+            },
             _ => Ok(()),
         }
         .and_then(|()| match no_uring(host, file) {
-            Some(why) if rung.method == Method::Uring => Err(why),
-            _ => method::serves(rung, &request.kind, pages),
+            Some(why) if rung.registered || rung.method == Method::Uring => Err(why),
+            _ => method::serves(rung, request, pages),
         });
         match why {
             Ok(()) => kept.push(rung),
@@ -136,33 +155,41 @@ pub(super) fn window(
     depth: u32,
     reasons: &mut Reasons,
 ) -> u64 {
-    if !ladder.iter().any(|rung| rung.registered) {
+    let Some(registered) = ladder.iter().copied().find(|rung| rung.registered) else {
         return 0;
-    }
-    let page = match pages {
-        Pages::Small => host.page,
+    };
+    // A page of which a window holds a part is counted whole, at either end.
+    let (windows, margin) = match (registered.method, pages) {
+        // A ring of its own, made of whole pages.
+        (Method::Bounce, _) => (1, 0),
+        (_, Pages::Small) => (PINNED, 2 * host.page),
         // Memory that exists may have them too.
-        Pages::Thp | Pages::Auto => host.thp_size.max(host.page),
-        Pages::Huge => host.pool_page.max(host.page),
+        (_, Pages::Thp | Pages::Auto) => (PINNED, 2 * host.thp_size.max(host.page)),
+        (_, Pages::Huge) => (PINNED, 2 * host.pool_page.max(host.page)),
     };
     // One window must hold what is in flight, or reads would wait for registrations.
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
-    // A page of which a window holds a part is counted whole, at either end.
-    let most = (limit / PINNED).saturating_sub(2 * page);
+    let most = (limit / windows).saturating_sub(margin);
     if in_flight > most {
         ladder.retain(|rung| !rung.registered);
+        let each = (in_flight + margin) >> 10;
+        let what = match windows {
+            1 => format!("a ring of {each} KiB exceeds"),
+            _ => format!("{windows} windows of {each} KiB exceed"),
+        };
         reasons.add(
             "not",
-            "uring direct registered",
+            registered.to_string(),
             format!(
-                "{PINNED} windows of {} KiB exceed the limit on pinned memory, {} KiB \
-                 (RLIMIT_MEMLOCK)",
-                (in_flight + 2 * page) >> 10,
+                "{what} the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
                 limit >> 10
             ),
         );
         return 0;
     }
-    most.min(in_flight.clamp(WINDOW, LARGEST_WINDOW))
+    match registered.method {
+        Method::Bounce => in_flight,
+        _ => most.min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
+    }
 }

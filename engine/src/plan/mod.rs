@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 
 pub(crate) use ladder::{WINDOWS, registered_need};
-pub(crate) use request::{Place, Request, check, range};
+pub(crate) use request::{DmaBufFacts, Place, Request, check, range};
 
 /// One way of moving the bytes, tried in the order of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -23,6 +23,13 @@ pub struct Rung {
     pub direct: bool,
     /// io_uring with registered buffers.
     pub registered: bool,
+}
+
+impl Rung {
+    /// Reads land where their bytes belong, in whole units of the file's direct alignment.
+    pub(crate) fn lands_whole(self) -> bool {
+        self.direct && self.method != Method::Bounce
+    }
 }
 
 impl std::fmt::Display for Rung {
@@ -84,9 +91,13 @@ pub struct Plan {
     pub allocation: Allocation,
     /// Multiple that direct reads keep to.
     pub align: u64,
-    /// Where the wanted bytes start in the buffer, so that file and memory are congruent.
+    /// Where the wanted bytes start in the buffer, so that file and memory are congruent; or as
+    /// `fd:N@OFFSET` asks.
     pub lead: u64,
-    /// Bytes of memory that the kernel may write to: the wanted range, rounded out to `align`.
+    /// Where the memory that may be written to starts: 0, but for `fd:N@OFFSET`.
+    pub floor: u64,
+    /// Where it ends: the wanted range, rounded out to `align`; all of memory that exists; the
+    /// wanted range alone for `fd:N@OFFSET`.
     pub capacity: u64,
     /// Bytes that will be read from the disk.
     pub to_read: u64,
@@ -142,6 +153,9 @@ impl Plan {
 /// (docs/measuring.md has the sweep).
 const DIRECT_BLOCK: u64 = 4 << 20;
 const DIRECT_DEPTH: u32 = 8;
+/// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
+/// memory that most systems set (8 MiB).
+const BOUNCE_BLOCK: u64 = 512 << 10;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
 const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Up to this, a second thread costs more than what it hides.
@@ -159,27 +173,31 @@ pub(crate) fn decide(
     let kind = kind(request, host)?;
     // File and memory are congruent, so that every block lands where it belongs.
     let grain = file.align.max(host.page);
-    let (lead, capacity) = match request.place {
-        Some(place) if place.bytes < end - start => {
-            return Err(request::too_small(request, place, end - start));
+    let (floor, lead, capacity) = match request.place {
+        Some(place) => {
+            let at = place.at.unwrap_or(0);
+            if place.bytes.saturating_sub(at) < end - start {
+                return Err(request::too_small(request, place, end - start));
+            }
+            let capacity = place.at.map_or(place.bytes, |at| at + end - start);
+            (at, at, capacity)
         }
-        Some(place) => (0, place.bytes),
         None => {
             let lead = start % grain;
-            (lead, (lead + end - start).next_multiple_of(grain))
+            (0, lead, (lead + end - start).next_multiple_of(grain))
         }
     };
-    let spread = |page| layout.spread(start - lead, page).min(capacity);
+    let spread = |page| layout.spread(start.wrapping_sub(lead), page).min(capacity);
     let pages = pages::pages(request, host, end - start, spread, &mut reasons)?;
-    let direct = ladder::congruence(request, file);
+    let landing = ladder::landing(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let mut ladder = ladder::ladder(request, file, host, pages, &direct, to_read, &mut reasons)?;
+    let mut ladder = ladder::ladder(request, file, host, pages, &landing, to_read, &mut reasons)?;
 
     let first = ladder[0];
-    let block = request.block.unwrap_or(if first.direct {
-        DIRECT_BLOCK.next_multiple_of(file.align)
-    } else {
-        BUFFERED_BLOCK
+    let block = request.block.unwrap_or(match first.method {
+        Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
+        _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
+        _ => BUFFERED_BLOCK,
     });
     if ladder.iter().any(|rung| rung.direct) && !block.is_multiple_of(file.align) {
         return Err(Error::usage(
@@ -202,7 +220,7 @@ pub(crate) fn decide(
 
     let window = ladder::window(&mut ladder, host, pages, block, queue_depth, &mut reasons);
     let first = ladder[0];
-    describe_io(request, first, &direct, layout, &mut reasons);
+    describe_io(request, first, file, layout, &mut reasons);
     reasons.add(
         "method",
         first.to_string(),
@@ -230,6 +248,7 @@ pub(crate) fn decide(
         allocation,
         align: file.align,
         lead,
+        floor,
         capacity,
         to_read,
         to_copy,
@@ -274,10 +293,6 @@ fn kind(request: &Request, host: &Host) -> Result<String> {
                 "ask for access to it: usermod -aG kvm USER, or a udev rule",
             ),
         },
-        Kind::Heap(_) => refuse(
-            "this version fills no dma-heap buffers yet: their mappings refuse direct I/O (EFAULT)",
-            "load with --to memfd, which udmabuf turns into a dma-buf",
-        ),
         Kind::Dmafile => refuse(
             "dmafile.ko is not part of this version",
             "load with --to memfd",
@@ -292,17 +307,17 @@ fn kind(request: &Request, host: &Host) -> Result<String> {
 fn describe_io(
     request: &Request,
     first: Rung,
-    direct: &Result<(), String>,
+    file: &facts::File,
     layout: &Layout,
     reasons: &mut Reasons,
 ) {
-    match (request.io, direct) {
+    match (request.io, &file.direct_refused) {
         (Io::Direct | Io::Buffered, _) => reasons.add("io", request.io, "asked for"),
-        (Io::Auto, Err(why)) => reasons.add("io", Io::Buffered, why.clone()),
-        (Io::Auto, Ok(())) if !first.direct && request.method != Method::Auto => {
+        (Io::Auto, Some(why)) => reasons.add("io", Io::Buffered, why.clone()),
+        (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
             reasons.add("io", Io::Buffered, format!("what {} is for", first.method));
         }
-        (Io::Auto, Ok(())) => {
+        (Io::Auto, None) => {
             let choice = match (layout.bytes(true), layout.bytes(false)) {
                 (0, _) => Io::Direct,
                 (_, 0) => Io::Buffered,
@@ -326,6 +341,8 @@ fn allocation(
         (request.allocation, "asked for")
     } else if matches!(request.kind, Kind::Caller) {
         (Allocation::InRead, "the caller's memory is there")
+    } else if request.dma_buf.is_some() {
+        (Allocation::InRead, "a dma-buf has its pages from the start")
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (
             Allocation::InRead,
@@ -380,6 +397,9 @@ fn check_memory(
     };
     if let Some(room) = host.available.filter(|room| *room < need) {
         return refuse(room, "MemAvailable".to_string());
+    }
+    if matches!(request.kind, Kind::Heap(_)) && !host.heaps_are_charged {
+        return Ok(());
     }
     if let Some((room, file)) = host.cgroup.as_ref().filter(|(room, _)| *room < need) {
         return refuse(*room, file.display().to_string());

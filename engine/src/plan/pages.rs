@@ -14,6 +14,23 @@ pub(super) fn pages(
     spread: impl Fn(u64) -> u64,
     reasons: &mut Reasons,
 ) -> Result<Pages> {
+    if request.dma_buf.is_some() {
+        if request.pages != Pages::Auto {
+            return Err(Error::usage(
+                "--pages",
+                format!(
+                    "'{}' cannot be had: who exports a dma-buf chooses its pages",
+                    request.pages
+                ),
+            ));
+        }
+        reasons.add(
+            "pages",
+            "exporter",
+            "who exports a dma-buf chooses its pages",
+        );
+        return Ok(Pages::Auto);
+    }
     if let Some(place) = request.place {
         let may_choose = place.empty && request.pages != Pages::Huge;
         if request.pages != Pages::Auto && !may_choose {

@@ -20,6 +20,8 @@ pub(crate) struct Request {
     pub check_memory: bool,
     /// Memory that exists: the caller's, or that of an `fd:N`.
     pub place: Option<Place>,
+    /// Memory that is reached by the mapping of a dma-buf.
+    pub dma_buf: Option<DmaBufFacts>,
 }
 
 impl Default for Request {
@@ -38,6 +40,7 @@ impl Default for Request {
             allocation: Allocation::Auto,
             check_memory: true,
             place: None,
+            dma_buf: None,
         }
     }
 }
@@ -49,10 +52,19 @@ pub(crate) struct Place {
     pub bytes: u64,
     /// Its address, or 0 where it will be mapped at the start of a page.
     pub address: u64,
+    /// The only part of it to be written begins here, in bytes; None where all of it is.
+    pub at: Option<u64>,
     /// Nothing is allocated in it yet, so that its pages may still be chosen.
     pub empty: bool,
     /// It is made of hugetlb pages, which write(2) does not reach.
     pub hugetlb: bool,
+}
+
+/// What is true of a dma-buf.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DmaBufFacts {
+    /// Its mapping can be pinned, so that direct reads can land in it.
+    pub pins: bool,
 }
 
 /// Checks the values of a request that need no file.
@@ -109,9 +121,13 @@ pub(crate) fn range(request: &Request, file: &facts::File) -> Result<(u64, u64)>
 
 /// Memory that exists does not hold the wanted bytes.
 pub(super) fn too_small(request: &Request, place: Place, need: u64) -> Error {
+    let room = match place.at {
+        None => place.bytes.to_string(),
+        Some(at) => format!("what is left of {} from byte {at} on", place.bytes),
+    };
     Error::new(
         "cannot load",
-        format!("{need} bytes do not fit into {}", place.bytes),
+        format!("{need} bytes do not fit into {room}"),
     )
     .with_errno(rustix::io::Errno::INVAL)
     .at(request.kind.to_string())

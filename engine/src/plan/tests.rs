@@ -16,6 +16,7 @@ fn host() -> Host {
         pool_free: 0,
         available: Some(16 * GIB),
         cgroup: None,
+        heaps_are_charged: false,
         memlock: None,
         pins_freely: false,
         cpus: 2,
@@ -374,5 +375,88 @@ fn values_out_of_range_name_the_range() {
             error.to_string().contains(range),
             "{error} should say {range}"
         );
+    }
+}
+
+#[test]
+fn what_direct_reads_cannot_land_in_bounces() {
+    let bounces = [
+        "bounce direct registered",
+        "bounce direct",
+        "threads buffered",
+    ];
+    let dma_buf = |pins| Request {
+        dma_buf: Some(DmaBufFacts { pins }),
+        ..Request::default()
+    };
+    let plan = plan_for(&dma_buf(false), &file(GIB), &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), bounces);
+    assert_eq!(plan.allocation, Allocation::InRead);
+    assert!(
+        plan.block * u64::from(plan.queue_depth) <= 8 * MIB,
+        "a small ring"
+    );
+    // Where its exporter lets its pages be pinned, nothing keeps direct reads out.
+    let plan = plan_for(&dma_buf(true), &file(GIB), &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan)[0], "uring direct registered");
+    // Memory of the caller that does not fit the offset.
+    let request = Request {
+        kind: Kind::Caller,
+        place: Some(Place {
+            bytes: GIB,
+            address: 100,
+            at: None,
+            empty: false,
+            hugetlb: false,
+        }),
+        ..Request::default()
+    };
+    let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), bounces);
+    // Nothing to gain where all of it is cached, or there is no direct I/O.
+    let plan = plan_for(&dma_buf(false), &file(GIB), &host(), true).unwrap();
+    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+    let refused = File {
+        direct_refused: Some("tmpfs".to_string()),
+        ..file(GIB)
+    };
+    let plan = plan_for(&dma_buf(false), &refused, &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), ["threads buffered"]);
+}
+
+#[test]
+fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
+    let request = |depth| Request {
+        dma_buf: Some(DmaBufFacts { pins: false }),
+        queue_depth: depth,
+        ..Request::default()
+    };
+    let host = Host {
+        memlock: Some(8 * MIB),
+        ..host()
+    };
+    let plan = plan_for(&request(None), &file(GIB), &host, false).unwrap();
+    assert!(plan.first().registered);
+    let plan = plan_for(&request(Some(17)), &file(GIB), &host, false).unwrap();
+    assert_eq!(ladder_of(&plan)[0], "bounce direct");
+    let why = why(&plan, "not", "bounce direct registered");
+    assert_eq!(
+        why,
+        "a ring of 8704 KiB exceeds the limit on pinned memory, 8192 KiB (RLIMIT_MEMLOCK)"
+    );
+}
+
+#[test]
+fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
+    for method in [Method::Uring, Method::Threads, Method::Read] {
+        let request = Request {
+            dma_buf: Some(DmaBufFacts { pins: false }),
+            method,
+            io: Io::Direct,
+            ..Request::default()
+        };
+        let error = plan_for(&request, &file(GIB), &host(), false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+        assert!(error.to_string().contains("EFAULT"), "{error}");
     }
 }

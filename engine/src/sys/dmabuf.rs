@@ -1,9 +1,10 @@
-//! dma-bufs: making them of a memfd, and bracketing access by the CPU (linux/udmabuf.h,
-//! linux/dma-buf.h).
+//! dma-bufs: making them of a memfd or by a heap, and bracketing access by the CPU
+//! (linux/udmabuf.h, linux/dma-heap.h, linux/dma-buf.h).
 
 use super::{Errno, file, last_errno};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 /// struct udmabuf_create of linux/udmabuf.h.
 #[repr(C)]
@@ -17,6 +18,17 @@ struct Create {
 const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
 const UDMABUF_CREATE: libc::Ioctl = libc::_IOW::<Create>(b'u' as u32, 0x42);
 
+/// struct dma_heap_allocation_data of linux/dma-heap.h.
+#[repr(C)]
+struct Allocation {
+    len: u64,
+    fd: u32,
+    fd_flags: u32,
+    heap_flags: u64,
+}
+
+const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = libc::_IOWR::<Allocation>(b'H' as u32, 0);
+
 /// struct dma_buf_sync of linux/dma-buf.h.
 #[repr(C)]
 struct Sync {
@@ -27,6 +39,12 @@ const DMA_BUF_SYNC_READ: u64 = 1;
 const DMA_BUF_SYNC_WRITE: u64 = 2;
 const DMA_BUF_SYNC_END: u64 = 4;
 const DMA_BUF_IOCTL_SYNC: libc::Ioctl = libc::_IOW::<Sync>(b'b' as u32, 0);
+const DMA_BUF_SET_NAME_B: libc::Ioctl = libc::_IOW::<u64>(b'b' as u32, 1);
+/// The longest name, its NUL included (DMA_BUF_NAME_LEN).
+const NAME_LEN: usize = 32;
+
+/// What fstatfs(2) says of a dma-buf (linux/magic.h).
+const DMA_BUF_MAGIC: u64 = 0x444d_4142;
 
 /// Opens `/dev/udmabuf`.
 pub(crate) fn open_udmabuf() -> Result<OwnedFd, Errno> {
@@ -58,6 +76,70 @@ pub(crate) fn udmabuf(
             _ => Err(last_errno()),
         }
     })
+}
+
+/// Where the nodes of heaps are.
+pub(crate) const HEAPS: &str = "/dev/dma_heap";
+
+/// Opens the node of a heap. Reading it is all that allocating takes.
+pub(crate) fn open_heap(name: &str) -> Result<OwnedFd, Errno> {
+    open_node(&Path::new(HEAPS).join(name))
+}
+
+/// Opens a node in [`HEAPS`].
+pub(crate) fn open_node(node: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    file::retry(|| rustix::fs::open(node, flags, Mode::empty()))
+}
+
+/// The nodes of the heaps that there are, in order.
+pub(crate) fn heaps() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(HEAPS).into_iter().flatten().flatten();
+    let mut nodes: Vec<_> = entries.map(|entry| entry.path()).collect();
+    nodes.sort();
+    nodes
+}
+
+/// Has a heap make a dma-buf of `size` bytes, rounded up to whole pages, all of them zero.
+pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno> {
+    let mut data = Allocation {
+        len: size,
+        fd: 0,
+        fd_flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32,
+        heap_flags: 0,
+    };
+    file::retry(|| {
+        // SAFETY: the structure is the kernel's own and lives through the call.
+        match unsafe { libc::ioctl(heap.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC, &raw mut data) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    })?;
+    // SAFETY: a descriptor that the kernel has just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(data.fd as i32) })
+}
+
+/// Whether a descriptor is a dma-buf.
+pub(crate) fn is_one(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u64 == DMA_BUF_MAGIC)
+}
+
+/// The size of a dma-buf, which never changes.
+pub(crate) fn size(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    // It has no position that this would move.
+    rustix::fs::seek(fd, SeekFrom::End(0))
+}
+
+/// Names a dma-buf, for those who look for who holds memory (`/proc/PID/fdinfo`, debugfs).
+pub(crate) fn name(fd: BorrowedFd<'_>, name: &str) {
+    let mut bytes = [0_u8; NAME_LEN];
+    let name = name.bytes().filter(|&byte| byte != 0).take(NAME_LEN - 1);
+    for (to, from) in bytes.iter_mut().zip(name) {
+        *to = from;
+    }
+    // SAFETY: the kernel reads up to the NUL, inside an array that lives through the call. A kernel
+    // that takes no names loses nothing but the name.
+    let _ = unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_SET_NAME_B, bytes.as_ptr()) };
 }
 
 /// Says that the CPU begins (or ends) to read, or to read and write, the memory of a dma-buf.

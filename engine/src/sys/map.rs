@@ -126,6 +126,31 @@ impl Mapping {
         Ok(hole)
     }
 
+    /// Whole dma-bufs, one behind the other in one range of addresses. `sizes` are multiples of a
+    /// page.
+    ///
+    /// EACCES where one is not open for reading and writing; EINVAL or ENODEV where its exporter
+    /// lets nobody map it.
+    pub(crate) fn chain(fds: &[(BorrowedFd<'_>, u64)]) -> Result<Self, Errno> {
+        let total = fds
+            .iter()
+            .try_fold(0_u64, |sum, (_, size)| sum.checked_add(*size));
+        let total = total.and_then(|total| usize::try_from(total).ok());
+        let total = total.ok_or(Errno::OVERFLOW)?;
+        let mut hole = Self::reserve(total, page_size() as usize)?;
+        hole.share = Share::Shared;
+        let mut at = 0;
+        for (fd, size) in fds {
+            let start = hole.region().span(at, *size).cast();
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+            unsafe { rustix::mm::mmap(start, *size as usize, prot, flags, fd, 0)? };
+            at += size;
+        }
+        Ok(hole)
+    }
+
     /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write
     /// there is a signal.
     pub(crate) fn blank(&mut self) -> Result<(), Errno> {
@@ -322,6 +347,32 @@ impl<'m> Region<'m> {
         let start = self.span(at, from.len() as u64);
         // SAFETY: as in `copy_out`, the other way round.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len()) }
+    }
+
+    /// Copies `len` bytes from another region into this one, which must be writable.
+    pub(crate) fn copy_from(&self, at: u64, from: &Region<'_>, from_at: u64, len: u64) {
+        let (to, from) = (self.span(at, len), from.span(from_at, len));
+        // SAFETY: both lie inside their regions, which are distinct mappings.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) }
+    }
+
+    /// Whether direct reads may land in the page at `at`: the kernel can pin it. A device's pages, as
+    /// most dma-bufs map them, give EFAULT (process_vm_readv(2) pins what it reads).
+    pub(crate) fn can_be_pinned(&self, at: u64) -> bool {
+        let mut byte = 0_u8;
+        let local = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let remote = libc::iovec {
+            iov_base: self.span(at, 1).cast(),
+            iov_len: 1,
+        };
+        // SAFETY: one byte of the region into one of ours; the kernel checks the page itself.
+        let got = unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        got == 1
     }
 
     /// Asks for transparent huge pages wherever the region is touched later (madvise(2)).

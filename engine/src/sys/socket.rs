@@ -1,21 +1,29 @@
-//! A descriptor and a few bytes over a Unix socket (SCM_RIGHTS, unix(7)).
+//! Descriptors and a few bytes over a Unix socket (SCM_RIGHTS, unix(7)).
 
 use super::Errno;
 use super::file::retry;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Sends `bytes` with one descriptor attached.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let fds = [fd];
+/// How many descriptors one message carries (SCM_MAX_FD).
+pub(crate) const MOST: usize = 253;
+
+/// Sends `bytes` with descriptors attached, at most [`MOST`].
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
     let sent = retry(|| {
         rustix::net::sendmsg(
             socket,
@@ -32,18 +40,17 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> 
     }
 }
 
-/// Receives `bytes.len()` bytes, which come in one piece, and the one descriptor that came with them.
-/// EPROTO for fewer: who sends them in pieces is no [`send`]. Unless it may `wait`, EAGAIN where
-/// nothing has come yet, and nothing is lost then.
-///
-/// Further descriptors that a sender slips in are closed.
+/// Receives `bytes.len()` bytes, which come in one piece, and the descriptors that came with them.
+/// EPROTO for fewer bytes: who sends them in pieces is no [`send`]. Unless it may `wait`, EAGAIN where
+/// nothing has come yet, and nothing is lost then. EMFILE where there was no room for all of the
+/// descriptors.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     wait: bool,
-) -> Result<Option<OwnedFd>, Errno> {
-    let mut first = None;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+) -> Result<Vec<OwnedFd>, Errno> {
+    let mut received = Vec::new();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::DONTWAIT, !wait);
@@ -54,14 +61,14 @@ pub(crate) fn receive(
     })?;
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = part {
-            for fd in fds {
-                first.get_or_insert(fd);
-            }
+            received.extend(fds);
         }
     }
     match message.bytes {
         0 => Err(Errno::CONNRESET),
         got if got < wanted => Err(Errno::PROTO),
-        _ => Ok(first),
+        // What did not fit into this process's table of descriptors is gone.
+        _ if message.flags.contains(ReturnFlags::CTRUNC) => Err(Errno::MFILE),
+        _ => Ok(received),
     }
 }

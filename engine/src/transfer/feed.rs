@@ -52,8 +52,12 @@ pub(crate) struct Cut {
     pub block: u64,
     /// Extents of the main lane start and end at multiples of this in the file.
     pub align: u64,
-    /// The place in the file of the memory's first byte: `at = file - base`.
+    /// The place in the file of the memory's first byte, which may lie before it: `at = file - base`,
+    /// wrapping.
     pub base: u64,
+    /// How far the end of a block in memory lies behind the end of one in the file, less than the
+    /// file's direct alignment.
+    pub phase: u64,
     /// End of the memory that may be written.
     pub capacity: u64,
 }
@@ -222,11 +226,9 @@ impl Cut {
     /// The first extent of a range of the file, and where the next one starts.
     fn first(&self, (start, end): FileRange) -> (Extent, u64) {
         let file = start - start % self.align;
-        let at = file - self.base;
-        // Cut where blocks end in memory; where its first byte is not aligned in the file, as far
-        // beyond that place as its alignment is off. (Both congruent, the end is aligned.)
-        let phase = self.base % self.align;
-        let stop_at = at + self.block - (at + phase) % self.block;
+        let at = file.wrapping_sub(self.base);
+        // Cut where blocks end in memory, but at an aligned place of the file.
+        let stop_at = at + self.block - (at + self.phase) % self.block;
         let next = (file + (stop_at - at)).min(end);
         let rounded = (next - file).next_multiple_of(self.align);
         let extent = Extent {
@@ -235,7 +237,7 @@ impl Cut {
             len: rounded.min(self.capacity - at),
             need: next - file,
             head: start - file,
-            run_end: end - self.base,
+            run_end: end.wrapping_sub(self.base),
         };
         (extent, next)
     }
@@ -256,6 +258,7 @@ mod tests {
             block: 8192,
             align: 512,
             base: 0,
+            phase: 0,
             capacity: 20480,
         };
         let feed = Feed::new([(0, 20000)], [], cut, None);
@@ -275,6 +278,7 @@ mod tests {
             block: 4096,
             align: 4096,
             base: 0,
+            phase: 0,
             capacity: 8192,
         };
         let feed = Feed::new([(0, 8192)], [], cut, None);
@@ -306,7 +310,7 @@ mod tests {
             };
             let phase = base % align;
             let capacity = (start - base + len).next_multiple_of(4096);
-            let cut = Cut { block, align, base, capacity };
+            let cut = Cut { block, align, base, phase, capacity };
             let feed = Feed::new([(start, start + len)], [], cut, None);
             let mut next = start;
             for extent in std::iter::from_fn(|| feed.wait(Lane::Main)) {

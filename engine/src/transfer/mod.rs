@@ -128,8 +128,8 @@ impl Transfer<'_> {
             // read directly.
             let align = self.plan.align;
             let mut middle = (run.start, run.end);
-            if self.plan.first().direct {
-                if self.at(run.start) < run.start % align {
+            if self.plan.first().lands_whole() {
+                if self.at(run.start) < self.plan.floor + run.start % align {
                     middle.0 = run.start.next_multiple_of(align).min(run.end);
                 }
                 if self.at(run.end.next_multiple_of(align)) > self.plan.capacity {
@@ -153,12 +153,18 @@ impl Transfer<'_> {
         file - self.plan.offset + self.plan.lead
     }
 
+    /// The place in the file of the memory's first byte, wrapping.
+    fn base(&self) -> u64 {
+        self.plan.offset.wrapping_sub(self.plan.lead)
+    }
+
     fn cut(&self) -> Cut {
-        let direct = self.plan.ladder.iter().any(|rung| rung.direct);
+        let whole = self.plan.ladder.iter().any(|rung| rung.lands_whole());
         Cut {
             block: self.plan.block,
-            align: if direct { self.plan.align } else { 1 },
-            base: self.plan.offset - self.plan.lead,
+            align: if whole { self.plan.align } else { 1 },
+            base: self.base(),
+            phase: self.base() % self.plan.align,
             capacity: self.plan.capacity,
         }
     }
@@ -409,7 +415,8 @@ impl Transfer<'_> {
     /// Bytes outside the wanted range are zero: rounded-out reads have brought some in, and
     /// memory that is not fresh holds whatever it held, in holes too.
     fn zero_around(&self) -> Result<(), Errno> {
-        let (lead, end) = (self.plan.lead, self.plan.lead + self.plan.bytes);
+        let (floor, lead) = (self.plan.floor, self.plan.lead);
+        let end = lead + self.plan.bytes;
         let capacity = self.plan.capacity;
         if !self.memory.is_fresh() {
             let mut done = lead;
@@ -420,7 +427,7 @@ impl Transfer<'_> {
             self.memory.zero(done, end - done)?;
             return self.memory.zero(end, capacity - end);
         }
-        self.memory.zero(0, lead)?;
+        self.memory.zero(floor, lead - floor)?;
         // Behind each file that was read to its end, and may have grown meanwhile.
         let first = self.plan.offset;
         for (_, start, size) in self.source.files() {

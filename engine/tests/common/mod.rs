@@ -8,9 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A directory on the disk that holds the build, not on a tmpfs.
+/// A directory on the disk that holds the build, not on a tmpfs; or where DMAFILE_TEST_DIR says, on
+/// machines that cannot write there.
 pub fn dir() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    let asked = std::env::var_os("DMAFILE_TEST_DIR");
+    tempfile::tempdir_in(asked.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())).unwrap()
 }
 
 /// Pseudo-random bytes that differ in every 4 KiB, so that a block in the wrong place shows.

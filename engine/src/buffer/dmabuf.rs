@@ -1,0 +1,136 @@
+//! dma-bufs that the CPU reaches by their own mappings: made by a heap, there already, or received.
+
+use super::{DmaBuf, Memory};
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{Errno, dmabuf, file};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+pub(super) struct DmaBufs {
+    /// All of them, one behind the other.
+    map: Mapping,
+    pieces: Vec<Piece>,
+    /// Every byte was zero when it came.
+    fresh: bool,
+    /// The CPU is writing: from when it was made to be filled until it is whole.
+    filling: Vec<Access>,
+}
+
+struct Piece {
+    /// The caller may keep it too.
+    fd: Arc<OwnedFd>,
+    bytes: u64,
+}
+
+/// Writing by the CPU, from when it is made until it is dropped (DMA_BUF_IOCTL_SYNC).
+struct Access(Arc<OwnedFd>);
+
+impl Access {
+    fn begin(fd: &Arc<OwnedFd>) -> Result<Self, Errno> {
+        dmabuf::sync(fd.as_fd(), true, false)?;
+        Ok(Self(Arc::clone(fd)))
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        // It has begun, so that it can end; there is nobody to tell in a drop.
+        let _ = dmabuf::sync(self.0.as_fd(), true, true);
+    }
+}
+
+impl DmaBufs {
+    /// What others have filled.
+    pub(super) fn whole(fds: Vec<Arc<OwnedFd>>) -> Result<Self, Errno> {
+        let mut pieces = Vec::new();
+        for fd in fds {
+            let bytes = dmabuf::size(fd.as_fd())?;
+            pieces.push(Piece { fd, bytes });
+        }
+        let parts: Vec<_> = pieces
+            .iter()
+            .map(|piece| (piece.fd.as_fd(), piece.bytes))
+            .collect();
+        let map = Mapping::chain(&parts)?;
+        Ok(Self {
+            map,
+            pieces,
+            fresh: false,
+            filling: Vec::new(),
+        })
+    }
+
+    /// One that is to be filled.
+    pub(super) fn to_fill(fd: &Arc<OwnedFd>, fresh: bool) -> Result<Self, Errno> {
+        let mut made = Self::whole(vec![Arc::clone(fd)])?;
+        made.filling.push(Access::begin(fd)?);
+        Ok(Self { fresh, ..made })
+    }
+}
+
+impl Memory for DmaBufs {
+    fn region(&self) -> Region<'_> {
+        self.map.region()
+    }
+
+    fn exported(&self) -> Option<BorrowedFd<'_>> {
+        match &self.pieces[..] {
+            [whole] => Some(whole.fd.as_fd()),
+            _ => None,
+        }
+    }
+
+    fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
+        let mut at = 0;
+        let pieces = self.pieces.iter().map(|piece| {
+            let one = DmaBuf {
+                fd: piece.fd.as_fd(),
+                at,
+                bytes: piece.bytes,
+            };
+            at += piece.bytes;
+            one
+        });
+        pieces.collect()
+    }
+
+    fn begin(&self, write: bool) -> Result<(), Errno> {
+        super::begin(&self.dma_bufs(), write)
+    }
+
+    fn end(&self, write: bool) {
+        super::end(&self.dma_bufs(), write);
+    }
+
+    /// Its exporter has made all of it present.
+    fn populate(&self, _at: u64, _len: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn grain(&self) -> u64 {
+        page_size()
+    }
+
+    fn pages(&self) -> (String, Option<String>) {
+        ("exporter".to_string(), None)
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    fn finish(&mut self) -> Result<(), Errno> {
+        self.filling.clear();
+        Ok(())
+    }
+
+    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
+        Some(self.map)
+    }
+
+    fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
+        drop(self.filling);
+        let own = |piece: Piece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
+        self.pieces.into_iter().map(own).collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! `heap:NAME`: a dma-buf from `/dev/dma_heap/NAME`.
+
+use super::dmabuf::DmaBufs;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::sys::map::{Mapping, page_size};
+use crate::sys::{Errno, dmabuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+pub(super) fn make(name: &str, plan: &Plan) -> Result<DmaBufs> {
+    let fd = allocate(name, plan.capacity)?;
+    if let Some(file) = plan.file.file_name() {
+        dmabuf::name(fd.as_fd(), &file.to_string_lossy());
+    }
+    DmaBufs::to_fill(&Arc::new(fd), true).map_err(cannot_map)
+}
+
+/// Whether a heap gives memory that direct reads can land in: tried with a page of it.
+pub(crate) fn takes_direct_reads(name: &str) -> Result<bool> {
+    let fd = allocate(name, page_size())?;
+    let map = Mapping::chain(&[(fd.as_fd(), page_size())]).map_err(cannot_map)?;
+    Ok(map.region().can_be_pinned(0))
+}
+
+fn allocate(name: &str, bytes: u64) -> Result<OwnedFd> {
+    let heap = dmabuf::open_heap(name).map_err(|errno| cannot_open(name, errno))?;
+    dmabuf::allocate(heap.as_fd(), bytes).map_err(|errno| {
+        let error = Error::os("cannot allocate", errno);
+        match errno {
+            Errno::NOMEM => error
+                .why("the heap has no room for it")
+                .remedy("free memory, or load a range (--offset, --length)"),
+            _ => error,
+        }
+    })
+}
+
+fn cannot_map(errno: Errno) -> Error {
+    Error::os("cannot map the dma-buf", errno)
+}
+
+fn cannot_open(name: &str, errno: Errno) -> Error {
+    let node = format!("{}/{name}", dmabuf::HEAPS);
+    let error = Error::os("cannot make the buffer", errno);
+    let there: Vec<_> = dmabuf::heaps()
+        .iter()
+        .filter_map(|node| Some(node.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    match errno {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV if there.is_empty() => {
+            error.why(format!("there is no {node}")).remedy(
+                "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (in a container, its host's node), \
+                 dmafile.ko, or --to udmabuf or memfd",
+            )
+        }
+        Errno::NOENT | Errno::NXIO | Errno::NODEV => {
+            error.why(format!("there is no {node}")).remedy(format!(
+                "use one that is there: heap:{}",
+                there.join(", heap:")
+            ))
+        }
+        _ => error
+            .why(format!("{node} cannot be opened"))
+            .remedy(format!(
+                "chgrp video {node} && chmod g+r {node}, or a udev rule"
+            )),
+    }
+}

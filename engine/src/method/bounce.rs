@@ -1,0 +1,122 @@
+//! `bounce`: direct reads into a small ring of blocks, and one copy from there to where the bytes
+//! belong. For memory that direct reads cannot land in: the mappings of dma-bufs, and memory whose
+//! address does not fit the offset in the file. No page cache comes into being.
+
+use super::fill::read_direct;
+use super::pool::crowd;
+use super::{Job, Stop, uring, work};
+use crate::error::Error;
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::transfer::feed::{Extent, Lane};
+
+/// A ring from which one thread reads ahead and copies on: fewer blocks would leave the disk idle
+/// during a copy.
+const SLOTS_PER_WORKER: u64 = 2;
+
+/// The blocks that reads land in, and where their bytes go from there.
+#[derive(Clone, Copy)]
+pub(super) struct Bounce<'m> {
+    blocks: Region<'m>,
+    block: u64,
+    align: u64,
+    to: Region<'m>,
+}
+
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let blocks = job.plan.bytes.div_ceil(job.plan.block).max(1);
+    match job.rung.registered {
+        true => {
+            let slots = u64::from(job.plan.queue_depth).min(blocks);
+            let workers = (job.plan.threads as u64)
+                .min(slots / SLOTS_PER_WORKER)
+                .max(1);
+            crowd(workers as usize, |row| {
+                // The first ones get what does not divide evenly.
+                let slots = (slots + workers - 1 - row) / workers;
+                in_ring(job, slots, job.plan.block, |inner, bounce| {
+                    uring::bounced(inner, bounce, slots, row)
+                })
+            })
+        }
+        false => {
+            let workers = job.plan.workers(job.rung).min(blocks as usize);
+            in_ring(job, workers as u64, job.plan.block, |inner, bounce| {
+                crowd(workers, |row| {
+                    work(inner, Lane::Main, row, |extent| {
+                        read_direct(inner, bounce.place(row, extent))?;
+                        bounce.copy(row, extent);
+                        Ok(true)
+                    })
+                })
+            })
+        }
+    }
+}
+
+/// Reads one extent that direct reads cannot land in, in one of the two lanes.
+pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
+    let align = job.plan.align;
+    let block = (extent.file % align + extent.need).next_multiple_of(align);
+    in_ring(job, 1, block, |inner, bounce| {
+        read_direct(inner, bounce.place(0, extent))?;
+        bounce.copy(0, extent);
+        Ok(())
+    })
+}
+
+/// Makes a ring of `slots` blocks for as long as `reads` takes, with a job that reads into it.
+fn in_ring(
+    job: &Job<'_>,
+    slots: u64,
+    block: u64,
+    reads: impl FnOnce(&Job<'_>, &Bounce<'_>) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let cannot = |errno| Stop::Failed(Error::os("cannot make a ring to read into", errno));
+    let align = job.plan.align as usize;
+    let ring = Mapping::anon((slots * block) as usize, align.max(page_size() as usize));
+    let ring = ring.map_err(cannot)?;
+    let blocks = ring.region();
+    // Before Linux 6.5 a fork could part a page from the read that fills it.
+    blocks.leave_out_of_forks(true);
+    let inner = Job {
+        plan: job.plan,
+        rung: job.rung,
+        source: job.source,
+        region: blocks,
+        descriptor: None,
+        feed: job.feed,
+        meter: job.meter,
+        cancel: job.cancel,
+    };
+    let bounce = Bounce {
+        blocks,
+        block,
+        align: job.plan.align,
+        to: job.region,
+    };
+    reads(&inner, &bounce)
+}
+
+impl Bounce<'_> {
+    /// What to read into a block, for an extent: whole units of the file's direct alignment.
+    /// Extents end where blocks of the file do, so that rounded out they still fit.
+    pub(super) fn place(&self, slot: u64, extent: &Extent) -> Extent {
+        let head = extent.file % self.align;
+        let need = head + extent.need;
+        Extent {
+            file: extent.file - head,
+            at: slot * self.block,
+            len: need.next_multiple_of(self.align),
+            need,
+            head,
+            run_end: self.blocks.len(),
+        }
+    }
+
+    /// Copies the bytes of an extent from its block to where they belong.
+    pub(super) fn copy(&self, slot: u64, extent: &Extent) {
+        let from = slot * self.block + extent.file % self.align;
+        self.to
+            .copy_from(extent.at, &self.blocks, from, extent.need);
+    }
+}
