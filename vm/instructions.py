@@ -162,7 +162,42 @@ class Gate:
 
 
 GATES = [
-    Gate("uring, direct, memfd, THP", load("memfd", "thp", "uring", "direct"), NORMAL, 0.36),
+    Gate("memfd, THP", load("memfd", "thp", "uring", "direct"), NORMAL, 0.32),
+    Gate("memfd, hugetlb", load("memfd", "huge", "uring", "direct"), NORMAL, 0.135),
+    Gate("anon, THP", load("anon", "thp", "uring", "direct"), NORMAL, 0.28),
+    Gate("udmabuf, THP", load("udmabuf", "thp", "uring", "direct"), NORMAL, 0.33),
+    Gate(
+        "udmabuf, 4 KiB, to one made first",
+        load("udmabuf", "4k", "uring", "direct"),
+        copy("u+mfd", "read", "direct"),
+        1.0,
+    ),
+    Gate("heap, bounce", heap("bounce", "direct"), NORMAL, 0.42),
+    Gate("heap, bounce, to the heap alone", heap("bounce", "direct"), "make to=heap", 1.5),
+    Gate(
+        "memfd, THP, to its memory alone",
+        load("memfd", "thp", "uring", "direct"),
+        "make to=memfd pages=thp",
+        1.18,
+    ),
+    Gate(
+        "memfd, THP, threads to uring",
+        load("memfd", "thp", "threads", "direct"),
+        load("memfd", "thp", "uring", "direct"),
+        1.1,
+    ),
+    Gate(
+        "memfd, 4 KiB, to a bare direct read()",
+        load("memfd", "4k", "read", "direct"),
+        copy("memfd", "read", "direct"),
+        1.08,
+    ),
+    Gate(
+        "memfd, THP, buffered read",
+        load("memfd", "thp", "read", "buffered"),
+        NORMAL,
+        1.07,
+    ),
 ]
 
 
@@ -326,7 +361,7 @@ def told(line: str, report: dict[str, Any]) -> dict[str, Any]:
 def thousands(values: Sequence[float]) -> str:
     """The median of thousands of instructions, in as many digits as mean something."""
     middle = statistics.median(values)
-    return f"{middle:,.0f}" if middle >= 99.5 else f"{middle:.1f}"
+    return f"{middle:,.0f}" if abs(middle) >= 99.5 else f"{middle:.1f}"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -358,6 +393,19 @@ class Tables:
 
     def ratio(self, line: str, against: str = NORMAL) -> str:
         return spread(self.measured.ratios(line, against))
+
+    def less_memory(self, line: str) -> str:
+        """What a load takes beyond creating and closing the same memory."""
+        candidates = self.measured.candidates
+        words = line.split()
+        kind = words[1].removeprefix("to=")
+        alone = {
+            "heap:system": ["make to=heap"],
+            "udmabuf": [f"make to=memfd {words[2]}", f"make to=udmabuf {words[2]}"],
+        }.get(kind, [f"make to={kind} {words[2]}"])
+        runs = zip(candidates[line].runs, *(candidates[one].runs for one in alone), strict=True)
+        beyond = [whole(run) - sum(map(whole, memory)) for run, *memory in runs]
+        return thousands([one / self.measured.mib / 1000 for one in beyond])
 
     def steps(self, line: str) -> list[str]:
         return [self.per_mib(line, step(name)) for name in STEPS]
@@ -415,11 +463,12 @@ class Tables:
                     if self.ran(line):
                         rows.append([kind, pages, method, io, *self.load(line)])
         head = ["kind", "pages", "method", "io"]
-        return table([*head, "user", "kernel", "of it close", "all, to normal"], rows)
+        return table([*head, "user", "kernel", "close", "less memory", "all, to normal"], rows)
 
     def load(self, line: str) -> list[str]:
         each = [side(0), side(1), step("close")]
-        return [*(self.per_mib(line, what) for what in each), self.ratio(line)]
+        counts = [*(self.per_mib(line, what) for what in each), self.less_memory(line)]
+        return [*counts, self.ratio(line)]
 
     def heaps(self) -> str:
         rows = [
@@ -427,8 +476,8 @@ class Tables:
             for method, io in HEAP_WAYS
             if self.ran(heap(method, io))
         ]
-        head = ["method", "io", "user", "kernel", "of it close", "all, to normal"]
-        return table(head, rows) if rows else "None: this version has none."
+        head = ["method", "io", "user", "kernel", "close", "less memory", "all, to normal"]
+        return table(head, rows)
 
     def blocks(self) -> str:
         kinds = list(dict.fromkeys((kind, pages) for kind, pages, _ in BLOCKS))
@@ -449,12 +498,19 @@ class Tables:
         return table(["", "below", "measured here"], rows)
 
     def refused(self) -> str:
-        rows = [
-            [f"`{one.line}`", one.refused]
-            for one in self.measured.candidates.values()
-            if one.refused is not None
-        ]
-        return table(["candidate", "why"], rows)
+        why: dict[str, list[str]] = {}
+        for one in self.measured.candidates.values():
+            if one.refused is not None:
+                # The reason itself: what comes before names the candidate, and after the remedy.
+                reason = one.refused.split("; ")[0].split(": ")[-1]
+                why.setdefault(reason, []).append(one.line)
+        lines = []
+        for reason, refused in why.items():
+            words = [dict(re.findall(r"([\w-]+)=(\S+)", line)) for line in refused]
+            kinds = ", ".join(dict.fromkeys(word["to"] for word in words))
+            methods = dict.fromkeys(f"{word['method']} {word['io']}" for word in words)
+            lines.append(f"- {reason}: to {kinds} by {', '.join(methods)} ({len(refused)})")
+        return "\n".join(lines)
 
 
 def show(document: str, measured: Measured) -> str:
