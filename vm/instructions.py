@@ -492,7 +492,7 @@ class Tables:
 
     def gates(self) -> str:
         rows = [
-            [gate.name, f"{gate.limit:.2f}", self.ratio(gate.candidate, gate.against)]
+            [gate.name, f"{gate.limit:g}", self.ratio(gate.candidate, gate.against)]
             for gate in GATES
         ]
         return table(["", "below", "measured here"], rows)
