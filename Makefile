@@ -67,10 +67,10 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools .venv/dev ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
-	@echo "vm-test: boots a dozen virtual machines, without KVM (5 minutes on two idle cores)"
+	@echo "vm-test: boots a dozen virtual machines, without KVM (6 minutes on two idle cores)"
 	$(PYTHON) -m pytest --quiet -rs --durations=0 --durations-min=5 vm $(ARGS)
 
-vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (15 minutes)
+vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
 	@python3 vm/instructions.py $(ARGS)
 

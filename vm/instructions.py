@@ -8,7 +8,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -282,6 +281,8 @@ def measure(
     lines: Sequence[str], *, mib: int = 64, rounds: int = 5, seed: int = 1, timeout: int = 600
 ) -> Measured:
     """Boots once; ends with CalledProcessError, and what was said, where that fails."""
+    # Before it runs: what is edited meanwhile is not what is measured.
+    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     with tempfile.TemporaryDirectory(prefix="dmafile-instructions-") as name:
         folder = Path(name)
         program, marks = build(folder), folder / "marks"
@@ -295,20 +296,19 @@ def measure(
             sys.stderr.write(result.stderr)
             result.check_returncode()
         every = pair(lines, result.stdout.splitlines(), marks.read_text().splitlines())
+    guest = re.search(r"^about (.*)$", result.stderr, re.MULTILINE)
+    assert guest is not None, result.stderr
     about = {
         "date": datetime.date.today().isoformat(),
-        "guest": re.findall(r"^about (.*)$", result.stderr, re.MULTILINE)[0],
-        "qemu": re.findall(
-            r"version (.*)$",
-            subprocess.check_output(["qemu-system-x86_64", "--version"], text=True),
-            re.MULTILINE,
-        )[0],
-        "host": platform.release(),
-        "dmafile": subprocess.check_output(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True
-        ).strip(),
+        "guest": guest[1],
+        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "dmafile": ours,
     }
     return Measured(mib, rounds, about, every)
+
+
+def said_by(*command: str) -> str:
+    return subprocess.check_output(command, text=True).strip()
 
 
 def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:

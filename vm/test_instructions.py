@@ -9,13 +9,13 @@ import statistics
 import pytest
 from instructions import DOC, GATES, Candidate, Gate, Measured, candidates, measure, newest, pair
 from instructions import show as shown
-from test_run import ready
+from test_run import counting, ready
 
-__all__ = ["ready"]
+__all__ = ["counting", "ready"]
 
 
 @pytest.fixture(scope="module")
-def measured(ready: None) -> Measured:
+def measured(counting: None) -> Measured:
     """One machine, and as few rounds as have a median."""
     lines = dict.fromkeys(line for gate in GATES for line in (gate.candidate, gate.against))
     return measure(list(lines), rounds=3)

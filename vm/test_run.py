@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -31,9 +32,22 @@ def ready() -> None:
         for name in kernels.STOCK:
             kernels.find(name)
     except kernels.Unavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(f"no virtual machine: {error}")
+        missing(error)
+
+
+@pytest.fixture(scope="session")
+def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same, where instructions are to be counted."""
+    try:
+        machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
+    except kernels.Unavailable as error:
+        missing(error)
+
+
+def missing(error: kernels.Unavailable) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(error))
+    pytest.skip(f"no virtual machine: {error}")
 
 
 def vm(*words: str | Path) -> Result:
@@ -89,7 +103,7 @@ def test_an_iommu_has_the_disk(mode: str) -> None:
     assert result.returncode == 0
 
 
-@pytest.mark.usefixtures("ready")
+@pytest.mark.usefixtures("counting")
 def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     turns = 200_000_000
     source = f"""
