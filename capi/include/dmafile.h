@@ -85,7 +85,8 @@ struct dmafile_options {
     size_t size;
     /**
      * Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
-     * memfd N, from its start; the buffer uses a duplicate of N), "udmabuf", "heap:NAME", "dmafile".
+     * memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
+     * it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME", "dmafile".
      */
     const char *to;
     /**

@@ -28,7 +28,8 @@ pub struct Options {
     /// sizeof(struct dmafile_options), in bytes.
     pub size: usize,
     /// Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
-    /// memfd N, from its start; the buffer uses a duplicate of N), "udmabuf", "heap:NAME", "dmafile".
+    /// memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
+    /// it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME", "dmafile".
     pub to: *const c_char,
     /// Size of its pages: "auto" (default), "4k", "thp", "huge".
     pub pages: *const c_char,

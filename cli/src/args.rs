@@ -43,7 +43,8 @@ pub struct Knobs {
     /// *.safetensors.index.json, or the first file of a split GGUF
     pub file: PathBuf,
 
-    /// Kind of memory: anon, memfd, fd:N, udmabuf, heap:NAME, dmafile
+    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; fd:N, which exists, or fd:N@OFFSET, a
+    /// part of it
     #[arg(long, value_name = "KIND", default_value = "memfd")]
     pub to: String,
 

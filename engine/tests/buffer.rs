@@ -344,3 +344,38 @@ fn a_descriptor_of_the_caller_keeps_its_identity() {
         .run();
     assert_eq!(huge.unwrap_err().kind(), dmafile::ErrorKind::Usage);
 }
+
+#[test]
+fn memory_that_its_owner_cuts_short_meanwhile_raises_no_signal() {
+    let dir = dir();
+    let len = 8 << 20;
+    let path = cold(dir.path(), len as usize);
+    for method in [Method::Bounce, Method::Threads, Method::Uring] {
+        // Its owner has not sealed it against that.
+        let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let owner = fd.try_clone().unwrap();
+        let cutting = std::thread::spawn(move || {
+            // Until the other end is gone, in a panic too.
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                for (size, moment) in [(4096, 300), (len, 2000)] {
+                    rustix::fs::ftruncate(&owner, size).unwrap();
+                    std::thread::sleep(std::time::Duration::from_micros(moment));
+                }
+            }
+        });
+        for _ in 0..40 {
+            common::evict(&path);
+            let fd = fd.try_clone().unwrap();
+            let load = Load::new(&path).to(Kind::fd(fd)).method(method);
+            // All of it or an error: this process is still there to say so.
+            match load.io(Io::Direct).block(64 << 10).run() {
+                Ok(loaded) => assert_eq!(loaded.report.bytes, len),
+                Err(error) => assert!(error.raw_os_error().is_some(), "{error}"),
+            }
+        }
+        drop(stop);
+        cutting.join().unwrap();
+    }
+}

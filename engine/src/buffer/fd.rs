@@ -6,7 +6,7 @@ use super::pages::Tactic;
 use super::{Memory, cannot_map};
 use crate::error::{Error, Result};
 use crate::options::Pages;
-use crate::plan::{DmaBufFacts, Place};
+use crate::plan::{DmaBufFacts, Place, Plan};
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, dmabuf, file, memfd};
 use rustix::fs::SealFlags;
@@ -93,7 +93,7 @@ pub(crate) fn look_at(
 }
 
 /// Takes it, to be filled.
-pub(super) fn existing(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Box<dyn Memory>> {
+pub(super) fn existing(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> {
     if dmabuf::is_one(fd.as_fd()) {
         let made = DmaBufs::to_fill(fd, false);
         return match made {
@@ -101,7 +101,7 @@ pub(super) fn existing(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Box<dyn Memory
             Err(errno) => Err(Error::os("cannot map the dma-buf", errno)),
         };
     }
-    Ok(Box::new(Existing::new(fd, pages)?))
+    Ok(Box::new(Existing::new(fd, plan, pages)?))
 }
 
 struct Existing {
@@ -119,10 +119,19 @@ struct Existing {
 }
 
 impl Existing {
-    fn new(fd: &Arc<OwnedFd>, pages: Pages) -> Result<Self> {
+    fn new(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<Self> {
         let fail = |errno| cannot_map(errno, pages);
         let stat = file::stat(fd.as_fd()).map_err(fail)?;
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
+        if stat.size < plan.capacity {
+            let why = format!(
+                "its owner has cut it short meanwhile, to {} bytes",
+                stat.size
+            );
+            return Err(Error::new("cannot fill the descriptor", why)
+                .with_errno(Errno::INVAL)
+                .remedy("seal it against that (F_SEAL_SHRINK)"));
+        }
         let hugetlb = stat.fs_magic == HUGETLBFS_MAGIC;
         let pages = if hugetlb { Pages::Huge } else { pages };
         let tactic = Tactic::new(pages, true);

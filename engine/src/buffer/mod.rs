@@ -151,7 +151,7 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
     let made: Box<dyn Memory> = match kind {
         Kind::Anon => Box::new(anon::Anon::new(plan, pages)?),
         Kind::Memfd => Box::new(memfd::Memfd::new(plan, pages)?),
-        Kind::Fd { fd, .. } => return fd::existing(fd, pages),
+        Kind::Fd { fd, .. } => return fd::existing(fd, plan, pages),
         Kind::Udmabuf => Box::new(udmabuf::Udmabuf::new(plan, pages)?),
         Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
         Kind::Dmafile | Kind::Caller => {

@@ -6,8 +6,10 @@ use super::fill::read_direct;
 use super::pool::crowd;
 use super::{Job, Stop, uring, work};
 use crate::error::Error;
+use crate::sys::file;
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::transfer::feed::{Extent, Lane};
+use std::os::fd::BorrowedFd;
 
 /// A ring from which one thread reads ahead and copies on: fewer blocks would leave the disk idle
 /// during a copy.
@@ -20,6 +22,8 @@ pub(super) struct Bounce<'m> {
     block: u64,
     align: u64,
     to: Region<'m>,
+    /// The way there where the CPU must not touch `to`.
+    descriptor: Option<BorrowedFd<'m>>,
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -44,7 +48,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 crowd(workers, |row| {
                     work(inner, Lane::Main, row, |extent| {
                         read_direct(inner, bounce.place(row, extent))?;
-                        bounce.copy(row, extent);
+                        bounce.copy(row, extent)?;
                         Ok(true)
                     })
                 })
@@ -59,8 +63,7 @@ pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
     let block = (extent.file % align + extent.need).next_multiple_of(align);
     in_ring(job, 1, block, |inner, bounce| {
         read_direct(inner, bounce.place(0, extent))?;
-        bounce.copy(0, extent);
-        Ok(())
+        Ok(bounce.copy(0, extent)?)
     })
 }
 
@@ -83,6 +86,7 @@ fn in_ring(
         rung: job.rung,
         source: job.source,
         region: blocks,
+        steady: true,
         descriptor: None,
         feed: job.feed,
         meter: job.meter,
@@ -93,6 +97,7 @@ fn in_ring(
         block,
         align: job.plan.align,
         to: job.region,
+        descriptor: job.descriptor.filter(|_| !job.steady),
     };
     reads(&inner, &bounce)
 }
@@ -114,9 +119,15 @@ impl Bounce<'_> {
     }
 
     /// Copies the bytes of an extent from its block to where they belong.
-    pub(super) fn copy(&self, slot: u64, extent: &Extent) {
+    pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Error> {
         let from = slot * self.block + extent.file % self.align;
-        self.to
-            .copy_from(extent.at, &self.blocks, from, extent.need);
+        let Some(fd) = self.descriptor else {
+            self.to
+                .copy_from(extent.at, &self.blocks, from, extent.need);
+            return Ok(());
+        };
+        file::pwrite_from(fd, &self.blocks, from, extent.need, extent.at).map_err(|errno| {
+            Error::os("cannot write to the buffer", errno).at(format!("byte {}", extent.at))
+        })
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Job<'a> {
     pub rung: Rung,
     pub source: &'a Source,
     pub region: Region<'a>,
+    /// A touch of it by the CPU raises no signal at any time; otherwise it goes by the descriptor.
+    pub steady: bool,
     /// The buffer's descriptor, for methods that write into one.
     pub descriptor: Option<BorrowedFd<'a>>,
     pub feed: &'a Feed,

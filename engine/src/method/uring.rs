@@ -269,16 +269,12 @@ impl Pump<'_, '_> {
             Ok(Rest::Buffered(left)) => read_buffered(job, left),
             other => other.map(drop),
         };
+        let landed = landed.and_then(|()| self.copy_on(index, &flight.whole));
         match landed {
             Ok(()) => {
                 let Extent { file, need, .. } = flight.whole;
                 let row = self.row + index as u64;
                 job.meter.span("read", row, flight.start, file, need);
-                if let Some(bounce) = self.bounce {
-                    let start = job.meter.now();
-                    bounce.copy(index as u64, &flight.whole);
-                    job.meter.add(Phase::Copy, start);
-                }
                 job.meter.landed(&flight.whole, direct);
             }
             Err(stop) => {
@@ -286,6 +282,16 @@ impl Pump<'_, '_> {
                 self.end(stop);
             }
         }
+    }
+
+    /// Takes what has landed to where it belongs.
+    fn copy_on(&self, index: usize, extent: &Extent) -> Result<(), Stop> {
+        if let Some(bounce) = self.bounce {
+            let start = self.job.meter.now();
+            bounce.copy(index as u64, extent)?;
+            self.job.meter.add(Phase::Copy, start);
+        }
+        Ok(())
     }
 
     fn retire(&mut self, index: usize, flight: &Flight) {

@@ -153,6 +153,19 @@ pub(crate) fn copy_mapped(
     u64::try_from(got).map_err(|_| super::last_errno())
 }
 
+/// Writes `len` bytes at `at` of the region to `offset`.
+pub(crate) fn pwrite_from(
+    fd: BorrowedFd<'_>,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+    offset: u64,
+) -> Result<(), Errno> {
+    // SAFETY: inside the region, and initialised, as all that is mapped is.
+    let bytes = unsafe { std::slice::from_raw_parts(region.span(at, len), len as usize) };
+    pwrite_all(fd, bytes, offset)
+}
+
 /// Writes all of `bytes` at `offset`.
 pub(crate) fn pwrite_all(
     fd: BorrowedFd<'_>,

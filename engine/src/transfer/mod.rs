@@ -198,6 +198,7 @@ impl Transfer<'_> {
             rung,
             source: self.source,
             region: self.memory.region(),
+            steady: self.memory.steady().is_some(),
             descriptor: self.memory.descriptor(),
             feed,
             meter: self.meter,
