@@ -130,8 +130,8 @@ def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     assert kernel < 0.25 * turns
     at = [list(map(int, line.split())) for line in marks.read_text().splitlines()]
     assert [number for number, _, _ in at] == [254, 1, 2, 255]
-    # Nothing at all comes on top here: the loop, what sets it up, one of the marks.
-    assert at[2][1] - at[1][1] == 2 * turns + 2
+    # The loop, what sets it up, one of the marks, and at most what else woke up.
+    assert 2 * turns + 2 <= at[2][1] - at[1][1] < 2.001 * turns
     assert at[2][2] - at[1][2] < 0.05 * turns
 
 
