@@ -127,12 +127,12 @@ def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     assert total == user + kernel
     # Starting two programs, and what a kernel does in 3 seconds, come on top.
     assert 2 * turns < user < 2.01 * turns
-    assert kernel < 0.25 * turns
+    assert kernel < 0.5 * turns
     at = [list(map(int, line.split())) for line in marks.read_text().splitlines()]
     assert [number for number, _, _ in at] == [254, 1, 2, 255]
     # The loop, what sets it up, one of the marks, and at most what else woke up.
     assert 2 * turns + 2 <= at[2][1] - at[1][1] < 2.001 * turns
-    assert at[2][2] - at[1][2] < 0.05 * turns
+    assert at[2][2] - at[1][2] < 0.25 * turns
 
 
 def test_a_qemu_without_plugins_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
