@@ -5,7 +5,7 @@
 mod common;
 
 use common::{cached, cold, dir, evict};
-use dmafile::{Buffer, Io, Kind, Load, Method};
+use dmafile::{Allocation, Buffer, Io, Kind, Load, Method, Pages};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -251,4 +251,17 @@ fn nothing_is_left_of_loads_that_succeed_and_of_loads_that_fail() {
         }
         assert_eq!(count(), before, "{kind}");
     }
+}
+
+#[test]
+fn a_udmabuf_is_made_while_reads_are_in_flight() {
+    let Some(_turn) = machine() else { return };
+    let dir = dir();
+    let path = cold(dir.path(), 64 << 20);
+    let load = load(&path, "udmabuf").pages(Pages::Small);
+    let report = load.allocation(Allocation::Ahead).run().unwrap().report;
+    // AR-36: all reads are begun before it is made, and some end after that.
+    let made = report.phases["export"];
+    let hidden = report.hidden_export;
+    assert!(0.0 < hidden && hidden <= made, "{hidden} of {made} s");
 }
