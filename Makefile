@@ -35,7 +35,7 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 # What ruff, mypy and pytest look at.
 SCRIPTS := attacks bench demo python scripts vm
 
-.PHONY: help demo test vm-test fuzz bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
+.PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,8 +67,12 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools .venv/dev ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
-	@echo "vm-test: boots some 40 virtual machines, without KVM (HOURS on two idle cores)"
+	@echo "vm-test: boots some 30 virtual machines, without KVM (three quarters of an hour on two idle cores)"
 	MATRIX=1 $(PYTHON) -m pytest --quiet -rs --durations=0 --durations-min=5 vm $(ARGS)
+
+vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
+	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
+	@python3 vm/instructions.py $(ARGS)
 
 bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
 	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"

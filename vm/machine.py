@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,10 @@ USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
 INSIDE = "/run/dmafile"
 """Where the guest has the folder that it shares with this program."""
+
+# What counts instructions, and where it writes to, in this run's folder; the marks of vm/mark.h.
+COUNTER, MARKS = "counter.so", "marks"
+MARK_BEGIN, MARK_END = 254, 255
 
 COMPLAINTS = re.compile(
     rb"""
@@ -64,6 +69,7 @@ class Wanted:
     memory: int = 2 << 30
     as_user: bool = False
     count_instructions: bool = False
+    marks: Path | None = None
     timeout: float = 600
     kernel_log: Path | None = None
 
@@ -124,6 +130,12 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         help="count what the whole guest executes meanwhile",
     )
     add(
+        "--marks",
+        type=Path,
+        metavar="PATH",
+        help="--count-instructions, and keep what was counted at each mark (vm/mark.h)",
+    )
+    add(
         "--timeout",
         type=float,
         default=standard.timeout,
@@ -143,8 +155,9 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         parser.error("what is to be run? `-- COMMAND...` comes last")
     if options.pop("module"):
         parser.error("--module: dmafile.ko is not part of this version")
+    options["count_instructions"] |= options["marks"] is not None
     if options["count_instructions"] and options["cpus"] not in (None, 1):
-        parser.error("--count-instructions: one CPU is all that QEMU counts on")
+        parser.error("--count-instructions: one CPU is all that can be counted on")
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     return Wanted(**options), command
 
@@ -187,6 +200,9 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
     prepare(wanted.fs)
     kernel = kernels.find(wanted.kernel)
     launcher = kernels.virtme_run()
+    if wanted.marks:
+        # Said before the machine has run, not after.
+        wanted.marks.touch()
     with tempfile.TemporaryDirectory(prefix="dmafile-vm-") as name:
         folder = Path(name)
         share, log = folder / "share", folder / "log"
@@ -195,19 +211,18 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
             (share / output).touch()
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
         if wanted.count_instructions:
-            # Static, so that loading it reads the same few bytes on any machine.
             kernels.call(
                 ["cc", "-O2", "-static", "-o", str(share / "count"), str(HERE / "count.c")]
             )
-            # COMMAND's user may not be the one who owns it.
-            (share / "instructions").touch()
-            (share / "instructions").chmod(0o666)
+            build_counter(folder / COUNTER)
         # The kernel's command line has no room for arguments.
         arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
         (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
         disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
         words = launch(launcher, kernel, wanted, share, disks)
         in_time = watch(words, share, log, wanted.timeout)
+        if wanted.marks:
+            shutil.copyfile(folder / MARKS, wanted.marks)
         text = log.read_bytes()
         if wanted.kernel_log:
             wanted.kernel_log.write_bytes(text)
@@ -227,7 +242,7 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     if wanted.as_user:
         words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
     if wanted.count_instructions:
-        words += [f"{INSIDE}/count", f"{INSIDE}/instructions"]
+        words.append(f"{INSIDE}/count")
     return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
 
 
@@ -265,8 +280,11 @@ def launch(
     words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
     words += ["--qemu-opts", *devices]
     if wanted.count_instructions:
-        # The fast string instructions would be one instruction for any number of bytes.
-        words += ["-icount", "shift=0,sleep=off", "-cpu", "max,-erms,-fsrm"]
+        words += ["-plugin", f"{share.parent / COUNTER},out={share.parent / MARKS}"]
+        # Time passes by instructions, and while there are none as it does outside: timer interrupts
+        # then come as often on a busy host as on an idle one. The fast string instructions would
+        # count each byte, where kernels for processors without them move words.
+        words += ["-icount", "shift=0,sleep=on", "-cpu", "max,-erms,-fsrm"]
     for one in disks:
         words += one
     return words
@@ -323,9 +341,34 @@ def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
     if not status.exists():
         say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
         return NO_GUEST
-    if wanted.count_instructions and (share / "instructions").stat().st_size:
-        say(f"{int((share / 'instructions').read_text()):,} instructions")
+    if wanted.count_instructions:
+        user, kernel = counted(share.parent / MARKS)
+        say(f"{user + kernel:,} instructions ({user:,} user, {kernel:,} kernel)")
     return int(status.read_text())
+
+
+def build_counter(plugin: Path) -> None:
+    """Makes the plugin for QEMU that counts, and sees whether QEMU takes it."""
+    flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
+    kernels.call(["cc", *flags, "-o", str(plugin), str(HERE / "counter.c")])
+    command = ["qemu-system-x86_64", "-machine", "none", "-nodefaults", "-display", "none"]
+    command += ["-monitor", "stdio", "-plugin", f"{plugin},out={os.devnull}"]
+    result = subprocess.run(command, input="quit\n", capture_output=True, text=True)
+    if result.returncode:
+        raise Unavailable(
+            "this QEMU loads no plugins, one of which counts the instructions (it takes QEMU 4.2 "
+            f"to 8.2, built with them, as Debian 12 has it):\n{result.stderr.strip()}"
+        )
+
+
+def counted(marks: Path) -> tuple[int, int]:
+    """Instructions of user and kernel between the marks of count.c."""
+    at = {}
+    for line in marks.read_text().splitlines():
+        number, user, kernel = map(int, line.split())
+        at[number] = (user, kernel)
+    begin, end = at[MARK_BEGIN], at[MARK_END]
+    return end[0] - begin[0], end[1] - begin[1]
 
 
 def around(log: bytes, position: int) -> str:

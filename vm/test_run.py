@@ -1,12 +1,14 @@
 """Tests of vm/run: most of them boot, so one boot answers several of them."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -30,9 +32,22 @@ def ready() -> None:
         for name in kernels.STOCK:
             kernels.find(name)
     except kernels.Unavailable as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(f"no virtual machine: {error}")
+        missing(error)
+
+
+@pytest.fixture(scope="session")
+def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same, where instructions are to be counted."""
+    try:
+        machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
+    except kernels.Unavailable as error:
+        missing(error)
+
+
+def missing(error: kernels.Unavailable) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(error))
+    pytest.skip(f"no virtual machine: {error}")
 
 
 def vm(*words: str | Path) -> Result:
@@ -88,18 +103,45 @@ def test_an_iommu_has_the_disk(mode: str) -> None:
     assert result.returncode == 0
 
 
-@pytest.mark.usefixtures("ready")
+@pytest.mark.usefixtures("counting")
 def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     turns = 200_000_000
-    source = f'int main() {{ asm("mov ${turns}, %%rcx; 1: dec %%rcx; jnz 1b" ::: "rcx"); }}'
-    compiler = ["cc", "-x", "c", "-o", str(tmp_path / "loop"), "-"]
+    source = f"""
+        #include "mark.h"
+        int main(void)
+        {{
+            mark(1);
+            __asm__ volatile("mov ${turns}, %%rcx; 1: dec %%rcx; jnz 1b" : : : "rcx");
+            mark(2);
+        }}
+    """
+    compiler = ["cc", "-x", "c", f"-I{ROOT / 'vm'}", "-o", str(tmp_path / "loop"), "-"]
     subprocess.run(compiler, input=source.encode(), check=True)
-    result = vm("--count-instructions", "--", "sh", "-c", f"sleep 3; {tmp_path}/loop; exit 5")
+    marks = tmp_path / "marks"
+    result = vm("--marks", marks, "--", "sh", "-c", f"sleep 3; {tmp_path}/loop; exit 5")
     assert result.returncode == 5
     [line] = result.stderr.decode().splitlines()
-    counted = int(line.removeprefix("vm: ").removesuffix(" instructions").replace(",", ""))
-    # Starting two programs and 3 seconds of timer interrupts come on top.
-    assert 2 * turns < counted < 2.2 * turns
+    words = re.fullmatch(r"vm: ([\d,]+) instructions \(([\d,]+) user, ([\d,]+) kernel\)", line)
+    assert words, line
+    total, user, kernel = (int(word.replace(",", "")) for word in words.groups())
+    assert total == user + kernel
+    # Starting two programs, and what a kernel does in 3 seconds, come on top.
+    assert 2 * turns < user < 2.01 * turns
+    assert kernel < 0.5 * turns
+    at = [list(map(int, line.split())) for line in marks.read_text().splitlines()]
+    assert [number for number, _, _ in at] == [254, 1, 2, 255]
+    # The loop, what sets it up, one of the marks, and at most what else woke up.
+    assert 2 * turns + 2 <= at[2][1] - at[1][1] < 2.001 * turns
+    assert at[2][2] - at[1][2] < 0.25 * turns
+
+
+def test_a_qemu_without_plugins_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qemu = tmp_path / "qemu-system-x86_64"
+    qemu.write_text("#!/bin/sh\necho 'plugin interface not enabled in this build' >&2\nexit 1\n")
+    qemu.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(kernels.Unavailable, match=r"loads no plugins.*\n.*not enabled"):
+        machine.build_counter(tmp_path / "counter.so")
 
 
 # What fails a run
@@ -169,6 +211,7 @@ def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
         (["--fs", "fat", "--", "true"], machine.USAGE, "invalid choice"),
         (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
         (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
+        (["--marks", "marks", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--memory", "much", "--", "true"], machine.USAGE, "512M"),
         (["--"], machine.USAGE, "COMMAND"),
         (["true"], machine.USAGE, "unrecognized"),

@@ -321,7 +321,9 @@ fn the_bytes_are_those_of_the_file() {
     let mut own = Command::new("sha256sum");
     own.arg(&kit.file);
     assert_eq!(words(&done(own))[0], digest);
-    for method in ["auto", "uring", "threads", "read", "mmap", "sendfile"] {
+    for method in [
+        "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile",
+    ] {
         for kind in ["memfd", "anon"] {
             if method == "sendfile" && kind == "anon" {
                 continue;

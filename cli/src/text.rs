@@ -101,13 +101,18 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
         .collect();
     let _ = writeln!(text, "  phases in ms: {}", phases.join(", "));
     let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
-    let _ = writeln!(
+    let _ = write!(
         text,
         "  T(alloc) {} ms, T(I/O) {} ms, {} ms of allocation hidden behind the reads",
         ms(alloc),
         ms(report.io_seconds),
         ms(report.hidden),
     );
+    if report.hidden_export > 0.0 {
+        let hidden = ms(report.hidden_export);
+        let _ = write!(text, ", and {hidden} ms of making the dma-buf");
+    }
+    text.push('\n');
     for verified in &report.verify {
         let end = if verified.matched {
             "as expected"

@@ -527,6 +527,9 @@ pub struct Report {
     /// Seconds of allocation that passed while reads were in flight. The smaller of T(I/O) and
     /// `phases.alloc` is hidden entirely when this equals it (AR-22).
     pub hidden: f64,
+    /// Seconds of `phases.export` that passed while reads were in flight: a udmabuf is made of pages
+    /// that reads are still on their way to (AR-36).
+    pub hidden_export: f64,
     /// Bytes that came from the disk directly.
     pub bytes_direct: u64,
     /// Bytes that were copied from the page cache.
@@ -567,7 +570,7 @@ impl Report {
                 why,
             });
         }
-        let (io, hidden) = meter.overlap();
+        let (io, hidden, hidden_export) = meter.overlap();
         let (direct, buffered) = meter.moved();
         let mut phases: BTreeMap<_, _> = Phase::ALL
             .iter()
@@ -595,6 +598,7 @@ impl Report {
             },
             io_seconds: io.as_secs_f64(),
             hidden: hidden.as_secs_f64(),
+            hidden_export: hidden_export.as_secs_f64(),
             bytes_direct: direct,
             bytes_buffered: buffered,
             bytes_hole: plan.holes,

@@ -23,7 +23,7 @@ def test_another_program_reads_the_same_bytes(file: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
-@pytest.mark.parametrize("method", ["auto", "uring", "threads", "read", "mmap"])
+@pytest.mark.parametrize("method", ["auto", "uring", "threads", "read", "mmap", "bounce"])
 def test_every_method_gives_the_range(file: Path, to: str, method: str) -> None:
     with dmafile.load(file, to=to, method=method, offset=77, length=1 << 20) as buffer:
         assert sha256(memoryview(buffer)) == sha256(file.read_bytes()[77 : 77 + (1 << 20)])

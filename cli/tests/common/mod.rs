@@ -18,8 +18,8 @@ pub const MIB: u64 = 1 << 20;
 /// An ordinary user, for tests that run as root.
 pub const NOBODY: u32 = 65534;
 /// Every way of moving bytes, as `--method` names them.
-pub const METHODS: [&str; 7] = [
-    "auto", "uring", "threads", "read", "mmap", "sendfile", "splice",
+pub const METHODS: [&str; 8] = [
+    "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice",
 ];
 
 /// Nothing here takes this long, even on a crowded machine, unless it hangs.

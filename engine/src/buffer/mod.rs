@@ -48,9 +48,10 @@ pub(crate) trait Memory: Send + Sync {
         Vec::new()
     }
 
-    /// All of its pages are present, and reads into them may be in flight.
-    fn populated(&self) -> Result<(), Errno> {
-        Ok(())
+    /// All of its pages are present, and reads into them may be in flight. Whether anything was made
+    /// of them.
+    fn populated(&self) -> Result<bool, Errno> {
+        Ok(false)
     }
 
     /// The CPU begins to read, or to read and write.

@@ -2,8 +2,8 @@
 
 use crate::options::Pages;
 use crate::sys::Errno;
-use crate::sys::host;
 use crate::sys::map::{Region, page_size};
+use crate::sys::{host, pagemap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tries for one size of pages and takes what it gets.
@@ -96,12 +96,12 @@ impl Tactic {
         let huge = if self.collapse {
             Some(self.collapsed.load(Ordering::Relaxed))
         } else {
-            host::huge_bytes(region)
+            pagemap::huge_bytes(region)
         };
         let Some(huge) = huge else {
             return (
                 "thp".to_string(),
-                Some("asked for; /proc/self/smaps cannot say".to_string()),
+                Some("asked for; /proc/self/pagemap and smaps cannot say".to_string()),
             );
         };
         let mib = |bytes: u64| bytes >> 20;

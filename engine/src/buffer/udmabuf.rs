@@ -90,17 +90,17 @@ impl Memory for Udmabuf {
         self.memfd.pages()
     }
 
-    fn populated(&self) -> Result<(), Errno> {
-        if self.made.get().is_none() {
-            let made = self.make()?;
-            // Nobody else makes them.
-            let _ = self.made.set(made);
+    fn populated(&self) -> Result<bool, Errno> {
+        if self.made.get().is_some() {
+            return Ok(false);
         }
-        Ok(())
+        let made = self.make()?;
+        // Nobody else makes them.
+        Ok(self.made.set(made).is_ok())
     }
 
     fn finish(&mut self) -> Result<(), Errno> {
-        self.populated()
+        self.populated().map(drop)
     }
 
     fn exported(&self) -> Option<BorrowedFd<'_>> {

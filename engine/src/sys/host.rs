@@ -134,30 +134,6 @@ fn room(controller: &str, resource: &str) -> Option<(u64, PathBuf)> {
     tightest
 }
 
-/// Bytes of a mapping that lie on transparent huge pages, from `/proc/self/smaps`.
-pub(crate) fn huge_bytes(region: &super::map::Region<'_>) -> Option<u64> {
-    let (first, last) = (region.address(), region.address() + region.len());
-    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut inside = false;
-    let mut bytes = 0;
-    for line in smaps.lines() {
-        if let Some((range, _)) = line.split_once(' ')
-            && let Some((start, end)) = range.split_once('-')
-            && let (Ok(start), Ok(end)) =
-                (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
-        {
-            inside = start < last && end > first;
-        } else if inside
-            && let Some((name, rest)) = line.split_once(':')
-            && matches!(name, "AnonHugePages" | "ShmemPmdMapped")
-        {
-            let kb: u64 = rest.split_whitespace().next()?.parse().ok()?;
-            bytes += kb * 1024;
-        }
-    }
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,6 +74,7 @@ pub(crate) struct Meter<'a> {
     buffered: AtomicU64,
     clock: Mutex<IoClock>,
     allocations: Mutex<Vec<(Duration, Duration)>>,
+    exports: Mutex<Vec<(Duration, Duration)>>,
     spans: Option<Mutex<Vec<Span>>>,
     landed: Option<(Mutex<Landed>, Condvar)>,
     progress: Option<&'a ProgressFn>,
@@ -117,6 +118,7 @@ impl<'a> Meter<'a> {
             buffered: AtomicU64::new(0),
             clock: Mutex::default(),
             allocations: Mutex::default(),
+            exports: Mutex::default(),
             spans: traced.then(Mutex::default),
             landed: ordered.then(Default::default),
             progress,
@@ -198,6 +200,13 @@ impl<'a> Meter<'a> {
         self.span("alloc", ROW_ALLOC, start, at, bytes);
     }
 
+    /// What others will import was made, of `bytes` of memory, from `start` to now.
+    pub(crate) fn exported(&self, start: Duration, bytes: u64) {
+        self.add(Phase::Export, start);
+        lock(&self.exports).push((start, self.now()));
+        self.span(Phase::Export.name(), ROW_ALLOC, start, 0, bytes);
+    }
+
     /// A read or copy begins.
     pub(crate) fn io_begins(&self) {
         let mut clock = lock(&self.clock);
@@ -217,13 +226,20 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Seconds in which reads were in flight, and in which memory was allocated meanwhile.
-    pub(crate) fn overlap(&self) -> (Duration, Duration) {
+    /// How long reads were in flight, how long memory was allocated meanwhile (AR-22), and how long
+    /// what others will import was made meanwhile (AR-36).
+    pub(crate) fn overlap(&self) -> (Duration, Duration, Duration) {
         let busy = &lock(&self.clock).busy;
         let io = busy.iter().map(|(start, end)| *end - *start).sum();
+        let allocated = Self::within(busy, &lock(&self.allocations));
+        (io, allocated, Self::within(busy, &lock(&self.exports)))
+    }
+
+    /// How much of `these` passed in `busy` times. Both ascend.
+    fn within(busy: &[(Duration, Duration)], these: &[(Duration, Duration)]) -> Duration {
         let mut hidden = Duration::ZERO;
-        // Both lists ascend; there are few allocations and few gaps between reads.
-        for (start, end) in lock(&self.allocations).iter() {
+        // There are few of these, and few gaps between reads.
+        for (start, end) in these {
             let first = busy.partition_point(|(_, busy_end)| busy_end <= start);
             for (busy_start, busy_end) in &busy[first..] {
                 if busy_start >= end {
@@ -232,7 +248,7 @@ impl<'a> Meter<'a> {
                 hidden += *end.min(busy_end) - *start.max(busy_start);
             }
         }
-        (io, hidden)
+        hidden
     }
 
     /// An extent's wanted bytes are in place.
@@ -356,6 +372,7 @@ mod tests {
         let ms = Duration::from_millis;
         lock(&meter.clock).busy = vec![(ms(10), ms(20)), (ms(30), ms(40))];
         *lock(&meter.allocations) = vec![(ms(0), ms(12)), (ms(15), ms(35)), (ms(50), ms(60))];
-        assert_eq!(meter.overlap(), (ms(20), ms(12)));
+        *lock(&meter.exports) = vec![(ms(39), ms(50))];
+        assert_eq!(meter.overlap(), (ms(20), ms(12), ms(1)));
     }
 }

@@ -17,7 +17,7 @@ use crate::sys::Errno;
 use crate::sys::usage::Bell;
 use crate::verify::{Check, Hasher, Verified};
 use feed::{Cut, Feed, FileRange};
-use meter::{Meter, Phase, ROW_ALLOC, ROW_VERIFY};
+use meter::{Meter, Phase, ROW_VERIFY};
 
 /// What one transfer works on.
 pub(crate) struct Transfer<'a> {
@@ -293,11 +293,11 @@ impl Transfer<'_> {
         feed.publish(u64::MAX);
         // A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
         let start = self.meter.now();
-        if let Err(errno) = self.memory.populated() {
-            feed.stop(Some(buffer::cannot_export(errno, &self.plan.kind)));
+        match self.memory.populated() {
+            Ok(true) => self.meter.exported(start, end),
+            Ok(false) => {}
+            Err(errno) => feed.stop(Some(buffer::cannot_export(errno, &self.plan.kind))),
         }
-        self.meter.add(Phase::Export, start);
-        self.meter.span("export", ROW_ALLOC, start, 0, end);
         None
     }
 

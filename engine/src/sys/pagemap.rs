@@ -1,0 +1,122 @@
+//! What pages a mapping has got (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
+
+use super::map::Region;
+use super::{Errno, last_errno};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+
+/// struct pm_scan_arg of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// struct page_region of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Found {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const PAGEMAP_SCAN: libc::Ioctl = libc::_IOWR::<Scan>(b'f' as u32, 16);
+const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// Bytes of a mapping that lie on transparent huge pages; None where nobody can say.
+pub(crate) fn huge_bytes(region: &Region<'_>) -> Option<u64> {
+    // A kernel before 6.7 knows no scan, and a sandbox may hide it.
+    scanned(region).ok().or_else(|| looked_up(region))
+}
+
+fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
+    let pagemap = File::open("/proc/self/pagemap")
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let mut found = [Found::default(); 64];
+    let mut bytes = 0;
+    let (mut start, end) = (region.address(), region.address() + region.len());
+    while start < end {
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start,
+            end,
+            vec: found.as_mut_ptr().expose_provenance() as u64,
+            vec_len: found.len() as u64,
+            category_mask: PAGE_IS_HUGE,
+            return_mask: PAGE_IS_HUGE,
+            ..Scan::default()
+        };
+        // SAFETY: the structure is the kernel's own, and it writes at most `vec_len` entries to an
+        // array that lives through the call.
+        let got = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+        let got = usize::try_from(got).map_err(|_| last_errno())?;
+        bytes += found[..got]
+            .iter()
+            .map(|one| one.end - one.start)
+            .sum::<u64>();
+        if scan.walk_end <= start {
+            return Err(Errno::IO);
+        }
+        start = scan.walk_end;
+    }
+    Ok(bytes)
+}
+
+/// From `/proc/self/smaps`, which is about all memory of this process and takes as long.
+fn looked_up(region: &Region<'_>) -> Option<u64> {
+    let (first, last) = (region.address(), region.address() + region.len());
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    let mut bytes = 0;
+    for line in smaps.lines() {
+        if let Some((range, _)) = line.split_once(' ')
+            && let Some((start, end)) = range.split_once('-')
+            && let (Ok(start), Ok(end)) =
+                (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
+        {
+            inside = start < last && end > first;
+        } else if inside
+            && let Some((name, rest)) = line.split_once(':')
+            && matches!(name, "AnonHugePages" | "ShmemPmdMapped")
+        {
+            let kb: u64 = rest.split_whitespace().next()?.parse().ok()?;
+            bytes += kb * 1024;
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::map::Mapping;
+
+    #[test]
+    fn both_ways_see_the_same_pages() {
+        const HUGE: u64 = 2 << 20;
+        let map = Mapping::anon(5 * HUGE as usize, HUGE as usize).unwrap();
+        let region = map.region();
+        region.want_huge().unwrap();
+        region.populate(HUGE, HUGE).unwrap();
+        region.populate(3 * HUGE, HUGE).unwrap();
+        let told = looked_up(&region).unwrap();
+        assert!(told <= 2 * HUGE, "{told}");
+        match scanned(&region) {
+            Ok(seen) => assert_eq!(seen, told),
+            Err(errno) => eprintln!("SKIP: no PAGEMAP_SCAN here ({errno})"),
+        }
+        assert_eq!(huge_bytes(&region), Some(told));
+    }
+}

@@ -1,0 +1,560 @@
+/*
+ * loads FILE MIB ROUNDS SEED CANDIDATES   in the machine, as root: makes FILE, and fills memory from it in each of
+ * the ways that CANDIDATES lists, once a round, in an order drawn anew each round, cold, between marks
+ * (../mark.h) that tell how many instructions it takes to create the memory, to fill it and to close all:
+ *
+ *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, block, queue-depth; it creates
+ *				while it fills
+ *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
+ *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
+ *				over it, udmabuf the same, filled through the dma-buf
+ *	make to=anon|memfd|heap|udmabuf|nothing pages=4k|thp|huge
+ *				creates and closes only; a udmabuf over a memfd that is there already
+ *
+ * A round before the others compares what has been read, byte for byte, and is not to be counted. What it says:
+ *
+ *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order
+ *	refused INDEX WHY	after its "ran"; it isn't tried again
+ *	report INDEX JSON	dmafile's, once
+ */
+#define _GNU_SOURCE
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/dma-heap.h>
+#include <linux/udmabuf.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <unistd.h>
+
+#include <dmafile.h>
+
+#include "../mark.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+enum { START, CREATED, FILLED, CLOSED };
+
+enum { MAX_CANDIDATES = 256 };
+#define MIB (1UL << 20)
+#define HUGE_PAGE (2 * MIB)
+
+struct candidate {
+	char line[256];
+	char words[256];
+	const char *verb;
+	const char *to;
+	const char *pages;
+	const char *method;
+	const char *io;
+	const char *allocation;
+	size_t block;
+	unsigned int queue_depth;
+	bool refused;
+};
+
+/* What `copy` and `make` fill: -1, and NULL, is what there is none of. */
+struct memory {
+	int memfd;
+	int dmabuf;
+	unsigned char *map;
+};
+
+static struct candidate candidates[MAX_CANDIDATES];
+static int number_of_candidates;
+static const char *path;
+static size_t size;
+static unsigned char *wanted;
+static char why[1024];
+
+static int refuse(const char *what)
+{
+	snprintf(why, sizeof(why), "%s: %s", what, strerror(errno));
+	return -1;
+}
+
+static bool is(const char *word, const char *other)
+{
+	return word && !strcmp(word, other);
+}
+
+/* What was put off until others are done, like the end of a ring, counts with what put it off. */
+static void settle(void)
+{
+	usleep(50000);
+}
+
+/* The file */
+
+/* Noise, on disk, so that misplaced bytes show. */
+static void make_file(void)
+{
+	uint64_t noise = 88172645463325252, *word;
+	size_t done = 0;
+	int fd;
+
+	wanted = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (wanted == MAP_FAILED)
+		err(1, "mmap");
+	for (word = (uint64_t *)wanted; word < (uint64_t *)(wanted + size); word++) {
+		noise ^= noise << 13;
+		noise ^= noise >> 7;
+		noise ^= noise << 17;
+		*word = noise;
+	}
+	fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
+	if (fd < 0 || (errno = posix_fallocate(fd, 0, size)))
+		err(1, "%s", path);
+	while (done < size) {
+		ssize_t n = write(fd, wanted + done, size - done);
+
+		if (n < 0)
+			err(1, "%s", path);
+		done += n;
+	}
+	if (fsync(fd) || close(fd))
+		err(1, "%s", path);
+}
+
+static size_t cached(int fd)
+{
+	static unsigned char pages[1 << 20];
+	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	size_t number = 0, i;
+
+	if (map == MAP_FAILED || size / 4096 > sizeof(pages) || mincore(map, size, pages))
+		err(1, "mincore");
+	munmap(map, size);
+	for (i = 0; i < size / 4096; i++)
+		number += pages[i] & 1;
+	return number;
+}
+
+static void evict(void)
+{
+	int fd = open(path, O_RDONLY), i;
+
+	if (fd < 0)
+		err(1, "%s", path);
+	/* Pages on their way through the kernel's lists may take another try. */
+	for (i = 0; posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) || cached(fd); i++) {
+		if (i == 20)
+			errx(1, "%s stays in the page cache", path);
+		usleep(50000);
+	}
+	close(fd);
+}
+
+static void expect_none_cached(const struct candidate *c)
+{
+	int fd = open(path, O_RDONLY);
+	size_t number = fd < 0 ? 0 : cached(fd);
+
+	if (fd < 0 || number)
+		errx(1, "%s: %zu pages are in the page cache", c->line, number);
+	close(fd);
+}
+
+/* By dmafile */
+
+static int check_load(const struct dmafile_buffer *buffer)
+{
+	static unsigned char chunk[1 << 20];
+	size_t at;
+
+	for (at = 0; at < size; at += sizeof(chunk))
+		if (dmafile_buffer_read_at(buffer, at, chunk, sizeof(chunk)) ||
+		    memcmp(chunk, wanted + at, sizeof(chunk)))
+			return -1;
+	return 0;
+}
+
+static int run_load(const struct candidate *c, bool check)
+{
+	struct dmafile_options options = {
+		.size = sizeof(options),
+		.to = c->to,
+		.pages = c->pages,
+		.method = c->method,
+		.io = c->io,
+		.allocation = c->allocation,
+		.block = c->block,
+		.queue_depth = c->queue_depth,
+	};
+	struct dmafile_buffer *buffer;
+	int error;
+
+	settle();
+	mark(START);
+	mark(CREATED);
+	error = dmafile_load(path, &options, &buffer);
+	mark(FILLED);
+	if (error) {
+		dmafile_strerror_r(why, sizeof(why));
+		return -1;
+	}
+	if (check) {
+		if (check_load(buffer))
+			errx(1, "%s: wrong bytes", c->line);
+		printf("report %td %s\n", c - candidates, dmafile_buffer_report_json(buffer));
+	}
+	dmafile_buffer_free(buffer);
+	settle();
+	mark(CLOSED);
+	return 0;
+}
+
+/* Memory */
+
+/* Mapped where huge pages can be. */
+static unsigned char *map_aligned(int fd, int flags)
+{
+	unsigned char *place = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *map;
+	size_t before;
+
+	if (place == MAP_FAILED)
+		return NULL;
+	before = -(uintptr_t)place % HUGE_PAGE;
+	map = mmap(place + before, size, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0);
+	munmap(place + before + size, HUGE_PAGE - before);
+	if (before)
+		munmap(place, before);
+	return map == MAP_FAILED ? NULL : map;
+}
+
+static int populate(unsigned char *map, bool collapse)
+{
+	size_t at;
+
+	/* Nothing else makes pages of shared memory huge without a privilege; it begins with what is there. */
+	for (at = 0; collapse && at < size; at += HUGE_PAGE)
+		map[at] = 0;
+	return madvise(map, size, collapse ? MADV_COLLAPSE : MADV_POPULATE_WRITE) ? refuse("madvise") : 0;
+}
+
+static int make_anon(const struct candidate *c, struct memory *m)
+{
+	int huge = is(c->pages, "huge") ? MAP_HUGETLB : 0;
+
+	m->map = map_aligned(-1, MAP_PRIVATE | MAP_ANONYMOUS | huge);
+	if (!m->map)
+		return refuse("mmap");
+	if (!huge && madvise(m->map, size, is(c->pages, "thp") ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
+		return refuse("madvise");
+	return populate(m->map, false);
+}
+
+static int make_memfd(const struct candidate *c, struct memory *m)
+{
+	int huge = is(c->pages, "huge") ? MFD_HUGETLB : 0;
+
+	m->memfd = memfd_create("loads", MFD_ALLOW_SEALING | huge);
+	if (m->memfd < 0 || ftruncate(m->memfd, size) || fcntl(m->memfd, F_ADD_SEALS, F_SEAL_SHRINK))
+		return refuse("memfd_create");
+	return 0;
+}
+
+static int map_memfd(struct memory *m)
+{
+	m->map = map_aligned(m->memfd, MAP_SHARED);
+	return m->map ? 0 : refuse("mmap");
+}
+
+static int make_udmabuf(struct memory *m)
+{
+	struct udmabuf_create create = { .memfd = m->memfd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = size };
+	int node = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+
+	if (node < 0)
+		return refuse("/dev/udmabuf");
+	m->dmabuf = ioctl(node, UDMABUF_CREATE, &create);
+	if (m->dmabuf < 0)
+		return refuse("UDMABUF_CREATE");
+	close(node);
+	return 0;
+}
+
+static int make_heap(struct memory *m)
+{
+	struct dma_heap_allocation_data data = { .len = size, .fd_flags = O_RDWR | O_CLOEXEC };
+	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
+
+	if (heap < 0 || ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data))
+		return refuse("/dev/dma_heap/system");
+	m->dmabuf = data.fd;
+	close(heap);
+	return 0;
+}
+
+static int map_dmabuf(struct memory *m)
+{
+	m->map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, m->dmabuf, 0);
+	if (m->map == MAP_FAILED)
+		m->map = NULL;
+	return m->map ? 0 : refuse("mmap of the dma-buf");
+}
+
+static void close_memory(struct memory *m)
+{
+	if (m->map)
+		munmap(m->map, size);
+	if (m->dmabuf >= 0)
+		close(m->dmabuf);
+	if (m->memfd >= 0)
+		close(m->memfd);
+}
+
+/* Creation alone */
+
+static int create_alone(const struct candidate *c, struct memory *m)
+{
+	if (is(c->to, "anon"))
+		return make_anon(c, m);
+	if (is(c->to, "memfd"))
+		return make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")) ? -1 : 0;
+	if (is(c->to, "heap"))
+		return make_heap(m) || map_dmabuf(m) ? -1 : 0;
+	if (is(c->to, "udmabuf"))
+		return make_udmabuf(m);
+	if (is(c->to, "nothing"))
+		return 0;
+	errx(1, "%s: to what?", c->line);
+}
+
+static int run_make(const struct candidate *c)
+{
+	struct memory m = { -1, -1, NULL }, under = { -1, -1, NULL };
+	int error = 0;
+
+	if (is(c->to, "udmabuf")) {
+		error = make_memfd(c, &under) || map_memfd(&under) || populate(under.map, is(c->pages, "thp"));
+		m.memfd = under.memfd;
+		under.memfd = -1;
+	}
+	settle();
+	mark(START);
+	error = error || create_alone(c, &m);
+	mark(CREATED);
+	mark(FILLED);
+	if (!error) {
+		if (is(c->to, "udmabuf")) {
+			/* Its own end, without the memory's. */
+			close(m.dmabuf);
+			m.dmabuf = -1;
+		} else {
+			close_memory(&m);
+			m = (struct memory){ -1, -1, NULL };
+		}
+		settle();
+		mark(CLOSED);
+	}
+	close_memory(&m);
+	close_memory(&under);
+	return error ? -1 : 0;
+}
+
+/* Without dmafile */
+
+static int create_to_fill(const struct candidate *c, struct memory *m)
+{
+	bool maps = is(c->method, "read");
+
+	if (is(c->to, "heap"))
+		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+	if (make_memfd(c, m) || (!is(c->to, "memfd") && make_udmabuf(m)))
+		return -1;
+	if (is(c->to, "udmabuf"))
+		return maps ? map_dmabuf(m) : 0;
+	return maps ? map_memfd(m) : 0;
+}
+
+/* What the pipe holds at most, moved on at once. */
+static ssize_t splice_on(int in, int pipes[2], int out, size_t len)
+{
+	ssize_t came = splice(in, NULL, pipes[1], NULL, len, 0), left = came;
+
+	while (left > 0) {
+		ssize_t gone = splice(pipes[0], NULL, out, NULL, left, 0);
+
+		if (gone <= 0)
+			return -1;
+		left -= gone;
+	}
+	return came;
+}
+
+static int fill(const struct candidate *c, const struct memory *m, int in, int pipes[2])
+{
+	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
+	int out = m->memfd >= 0 && !is(c->to, "udmabuf") ? m->memfd : m->dmabuf;
+	size_t done = 0;
+	ssize_t n;
+
+	while (done < size) {
+		size_t len = size - done;
+
+		if (is(c->method, "read"))
+			n = read(in, m->map + done, len);
+		else if (is(c->method, "sendfile"))
+			n = sendfile(out, in, NULL, len);
+		else if (is(c->method, "splice"))
+			n = splice_on(in, pipes, out, len);
+		else if (is(c->method, "copy-file-range"))
+			n = copy_file_range(in, NULL, out, NULL, len, 0);
+		else
+			errx(1, "%s: by what method?", c->line);
+		if (n <= 0)
+			return refuse(c->method);
+		done += n;
+	}
+	return 0;
+}
+
+static int run_copy(const struct candidate *c, bool check)
+{
+	struct memory m = { -1, -1, NULL };
+	int in, pipes[2] = { -1, -1 }, error;
+
+	settle();
+	mark(START);
+	error = create_to_fill(c, &m);
+	mark(CREATED);
+	if (!error) {
+		in = open(path, O_RDONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
+		if (in < 0 || (is(c->method, "splice") && pipe2(pipes, O_CLOEXEC)) ||
+		    (pipes[1] >= 0 && fcntl(pipes[1], F_SETPIPE_SZ, MIB) < 0))
+			err(1, "%s", c->line);
+		error = fill(c, &m, in, pipes);
+		if (pipes[0] >= 0)
+			close(pipes[0]);
+		if (pipes[1] >= 0)
+			close(pipes[1]);
+		close(in);
+	}
+	mark(FILLED);
+	if (!error && check) {
+		if (!m.map && (m.memfd >= 0 ? map_memfd(&m) : map_dmabuf(&m)))
+			errx(1, "%s: %s", c->line, why);
+		if (memcmp(m.map, wanted, size))
+			errx(1, "%s: wrong bytes", c->line);
+	}
+	close_memory(&m);
+	if (!error) {
+		settle();
+		mark(CLOSED);
+	}
+	return error;
+}
+
+/* All of them */
+
+static void run(struct candidate *c, int round)
+{
+	int error;
+
+	evict();
+	printf("ran %td %d\n", c - candidates, round);
+	if (is(c->verb, "load"))
+		error = run_load(c, round == 0);
+	else if (is(c->verb, "copy"))
+		error = run_copy(c, round == 0);
+	else if (is(c->verb, "make"))
+		error = run_make(c);
+	else
+		errx(1, "%s: what?", c->line);
+	if (!error) {
+		if (is(c->io, "direct"))
+			expect_none_cached(c);
+		return;
+	}
+	if (round > 0)
+		errx(1, "%s: worked before, and now: %s", c->line, why);
+	c->refused = true;
+	printf("refused %td %s\n", c - candidates, why);
+}
+
+static void parse(struct candidate *c)
+{
+	char *rest, *word;
+
+	c->line[strcspn(c->line, "\n")] = '\0';
+	word = strtok_r(strcpy(c->words, c->line), " ", &rest);
+	c->verb = word;
+	while ((word = strtok_r(NULL, " ", &rest))) {
+		char *value = strchr(word, '=');
+
+		if (!value)
+			errx(1, "%s: no value", word);
+		*value++ = '\0';
+		if (is(word, "to"))
+			c->to = value;
+		else if (is(word, "pages"))
+			c->pages = value;
+		else if (is(word, "method"))
+			c->method = value;
+		else if (is(word, "io"))
+			c->io = value;
+		else if (is(word, "allocation"))
+			c->allocation = value;
+		else if (is(word, "block"))
+			c->block = strtoul(value, NULL, 0);
+		else if (is(word, "queue-depth"))
+			c->queue_depth = strtoul(value, NULL, 0);
+		else
+			errx(1, "%s: no such word", word);
+	}
+}
+
+static void read_candidates(const char *list)
+{
+	FILE *file = fopen(list, "r");
+
+	if (!file)
+		err(1, "%s", list);
+	while (number_of_candidates < MAX_CANDIDATES &&
+	       fgets(candidates[number_of_candidates].line, sizeof(candidates->line), file))
+		parse(&candidates[number_of_candidates++]);
+	fclose(file);
+}
+
+int main(int argc, char **argv)
+{
+	int order[MAX_CANDIDATES], rounds, round, i;
+
+	if (argc != 6)
+		errx(2, "loads FILE MIB ROUNDS SEED CANDIDATES");
+	path = argv[1];
+	size = strtoul(argv[2], NULL, 0) * MIB;
+	rounds = atoi(argv[3]);
+	srand48(atoi(argv[4]));
+	read_candidates(argv[5]);
+	make_file();
+
+	for (i = 0; i < number_of_candidates; i++)
+		order[i] = i;
+	for (round = 0; round <= rounds; round++) {
+		for (i = number_of_candidates - 1; i > 0; i--) {
+			int other = lrand48() % (i + 1), here = order[i];
+
+			order[i] = order[other];
+			order[other] = here;
+		}
+		for (i = 0; i < number_of_candidates; i++)
+			if (!candidates[order[i]].refused)
+				run(&candidates[order[i]], round);
+		fflush(stdout);
+	}
+	return 0;
+}
