@@ -47,7 +47,7 @@ WAYS = (
 )
 HEAP_WAYS = (("bounce", "direct"), *WAYS)
 
-# The marks of inside/loads.c, as counts come out: between START and CREATED, and so on.
+# The marks of inside/ways.c, as counts come out: between START and CREATED, and so on.
 STEPS = ("create", "fill", "close")
 FIRST_MARK, LAST_MARK = 0, 3
 
@@ -256,12 +256,12 @@ def build(folder: Path) -> Path:
     """The program that runs inside, with the library that users get."""
     command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "dmafile-capi"]
     subprocess.run(command, cwd=ROOT, check=True)
-    program = folder / "loads"
+    program = folder / "ways"
     # What the archive needs, as capi/dmafile.pc says.
     system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
     assert system is not None
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]
-    command += ["-o", str(program), str(ROOT / "vm/inside/loads.c")]
+    command += ["-o", str(program), str(ROOT / "vm/inside/ways.c")]
     command += [str(TARGET / "release/libdmafile_capi.a"), *system[1].split()]
     subprocess.run(command, check=True)
     return program
@@ -270,10 +270,10 @@ def build(folder: Path) -> Path:
 # The pool is for the huge pages, and for one more load than there ever is at once.
 INSIDE = """
 echo $2 >/proc/sys/vm/nr_hugepages
-cp "$1" /tmp/loads-inside
+cp "$1" /tmp/ways
 shift 2
 echo about $(uname -r) >&2
-exec /tmp/loads-inside /mnt/file "$@"
+exec /tmp/ways /mnt/file "$@"
 """
 
 

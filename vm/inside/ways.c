@@ -1,5 +1,5 @@
 /*
- * loads FILE MIB ROUNDS SEED CANDIDATES   in the machine, as root: makes FILE, and fills memory from it in each of
+ * ways FILE MIB ROUNDS SEED CANDIDATES   in the machine, as root: makes FILE, and fills memory from it in each of
  * the ways that CANDIDATES lists, once a round, in an order drawn anew each round, cold, between marks
  * (../mark.h) that tell how many instructions it takes to create the memory, to fill it and to close all:
  *
