@@ -290,7 +290,7 @@ fn without_udmabuf_the_remedy_is_named() {
     }
     assert_eq!(
         dir.refuses("file --to udmabuf", 1),
-        "cannot make the buffer: udmabuf: there is no /dev/udmabuf (ENOENT) (EOPNOTSUPP); modprobe \
+        "cannot make the buffer: udmabuf: there is no /dev/udmabuf (ENOENT); modprobe \
          udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd"
     );
 }

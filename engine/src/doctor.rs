@@ -76,7 +76,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
         thp(&host),
         memfd_thp(&host),
         hugetlb(&host),
-        udmabuf(),
+        udmabuf(&host),
     ];
     checks.extend(heaps());
     checks.push(module());
@@ -110,18 +110,8 @@ fn io_uring(host: &Host) -> Check {
     let Some(errno) = &host.uring_refused else {
         return Check::new("io_uring", Health::Good, "a ring can be set up");
     };
-    let sysctl = host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0);
     let found = format!("refused ({errno}); loads use a pool of threads");
-    let remedy = match (errno.as_str(), sysctl) {
-        ("EPERM", 1..) => "sysctl -w kernel.io_uring_disabled=0",
-        ("EPERM", _) => {
-            "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of \
-             this container"
-        }
-        ("ENOMEM", _) => "ulimit -l unlimited",
-        _ => "Linux 5.6 or later reads by io_uring",
-    };
-    Check::new("io_uring", Health::Fair, found).remedy(remedy)
+    Check::new("io_uring", Health::Fair, found).remedy(host.uring_remedy())
 }
 
 fn memlock(host: &Host) -> Check {
@@ -223,7 +213,7 @@ fn hugetlb(host: &Host) -> Check {
     }
 }
 
-fn udmabuf() -> Check {
+fn udmabuf(host: &Host) -> Check {
     let name = "udmabuf";
     let parameter = |what: &str| host::number(format!("/sys/module/udmabuf/parameters/{what}"));
     match file::try_node(Path::new("/dev/udmabuf")) {
@@ -231,8 +221,20 @@ fn udmabuf() -> Check {
             let size = parameter("size_limit_mb").unwrap_or(64);
             let list = parameter("list_limit").unwrap_or(1024);
             let found = format!("can be opened; dma-bufs up to {size} MiB, of {list} ranges");
-            Check::new(name, Health::Good, found)
-                .remedy("echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb")
+            let remedy = "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb";
+            match host.udmabuf_vmaps_wrong {
+                false => Check::new(name, Health::Good, found).remedy(remedy),
+                true => Check::new(
+                    name,
+                    Health::Fair,
+                    format!(
+                        "{found}; drivers that vmap one see wrong bytes where it lies on huge pages"
+                    ),
+                )
+                .remedy(format!(
+                    "{remedy}; Linux 6.13 or later, or --pages thp for importers without vmap"
+                )),
+            }
         }
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
             Check::new(name, Health::Missing, "no /dev/udmabuf").remedy(

@@ -38,8 +38,12 @@ pub struct Host {
     pub cpus: usize,
     /// Why io_uring cannot be used, by errno name; `None` where it can.
     pub uring_refused: Option<String>,
-    /// Why `/dev/udmabuf` cannot be opened, by errno name; `None` where it can.
-    pub udmabuf_refused: Option<String>,
+    /// A sysctl switches it off (`kernel.io_uring_disabled`).
+    pub uring_disabled: bool,
+    /// To a driver that maps a udmabuf for the CPU (`dma_buf_vmap`), all pages of a huge page look like
+    /// its first one: so in Linux 6.11 and 6.12. Nothing in user space could try it, so the version
+    /// tells.
+    pub udmabuf_vmaps_wrong: bool,
 }
 
 impl Host {
@@ -70,9 +74,22 @@ impl Host {
             uring_refused: sys::uring::Ring::probe()
                 .err()
                 .map(|errno| errno_name(errno.raw_os_error())),
-            udmabuf_refused: sys::file::try_node(Path::new("/dev/udmabuf"))
-                .err()
-                .map(|errno| errno_name(errno.raw_os_error())),
+            uring_disabled: host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0) > 0,
+            udmabuf_vmaps_wrong: host::release()
+                .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),
+        }
+    }
+
+    /// What makes io_uring usable here.
+    pub(crate) fn uring_remedy(&self) -> &'static str {
+        match self.uring_refused.as_deref() {
+            Some("EPERM") if self.uring_disabled => "sysctl -w kernel.io_uring_disabled=0",
+            Some("EPERM") => {
+                "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile \
+                 of this container"
+            }
+            Some("ENOMEM") => "ulimit -l unlimited",
+            _ => "Linux 5.6 or later reads by io_uring",
         }
     }
 

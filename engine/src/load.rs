@@ -252,7 +252,9 @@ impl Load {
         plan::check(&self.request)?;
         let source = self.origin.open()?;
         self.look_at_place()?;
-        self.decide(&source).map(|decided| decided.plan)
+        let decided = self.decide(&source);
+        source.forget_misses();
+        decided.map(|decided| decided.plan)
     }
 
     /// Loads into memory that it allocates.
@@ -346,6 +348,7 @@ impl Load {
                     .map_err(|error| error.at(request.kind.to_string()))?;
                 request.dma_buf = Some(DmaBufFacts { pins });
             }
+            Kind::Udmabuf => buffer::look_at_udmabuf()?,
             _ => {}
         }
         Ok(())
@@ -435,7 +438,9 @@ impl Load {
             cancel: &self.cancel,
             checks: &decided.checks,
         };
-        let outcome = transfer.run()?;
+        let outcome = transfer.run();
+        source.forget_misses();
+        let outcome = outcome?;
         meter.tell_progress(true);
         Ok(outcome)
     }

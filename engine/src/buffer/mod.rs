@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub(crate) use caller::Lent;
 pub(crate) use fd::look_at;
 pub(crate) use heap::takes_direct_reads;
+pub(crate) use udmabuf::look_at_udmabuf;
 
 /// A kind of memory, while it is filled and after.
 pub(crate) trait Memory: Send + Sync {

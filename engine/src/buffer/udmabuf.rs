@@ -24,10 +24,30 @@ struct Piece {
     bytes: u64,
 }
 
+/// Whether they can be made here.
+pub(crate) fn look_at_udmabuf() -> Result<()> {
+    open().map(drop).map_err(|error| error.at("udmabuf"))
+}
+
+fn open() -> Result<OwnedFd> {
+    dmabuf::open_udmabuf().map_err(|errno| {
+        let error = Error::os("cannot make the buffer", errno);
+        match errno {
+            Errno::NOENT | Errno::NXIO | Errno::NODEV => {
+                error.why("there is no /dev/udmabuf").remedy(
+                    "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd",
+                )
+            }
+            _ => error
+                .why("/dev/udmabuf cannot be opened")
+                .remedy("ask for access to it: usermod -aG kvm USER, or a udev rule"),
+        }
+    })
+}
+
 impl Udmabuf {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
-        let node = dmabuf::open_udmabuf()
-            .map_err(|errno| Error::os("cannot open", errno).at("/dev/udmabuf"))?;
+        let node = open()?;
         let memfd = Memfd::whole(plan, pages)?;
         Ok(Self {
             size: memfd.region().len(),

@@ -116,10 +116,17 @@ pub(super) fn ladder(
             rung(asked, false, false),
             "no way is left by --io".to_string(),
         ));
+        let remedy = "leave --method and --io to auto, or see `dmafile explain`";
+        let remedy = match rung.method {
+            Method::Uring if host.uring_refused.is_some() => {
+                format!("{}, or {remedy}", host.uring_remedy())
+            }
+            _ => remedy.to_string(),
+        };
         return Err(Error::new("cannot load this way", why)
             .at(format!("{rung} to {}", request.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
-            .remedy("leave --method and --io to auto, or see `dmafile explain`"));
+            .remedy(remedy));
     }
     Ok(kept)
 }

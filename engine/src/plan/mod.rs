@@ -170,7 +170,7 @@ pub(crate) fn decide(
 ) -> Result<Plan> {
     let (start, end) = range(request, file)?;
     let mut reasons = Reasons::default();
-    let kind = kind(request, host)?;
+    let kind = kind(request)?;
     // File and memory are congruent, so that every block lands where it belongs.
     let grain = file.align.max(host.page);
     let (floor, lead, capacity) = match request.place {
@@ -274,7 +274,7 @@ impl Reasons {
 }
 
 /// The kinds that this build can make.
-fn kind(request: &Request, host: &Host) -> Result<String> {
+fn kind(request: &Request) -> Result<String> {
     let refuse = |why: &str, remedy: &str| {
         Err(Error::new("cannot make the buffer", why)
             .at(request.kind.to_string())
@@ -282,17 +282,6 @@ fn kind(request: &Request, host: &Host) -> Result<String> {
             .remedy(remedy))
     };
     match &request.kind {
-        Kind::Udmabuf => match host.udmabuf_refused.as_deref() {
-            None => Ok(request.kind.to_string()),
-            Some(errno @ ("ENOENT" | "ENXIO" | "ENODEV")) => refuse(
-                &format!("there is no /dev/udmabuf ({errno})"),
-                "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd",
-            ),
-            Some(errno) => refuse(
-                &format!("/dev/udmabuf cannot be opened ({errno})"),
-                "ask for access to it: usermod -aG kvm USER, or a udev rule",
-            ),
-        },
         Kind::Dmafile => refuse(
             "dmafile.ko is not part of this version",
             "load with --to memfd",

@@ -55,14 +55,28 @@ pub(super) fn pages(
             return Ok(Pages::Auto);
         }
     }
+    let vmaps_wrong = matches!(request.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
     if request.pages != Pages::Auto {
-        reasons.add("pages", request.pages, "asked for");
+        let why = match vmaps_wrong && request.pages != Pages::Small {
+            true => format!("asked for; {VMAPS_WRONG}"),
+            false => "asked for".to_string(),
+        };
+        reasons.add("pages", request.pages, why);
         return Ok(request.pages);
+    }
+    if vmaps_wrong {
+        let why = format!("{VMAPS_WRONG}; --pages thp is for importers that do not");
+        reasons.add("pages", Pages::Small, why);
+        return Ok(Pages::Small);
     }
     let (choice, why) = best_pages(request, host, bytes, spread);
     reasons.add("pages", choice, why);
     Ok(choice)
 }
+
+/// Silent wrong bytes in somebody else's driver are worse than slow pages.
+const VMAPS_WRONG: &str =
+    "drivers that vmap a udmabuf see wrong bytes on huge pages (Linux 6.11 and 6.12)";
 
 /// Huge pages wherever an ordinary user gets them.
 fn best_pages(

@@ -21,7 +21,8 @@ fn host() -> Host {
         pins_freely: false,
         cpus: 2,
         uring_refused: None,
-        udmabuf_refused: None,
+        uring_disabled: false,
+        udmabuf_vmaps_wrong: false,
     }
 }
 

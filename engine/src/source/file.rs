@@ -7,6 +7,7 @@ use crate::sys::{Errno, cache};
 use rustix::fs::FileType;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 
 /// An open file.
 pub(crate) struct Input {
@@ -15,6 +16,8 @@ pub(crate) struct Input {
     direct: Result<OwnedFd, String>,
     stat: Stat,
     align: u64,
+    /// Where [`Input::peek`] has missed, by which it has brought pages in.
+    missed: Mutex<Vec<u64>>,
 }
 
 /// File systems whose files are made up while they are read, or are already memory.
@@ -110,6 +113,7 @@ impl Input {
             direct: Err(String::new()),
             stat,
             align: stat.fs_block.max(crate::sys::map::page_size()),
+            missed: Mutex::default(),
         };
         source.direct = source.open_direct();
         Ok(source)
@@ -270,11 +274,28 @@ impl Input {
     }
 
     /// Whether the page cache holds the byte at `offset`, found by reading it without waiting:
-    /// for those whom `cachestat` refuses. A miss may bring in that one page.
+    /// for those whom `cachestat` refuses. A miss may bring in that one page, until
+    /// [`Input::forget_misses`].
     pub(crate) fn peek(&self, offset: u64) -> bool {
         let mut byte = [0_u8];
         let region = crate::sys::map::Region::lent(&mut byte);
-        file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1)
+        let hit = file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1);
+        if !hit {
+            self.missed().push(offset);
+        }
+        hit
+    }
+
+    /// Drops the pages that peeking has brought in, of which the next load would believe that they
+    /// stand for their surroundings.
+    pub(crate) fn forget_misses(&self) {
+        for offset in self.missed().drain(..) {
+            cache::drop_page(self.buffered(), offset);
+        }
+    }
+
+    fn missed(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.missed.lock().expect("no holder of this lock panics")
     }
 
     /// Keeps misses of [`Input::peek`] from reading ahead.

@@ -226,6 +226,11 @@ impl Source {
         part.file.peek(offset)
     }
 
+    /// Drops what misses of [`Source::peek`] have brought into the page cache.
+    pub(crate) fn forget_misses(&self) {
+        self.parts.iter().for_each(|part| part.file.forget_misses());
+    }
+
     /// Keeps misses of [`Source::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         self.parts.iter().for_each(|part| part.file.no_readahead());

@@ -50,6 +50,15 @@ pub(crate) fn resident(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64,
     }
 }
 
+/// Drops the page that holds the byte at `offset`, if it is clean and nobody else uses it
+/// (posix_fadvise(2)).
+pub(crate) fn drop_page(fd: BorrowedFd<'_>, offset: u64) {
+    let page = super::map::page_size();
+    let len = std::num::NonZeroU64::new(page);
+    // Advice only: a page that stays is a page more in the cache.
+    let _ = rustix::fs::fadvise(fd, offset - offset % page, len, rustix::fs::Advice::DontNeed);
+}
+
 /// Says that reads on this descriptor will jump about, so that a miss brings in no more than
 /// what was asked for (posix_fadvise(2)).
 pub(crate) fn no_readahead(fd: BorrowedFd<'_>) {

@@ -22,6 +22,14 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_string())
 }
 
+/// The version of this kernel: its first two numbers.
+pub(crate) fn release() -> Option<(u64, u64)> {
+    let text = text("/proc/sys/kernel/osrelease")?;
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
 /// The choice in brackets of a file like `always [madvise] never`.
 pub(crate) fn choice(path: impl AsRef<Path>) -> Option<String> {
     let text = text(path)?;
@@ -146,6 +154,11 @@ mod tests {
         assert_eq!(choice(&file).as_deref(), Some("madvise"));
         fs::write(&file, "madvise\n").unwrap();
         assert_eq!(choice(&file), None);
+    }
+
+    #[test]
+    fn this_kernel_has_a_release() {
+        assert!(release().unwrap() > (4, 0));
     }
 
     #[test]
