@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
 use crate::model::Shard;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
-use crate::plan::{self, DmaBufFacts, Place, Plan, Reason, Request};
+use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
 use crate::sys::usage;
 use crate::trace;
@@ -318,6 +318,7 @@ impl Load {
             bytes: memory.len() as u64,
             at: None,
             empty: false,
+            lacking: 0,
             hugetlb: false,
         });
         plan::check(&self.request)?;
@@ -344,9 +345,9 @@ impl Load {
                 (request.place, request.dma_buf) = (Some(place), dma_buf);
             }
             Kind::Heap(name) => {
-                let pins = buffer::takes_direct_reads(name)
-                    .map_err(|error| error.at(request.kind.to_string()))?;
-                request.dma_buf = Some(DmaBufFacts { pins });
+                let facts = buffer::look_at_heap(name);
+                let place = request.kind.to_string();
+                request.dma_buf = Some(facts.map_err(|error| error.at(place))?);
             }
             Kind::Udmabuf => buffer::look_at_udmabuf()?,
             _ => {}

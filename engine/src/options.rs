@@ -98,7 +98,7 @@ impl FromStr for Kind {
             _ => {}
         }
         if let Some(name) = text.strip_prefix("heap:")
-            && !name.is_empty()
+            && !matches!(name, "" | "." | "..")
             && !name.contains('/')
         {
             return Ok(Self::Heap(name.to_string()));
@@ -263,6 +263,7 @@ mod tests {
         for word in [
             "",
             "heap:",
+            "heap:..",
             "heap:../x",
             "fd:",
             "fd:x",

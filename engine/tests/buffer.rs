@@ -3,10 +3,12 @@
 mod common;
 
 use common::{buffer_digest, cold, dir, file_digest};
-use dmafile::{Buffer, Io, Kind, Load, Method, Pages};
+use dmafile::{Allocation, Buffer, Io, Kind, Load, Method, Pages};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const LEN: u64 = (3 << 20) + 123;
 
@@ -377,5 +379,75 @@ fn memory_that_its_owner_cuts_short_meanwhile_raises_no_signal() {
         }
         drop(stop);
         cutting.join().unwrap();
+    }
+}
+
+#[test]
+fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
+    let dir = dir();
+    let len = 64 << 20;
+    let path = cold(dir.path(), len as usize);
+    for method in Method::ALL {
+        common::evict(&path);
+        let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        let owner = fd.try_clone().unwrap();
+        let early = Arc::new(AtomicBool::new(false));
+        let cut = Arc::clone(&early);
+        // At an odd place, so that what bounces is tried too.
+        let load = Load::new(&path).to(Kind::fd_at(fd, 1)).method(*method);
+        let io = match method {
+            Method::Auto | Method::Bounce => Io::Direct,
+            _ => Io::Buffered,
+        };
+        let load = load.io(io).block(64 << 10).queue_depth(2).length(len - 1);
+        let loaded = load
+            .allocation(Allocation::InRead)
+            .progress(move |progress| {
+                if progress.done < progress.total / 2 {
+                    rustix::fs::ftruncate(&owner, 4096).unwrap();
+                    cut.store(true, Ordering::Relaxed);
+                }
+            });
+        match loaded.run() {
+            Ok(_) => assert!(
+                !early.load(Ordering::Relaxed),
+                "{method}: handed out as whole"
+            ),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("EFAULT") || text.contains("cut it short"),
+                    "{text}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn loads_into_parts_of_one_memory_at_once_keep_to_their_parts() {
+    let dir = dir();
+    let (len, parts) = (4 << 20, 4);
+    let files: Vec<_> = (0..parts)
+        .map(|part| cold(dir.path(), len as usize + part as usize))
+        .collect();
+    for method in Method::ALL {
+        let fd = common::memfd(parts * len);
+        std::thread::scope(|scope| {
+            for (part, path) in (0..).zip(&files) {
+                let fd = fd.try_clone().unwrap();
+                scope.spawn(move || {
+                    let load = Load::new(path)
+                        .to(Kind::fd_at(fd, part * len))
+                        .method(*method);
+                    load.length(len).block(64 << 10).run().unwrap();
+                });
+            }
+        });
+        for (part, path) in (0..).zip(&files) {
+            let got = common::descriptor_digest(fd.try_clone().unwrap(), part * len, len);
+            assert_eq!(got, file_digest(path, 0, len), "{method}, part {part}");
+        }
     }
 }

@@ -666,3 +666,44 @@ fn holes_in_shards_stay_holes() {
         assert_eq!(one.digest, file_digest(&shard.file, 0, shard.bytes));
     }
 }
+
+#[test]
+fn shards_that_end_where_the_next_begins_go_to_any_part_of_memory() {
+    let dir = dir();
+    // The first ends one byte before the place of the next.
+    let sizes = [(2 << 20) - 1, 1 << 20];
+    let mut index = Vec::new();
+    for (number, size) in sizes.into_iter().enumerate() {
+        let name = format!("shard-{number}.safetensors");
+        let header = |data: usize| {
+            format!(
+                "{{\"t{number}\":{{\"dtype\":\"U8\",\"shape\":[{data}],\"data_offsets\":[0,{data}]}}}}"
+            )
+        };
+        // As many digits whatever the header takes.
+        let data = size - 8 - header(size).len();
+        let text = format!("{:<width$}", header(data), width = size - 8 - data);
+        let mut file = (text.len() as u64).to_le_bytes().to_vec();
+        file.extend(text.bytes());
+        file.extend(common::noise(data, number as u64));
+        assert_eq!(file.len(), size);
+        std::fs::write(dir.path().join(&name), file).unwrap();
+        evict(&dir.path().join(&name));
+        index.push(format!("\"t{number}\":\"{name}\""));
+    }
+    let index = format!("{{\"weight_map\":{{{}}}}}", index.join(","));
+    std::fs::write(dir.path().join("model.safetensors.index.json"), index).unwrap();
+    let model = Model::open(dir.path()).unwrap();
+    for at in [0, 1, 2, 511, 4095] {
+        for io in [Io::Direct, Io::Buffered] {
+            let kind = Kind::fd_at(common::memfd(8 << 20), at);
+            let loaded = model.load().to(kind).io(io).run().unwrap();
+            for shard in &loaded.report.shards {
+                let bytes = bytes_of(&loaded.buffer, shard.at, shard.bytes);
+                let what = format!("{} at byte {at}, {io}", shard.file.display());
+                let want = file_digest(&shard.file, 0, shard.bytes);
+                assert_eq!(bytes_digest(&bytes), want, "{what}");
+            }
+        }
+    }
+}

@@ -18,6 +18,11 @@ impl Memory for Lent<'_> {
         self.0
     }
 
+    /// It may be a mapping of anything.
+    fn steady(&self) -> Option<Region<'_>> {
+        None
+    }
+
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
         self.0.populate(at, len)
     }

@@ -23,19 +23,28 @@ struct Piece {
 }
 
 /// Writing by the CPU, from when it is made until it is dropped (DMA_BUF_IOCTL_SYNC).
-struct Access(Arc<OwnedFd>);
+struct Access(Option<Arc<OwnedFd>>);
 
 impl Access {
     fn begin(fd: &Arc<OwnedFd>) -> Result<Self, Errno> {
         dmabuf::sync(fd.as_fd(), true, false)?;
-        Ok(Self(Arc::clone(fd)))
+        Ok(Self(Some(Arc::clone(fd))))
+    }
+
+    /// Ends it; what was written may not have come to where devices look.
+    fn end(mut self) -> Result<(), Errno> {
+        self.0
+            .take()
+            .map_or(Ok(()), |fd| dmabuf::sync(fd.as_fd(), true, true))
     }
 }
 
 impl Drop for Access {
     fn drop(&mut self) {
-        // It has begun, so that it can end; there is nobody to tell in a drop.
-        let _ = dmabuf::sync(self.0.as_fd(), true, true);
+        if let Some(fd) = &self.0 {
+            // It has begun, so that it can end; there is nobody to tell in a drop.
+            let _ = dmabuf::sync(fd.as_fd(), true, true);
+        }
     }
 }
 
@@ -120,8 +129,7 @@ impl Memory for DmaBufs {
     }
 
     fn finish(&mut self) -> Result<(), Errno> {
-        self.filling.clear();
-        Ok(())
+        self.filling.drain(..).try_for_each(Access::end)
     }
 
     fn into_mapping(self: Box<Self>) -> Option<Mapping> {

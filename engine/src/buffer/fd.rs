@@ -41,9 +41,9 @@ pub(crate) fn look_at(
         let look = || {
             let bytes = dmabuf::size(fd)?;
             let map = Mapping::chain(&[(fd, bytes.min(page_size()))])?;
-            Ok((bytes, map.region().can_be_pinned(0)))
+            Ok((bytes, map.region().can_be_pinned(0).err()))
         };
-        let (bytes, pins) = look().map_err(|errno: Errno| {
+        let (bytes, unpinnable) = look().map_err(|errno: Errno| {
             let why = "it is a dma-buf that this process cannot map";
             refuse(why, errno, "fill one whose exporter lets the CPU in")
         })?;
@@ -52,9 +52,10 @@ pub(crate) fn look_at(
             address: 0,
             at,
             empty: false,
+            lacking: 0,
             hugetlb: false,
         };
-        return Ok((place, Some(DmaBufFacts { pins })));
+        return Ok((place, Some(DmaBufFacts { unpinnable })));
     }
     let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {
@@ -86,7 +87,8 @@ pub(crate) fn look_at(
         address: 0,
         at,
         // Of a part, the pages are not ours to choose.
-        empty: stat.empty && stat.fs_magic != HUGETLBFS_MAGIC && at.is_none(),
+        empty: stat.allocated == 0 && stat.fs_magic != HUGETLBFS_MAGIC && at.is_none(),
+        lacking: stat.size.saturating_sub(stat.allocated),
         hugetlb: stat.fs_magic == HUGETLBFS_MAGIC,
     };
     Ok((place, None))
@@ -145,7 +147,7 @@ impl Existing {
             map: Some(map),
             fd: Arc::clone(fd),
             tactic,
-            fresh: stat.empty,
+            fresh: stat.allocated == 0,
             // hugetlbfs has no write(2); its owner is trusted not to shrink it.
             may_shrink: !hugetlb && !seals.contains(SealFlags::SHRINK),
             len: stat.size,

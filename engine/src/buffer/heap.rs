@@ -2,7 +2,7 @@
 
 use super::dmabuf::DmaBufs;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{DmaBufFacts, Plan};
 use crate::sys::map::{Mapping, page_size};
 use crate::sys::{Errno, dmabuf};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,13 @@ pub(super) fn make(name: &str, plan: &Plan) -> Result<DmaBufs> {
     DmaBufs::to_fill(&Arc::new(fd), true).map_err(cannot_map)
 }
 
-/// Whether a heap gives memory that direct reads can land in: tried with a page of it.
-pub(crate) fn takes_direct_reads(name: &str) -> Result<bool> {
+/// What a heap's memory is like: tried with a page of it.
+pub(crate) fn look_at_heap(name: &str) -> Result<DmaBufFacts> {
     let fd = allocate(name, page_size())?;
     let map = Mapping::chain(&[(fd.as_fd(), page_size())]).map_err(cannot_map)?;
-    Ok(map.region().can_be_pinned(0))
+    Ok(DmaBufFacts {
+        unpinnable: map.region().can_be_pinned(0).err(),
+    })
 }
 
 fn allocate(name: &str, bytes: u64) -> Result<OwnedFd> {
@@ -60,10 +62,13 @@ fn cannot_open(name: &str, errno: Errno) -> Error {
                 there.join(", heap:")
             ))
         }
-        _ => error
-            .why(format!("{node} cannot be opened"))
-            .remedy(format!(
-                "chgrp video {node} && chmod g+r {node}, or a udev rule"
-            )),
+        Errno::ACCESS | Errno::PERM => {
+            error
+                .why(format!("{node} cannot be opened"))
+                .remedy(format!(
+                    "chgrp video {node} && chmod g+r {node}, or a udev rule"
+                ))
+        }
+        _ => error,
     }
 }

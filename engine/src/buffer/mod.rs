@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 pub(crate) use caller::Lent;
 pub(crate) use fd::look_at;
-pub(crate) use heap::takes_direct_reads;
+pub(crate) use heap::look_at_heap;
 pub(crate) use udmabuf::look_at_udmabuf;
 
 /// A kind of memory, while it is filled and after.
@@ -406,7 +406,7 @@ impl Buffer {
     ///
     /// # Errors
     /// EBUSY while somebody else has it mapped for writing or pinned (a udmabuf over it does),
-    /// EOPNOTSUPP for private memory and dma-bufs of heaps, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
+    /// EOPNOTSUPP for private memory and for dma-bufs of others than udmabuf, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         self.memory.seal().map_err(|errno| {
@@ -480,7 +480,11 @@ impl Buffer {
         let fds = socket::receive(socket.as_fd(), &mut message, wait).map_err(|errno| {
             let error = Error::os("cannot receive a buffer", errno);
             match errno {
-                Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+                Errno::MFILE => error
+                    .why("not all of its descriptors could be taken")
+                    .remedy(
+                        "raise the limit on open files: ulimit -n; or a security policy forbids it",
+                    ),
                 _ => error,
             }
         })?;

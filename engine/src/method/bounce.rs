@@ -2,18 +2,20 @@
 //! belong. For memory that direct reads cannot land in: the mappings of dma-bufs, and memory whose
 //! address does not fit the offset in the file. No page cache comes into being.
 
-use super::fill::read_direct;
+use super::fill::{read_direct, vanished};
 use super::pool::crowd;
 use super::{Job, Stop, uring, work};
 use crate::error::Error;
-use crate::sys::file;
 use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{Errno, file};
 use crate::transfer::feed::{Extent, Lane};
-use std::os::fd::BorrowedFd;
 
 /// A ring from which one thread reads ahead and copies on: fewer blocks would leave the disk idle
 /// during a copy.
 const SLOTS_PER_WORKER: u64 = 2;
+/// Where a ring may begin and end so that transparent huge pages hold it and nothing else: they are
+/// pinned whole, and the disk takes more of them at once.
+const HUGE: u64 = 2 << 20;
 
 /// The blocks that reads land in, and where their bytes go from there.
 #[derive(Clone, Copy)]
@@ -22,23 +24,23 @@ pub(super) struct Bounce<'m> {
     block: u64,
     align: u64,
     to: Region<'m>,
-    /// The way there where the CPU must not touch `to`.
-    descriptor: Option<BorrowedFd<'m>>,
+    /// The CPU may touch `to` at any time.
+    steady: bool,
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let blocks = job.plan.bytes.div_ceil(job.plan.block).max(1);
+    let blocks = job.plan.to_read.div_ceil(job.plan.block).max(1);
     match job.rung.registered {
         true => {
             let slots = u64::from(job.plan.queue_depth).min(blocks);
-            let workers = (job.plan.threads as u64)
-                .min(slots / SLOTS_PER_WORKER)
-                .max(1);
+            // Rings on huge pages of their own.
+            let rings = (slots * job.plan.block / HUGE).min(slots / SLOTS_PER_WORKER);
+            let workers = (job.plan.threads as u64).min(rings).max(1);
             crowd(workers as usize, |row| {
                 // The first ones get what does not divide evenly.
-                let slots = (slots + workers - 1 - row) / workers;
-                in_ring(job, slots, job.plan.block, |inner, bounce| {
-                    uring::bounced(inner, bounce, slots, row)
+                let own = (slots + workers - 1 - row) / workers;
+                in_ring(job, own, job.plan.block, |inner, bounce| {
+                    uring::bounced(inner, bounce, own, row * slots.div_ceil(workers))
                 })
             })
         }
@@ -74,11 +76,19 @@ fn in_ring(
     block: u64,
     reads: impl FnOnce(&Job<'_>, &Bounce<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let cannot = |errno| Stop::Failed(Error::os("cannot make a ring to read into", errno));
-    let align = job.plan.align as usize;
-    let ring = Mapping::anon((slots * block) as usize, align.max(page_size() as usize));
+    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to read into", errno));
+    let (bytes, align) = (slots * block, job.plan.align.max(page_size()));
+    let ring = match bytes >= HUGE {
+        true => Mapping::anon(
+            bytes.next_multiple_of(HUGE) as usize,
+            align.max(HUGE) as usize,
+        ),
+        false => Mapping::anon(bytes as usize, align as usize),
+    };
     let ring = ring.map_err(cannot)?;
     let blocks = ring.region();
+    // Advice: it is as good as any where there are none.
+    let _ = blocks.want_huge();
     // Before Linux 6.5 a fork could part a page from the read that fills it.
     blocks.leave_out_of_forks(true);
     let inner = Job {
@@ -97,7 +107,7 @@ fn in_ring(
         block,
         align: job.plan.align,
         to: job.region,
-        descriptor: job.descriptor.filter(|_| !job.steady),
+        steady: job.steady,
     };
     reads(&inner, &bounce)
 }
@@ -121,13 +131,24 @@ impl Bounce<'_> {
     /// Copies the bytes of an extent from its block to where they belong.
     pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Error> {
         let from = slot * self.block + extent.file % self.align;
-        let Some(fd) = self.descriptor else {
+        if self.steady {
             self.to
                 .copy_from(extent.at, &self.blocks, from, extent.need);
             return Ok(());
-        };
-        file::pwrite_from(fd, &self.blocks, from, extent.need, extent.at).map_err(|errno| {
-            Error::os("cannot write to the buffer", errno).at(format!("byte {}", extent.at))
-        })
+        }
+        let mut done = 0;
+        while done < extent.need {
+            let at = extent.at + done;
+            let left = extent.need - done;
+            match file::copy_mapped(&self.blocks, from + done, &self.to, at, left) {
+                Ok(0) | Err(Errno::FAULT) => return Err(vanished(at)),
+                Ok(got) => done += got,
+                Err(errno) => {
+                    let error = Error::os("cannot write to the buffer", errno);
+                    return Err(error.at(format!("byte {at}")));
+                }
+            }
+        }
+        Ok(())
     }
 }

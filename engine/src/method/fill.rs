@@ -104,6 +104,15 @@ pub(super) fn failed(job: &Job<'_>, offset: u64, errno: Errno) -> Error {
     Error::os("cannot read", errno).at(job.source.place(offset))
 }
 
+/// Memory whose owner has cut it short, at byte `at` of it.
+pub(super) fn vanished(at: u64) -> Error {
+    let why = "its owner has cut it short while it was filled";
+    Error::new("cannot write to the buffer", why)
+        .with_errno(Errno::FAULT)
+        .at(format!("byte {at}"))
+        .remedy("seal it against that (F_SEAL_SHRINK)")
+}
+
 /// The file ended where its size at open promised more.
 pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
     let size = source.size_at(offset);

@@ -33,8 +33,12 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// A page of the mapping could not be had: the file ends before it, or the disk failed.
+/// A page of the mapping could not be had: the file ends before it, or the disk failed. Or else one of
+/// the buffer's.
 fn fault(job: &Job<'_>, offset: u64) -> Error {
+    if let Some(Err(error)) = job.descriptor.map(|target| job.still_whole(target)) {
+        return error;
+    }
     let to_its_end = (offset, job.source.end_at(offset));
     match job.source.missing(&[to_its_end]) {
         Ok(None) => Error::os("cannot read", Errno::IO).at(job.source.place(offset)),

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::options::{Kind, Method, Pages};
 use crate::plan::{Plan, Request, Rung};
 use crate::source::Source;
+use crate::sys::file;
 use crate::sys::map::Region;
 use crate::transfer::feed::{Extent, Feed, Lane};
 use crate::transfer::meter::{Meter, Phase, ROW_COPIES, ROW_READS};
@@ -55,6 +56,16 @@ impl<'a> Job<'a> {
     fn target(&self) -> Result<BorrowedFd<'a>, Error> {
         self.descriptor
             .ok_or_else(|| Error::new("no descriptor", "this method writes into one"))
+    }
+
+    /// Writing to a descriptor would make it long again, and as if nothing were lost, where its owner
+    /// has cut it short.
+    fn still_whole(&self, target: BorrowedFd<'_>) -> Result<(), Error> {
+        let capacity = self.plan.capacity;
+        match file::stat(target) {
+            Ok(stat) if !self.steady && stat.size < capacity => Err(fill::vanished(stat.size)),
+            _ => Ok(()),
+        }
     }
 }
 

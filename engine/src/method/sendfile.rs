@@ -5,18 +5,22 @@ use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::sys::pipe;
 use crate::transfer::feed::Lane;
+use std::os::fd::AsFd;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let to = job.target()?;
-    // The descriptor may be the caller's: its position is put back.
-    let position = pipe::position(to)
-        .map_err(|errno| Error::os("the buffer's descriptor has no position", errno))?;
-    let moved = work(job, Lane::Main, 0, |extent| {
+    // It writes at the position, which whoever has the descriptor shares: so one of our own.
+    let own = pipe::reopen(job.target()?).map_err(|errno| {
+        let error = Error::os("the buffer cannot be opened once more", errno);
+        Stop::Refused(error.remedy("mount /proc, or use --method splice"))
+    })?;
+    let to = own.as_fd();
+    work(job, Lane::Main, 0, |extent| {
         let fail = |done, errno| Stop::Failed(failed(job, extent.file + done, errno));
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         pipe::seek(to, extent.at).map_err(|errno| fail(done, errno))?;
         while done < extent.need {
+            job.still_whole(to)?;
             // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
             match pipe::sendfile(to, from, offset + done, extent.len - done) {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
@@ -28,7 +32,5 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             }
         }
         Ok(job.rung.direct)
-    });
-    pipe::seek(to, position).map_err(|errno| Error::os("cannot put the position back", errno))?;
-    moved
+    })
 }

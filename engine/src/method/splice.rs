@@ -26,6 +26,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 }
                 Err(errno) => return Err(fail(done, errno)),
             };
+            job.still_whole(to)?;
             while held > 0 {
                 let got = pipe
                     .drain(to, extent.at + done, held)

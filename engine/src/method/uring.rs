@@ -48,7 +48,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 /// Reads into the blocks of a ring, as many at once as it has, and copies on what has landed. Several
-/// threads may do so, numbered by `row`, each with a ring of its own.
+/// threads may do so, each with a ring of its own, whose rows of the trace begin at `row`.
 pub(super) fn bounced(
     job: &Job<'_>,
     bounce: &Bounce<'_>,
@@ -58,13 +58,7 @@ pub(super) fn bounced(
     // One at most can listen to the bell, as whoever hears it hushes it; the others notice memory
     // that is added when their next read has landed.
     let bell = job.feed.bell.as_ref().filter(|_| row == 0);
-    pump(
-        job,
-        Some(bounce),
-        slots as u32,
-        ROW_READS + row * slots,
-        bell,
-    )
+    pump(job, Some(bounce), slots as u32, ROW_READS + row, bell)
 }
 
 fn pump(
@@ -195,8 +189,11 @@ impl Pump<'_, '_> {
                     // The limit is shared with the user's other processes: it may be used up at
                     // any time. The next rung reads without registered buffers.
                     self.job.feed.put_back(extent);
-                    let error = Error::os("buffers cannot be registered", errno)
-                        .remedy("raise the limit on locked memory: ulimit -l");
+                    let error = Error::os("buffers cannot be registered", errno);
+                    let error = match errno {
+                        Errno::NOMEM => error.remedy("raise the limit on locked memory: ulimit -l"),
+                        _ => error,
+                    };
                     return self.end(Stop::Refused(error));
                 }
             },
@@ -309,6 +306,10 @@ impl Pump<'_, '_> {
 
     /// A failure counts more than a refusal, and the first of each is kept.
     fn end(&mut self, stop: Stop) {
+        if let Stop::Failed(error) = &stop {
+            // The other lane and the other rings need not go on.
+            self.job.feed.stop(Some(error.clone()));
+        }
         match (&self.stop, &stop) {
             (None, _) | (Some(Stop::Refused(_) | Stop::NotDirect(_)), Stop::Failed(_)) => {
                 self.stop = Some(stop);

@@ -1,7 +1,7 @@
 //! The ways of moving the bytes that can work here, in the order in which they are tried.
 
 use super::{DIRECT_BLOCK, DIRECT_DEPTH, Reasons, Request, Rung};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_name};
 use crate::facts::{self, Host};
 use crate::method;
 use crate::options::{Io, Method, Pages};
@@ -23,8 +23,11 @@ pub(crate) fn registered_need(page: u64) -> u64 {
 
 /// Whether direct reads can land where the bytes belong.
 pub(super) fn landing(request: &Request, file: &facts::File) -> Result<(), String> {
-    if request.dma_buf.is_some_and(|dma_buf| !dma_buf.pins) {
-        return Err("the mapping of this dma-buf takes no direct reads (EFAULT)".to_string());
+    if let Some(errno) = request.dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
+        let errno = errno_name(errno.raw_os_error());
+        return Err(format!(
+            "the mapping of this dma-buf cannot be pinned ({errno})"
+        ));
     }
     match request.place {
         Some(place)
@@ -66,15 +69,18 @@ pub(super) fn ladder(
     ];
     let asked = request.method;
     let all: Vec<Rung> = match asked {
-        Method::Auto if landing.is_err() => {
-            vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
-        }
-        Method::Auto => vec![
-            uring[0],
-            uring[1],
-            rung(Method::Threads, true, false),
-            rung(Method::Threads, false, false),
-        ],
+        Method::Auto => match (landing, request.io) {
+            (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
+                reasons.add("not", uring[1], why.clone());
+                vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
+            }
+            _ => vec![
+                uring[0],
+                uring[1],
+                rung(Method::Threads, true, false),
+                rung(Method::Threads, false, false),
+            ],
+        },
         Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
         Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],

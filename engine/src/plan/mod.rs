@@ -156,6 +156,8 @@ const DIRECT_DEPTH: u32 = 8;
 /// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
 /// memory that most systems set (8 MiB).
 const BOUNCE_BLOCK: u64 = 512 << 10;
+/// More in flight keeps no disk busier, and all of it is memory beside the buffer.
+const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
 const BUFFERED_BLOCK: u64 = 1 << 20;
 /// Up to this, a second thread costs more than what it hides.
@@ -208,7 +210,15 @@ pub(crate) fn decide(
             ),
         ));
     }
-    let queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
+    let mut queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
+    let most = u32::try_from(LARGEST_RING / block)
+        .unwrap_or(u32::MAX)
+        .max(1);
+    if first.method == Method::Bounce && queue_depth > most {
+        let why = format!("a ring of {} MiB has no more blocks", LARGEST_RING >> 20);
+        reasons.add("depth", most, why);
+        queue_depth = most;
+    }
     let gather = request.gather.unwrap_or(DEFAULT_GATHER).max(block);
     if request.gather.is_some_and(|asked| asked < block) {
         let asked = request.gather.unwrap_or(0);
@@ -233,7 +243,17 @@ pub(crate) fn decide(
             Pages::Thp => host.thp_size.max(host.page),
             _ => host.page,
         };
-        check_memory(request, file, host, pages, spread(page))?;
+        let need = match request.kind {
+            // Their pages come into being all at once, those of holes too.
+            Kind::Heap(_) | Kind::Udmabuf => capacity,
+            _ => spread(page),
+        };
+        let need = request.place.map_or(need, |place| need.min(place.lacking));
+        let ring = match first.method {
+            Method::Bounce => block * u64::from(queue_depth),
+            _ => 0,
+        };
+        check_memory(request, file, host, pages, need, ring)?;
     }
     Ok(Plan {
         file: file.path.clone(),
@@ -370,11 +390,13 @@ fn check_memory(
     host: &Host,
     pages: Pages,
     need: u64,
+    ring: u64,
 ) -> Result<()> {
-    // A hugetlb pool is counted by the kernel when it is mapped.
-    if request.place.is_some_and(|place| !place.empty) || pages == Pages::Huge {
+    // A hugetlb pool is counted by the kernel when it is mapped, and memory that is there is there.
+    if need == 0 || pages == Pages::Huge {
         return Ok(());
     }
+    let need = need + ring.min(need);
     let refuse = |room: u64, limit: String| {
         Err(Error::new(
             "not enough memory",

@@ -54,8 +54,10 @@ pub(crate) struct Place {
     pub address: u64,
     /// The only part of it to be written begins here, in bytes; None where all of it is.
     pub at: Option<u64>,
-    /// Nothing is allocated in it yet, so that its pages may still be chosen.
+    /// Nothing is allocated in it yet, and all of it is ours, so that its pages may be chosen.
     pub empty: bool,
+    /// Bytes of it that are still to be allocated.
+    pub lacking: u64,
     /// It is made of hugetlb pages, which write(2) does not reach.
     pub hugetlb: bool,
 }
@@ -63,8 +65,8 @@ pub(crate) struct Place {
 /// What is true of a dma-buf.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DmaBufFacts {
-    /// Its mapping can be pinned, so that direct reads can land in it.
-    pub pins: bool,
+    /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
+    pub unpinnable: Option<rustix::io::Errno>,
 }
 
 /// Checks the values of a request that need no file.

@@ -393,8 +393,10 @@ fn what_direct_reads_cannot_land_in_bounces() {
         "bounce direct",
         "threads buffered",
     ];
-    let dma_buf = |pins| Request {
-        dma_buf: Some(DmaBufFacts { pins }),
+    let dma_buf = |pins: bool| Request {
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: (!pins).then_some(rustix::io::Errno::FAULT),
+        }),
         ..Request::default()
     };
     let plan = plan_for(&dma_buf(false), &file(GIB), &host(), false).unwrap();
@@ -415,6 +417,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
             address: 100,
             at: None,
             empty: false,
+            lacking: 0,
             hugetlb: false,
         }),
         ..Request::default()
@@ -435,7 +438,9 @@ fn what_direct_reads_cannot_land_in_bounces() {
 #[test]
 fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
     let request = |depth| Request {
-        dma_buf: Some(DmaBufFacts { pins: false }),
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: Some(rustix::io::Errno::FAULT),
+        }),
         queue_depth: depth,
         ..Request::default()
     };
@@ -458,7 +463,9 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
 fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
     for method in [Method::Uring, Method::Threads, Method::Read] {
         let request = Request {
-            dma_buf: Some(DmaBufFacts { pins: false }),
+            dma_buf: Some(DmaBufFacts {
+                unpinnable: Some(rustix::io::Errno::FAULT),
+            }),
             method,
             io: Io::Direct,
             ..Request::default()
@@ -467,4 +474,98 @@ fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
         assert!(error.to_string().contains("EFAULT"), "{error}");
     }
+}
+
+#[test]
+fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
+    let poor = Host {
+        available: Some(64 * MIB),
+        ..host()
+    };
+    let sparse = Layout {
+        runs: vec![Run {
+            start: 0,
+            end: MIB,
+            cached: false,
+        }],
+        learned: "told".to_string(),
+        wanted: vec![(0, GIB)],
+    };
+    let refused = |kind: &str| {
+        let request = Request {
+            kind: kind.parse().unwrap(),
+            dma_buf: kind
+                .starts_with("heap")
+                .then_some(DmaBufFacts { unpinnable: None }),
+            ..Request::default()
+        };
+        decide(&request, &file(GIB), &poor, &sparse).is_err()
+    };
+    assert_eq!(
+        ["anon", "memfd", "udmabuf", "heap:system"].map(refused),
+        [false, false, true, true]
+    );
+}
+
+#[test]
+fn what_memory_lacks_is_counted_where_it_exists() {
+    let poor = Host {
+        available: Some(64 * MIB),
+        ..host()
+    };
+    let plan = |lacking| {
+        let request = Request {
+            place: Some(Place {
+                bytes: 2 * GIB,
+                address: 0,
+                at: Some(GIB),
+                empty: false,
+                lacking,
+                hugetlb: false,
+            }),
+            ..Request::default()
+        };
+        plan_for(&request, &file(GIB), &poor, false)
+    };
+    assert!(plan(2 * GIB).is_err());
+    assert!(plan(32 * MIB).is_ok());
+    assert!(plan(0).is_ok());
+}
+
+#[test]
+fn a_ring_is_small_however_much_is_asked_for() {
+    let request = Request {
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: Some(rustix::io::Errno::FAULT),
+        }),
+        queue_depth: Some(4096),
+        block: Some(64 * MIB),
+        ..Request::default()
+    };
+    let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+    assert_eq!((plan.queue_depth, plan.window), (1, 64 * MIB));
+    assert!(why(&plan, "depth", "1").contains("64 MiB"));
+    assert!(why(&plan, "not", "uring direct").contains("EFAULT"));
+}
+
+#[test]
+fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
+    let wrong = Host {
+        udmabuf_vmaps_wrong: true,
+        pool_free: 4 * GIB,
+        ..host()
+    };
+    let pages = |kind, pages| {
+        let request = Request {
+            kind,
+            pages,
+            ..Request::default()
+        };
+        plan_for(&request, &file(GIB), &wrong, false).unwrap()
+    };
+    assert_eq!(pages(Kind::Udmabuf, Pages::Auto).pages, Pages::Small);
+    assert_eq!(pages(Kind::Memfd, Pages::Auto).pages, Pages::Huge);
+    let asked = pages(Kind::Udmabuf, Pages::Thp);
+    assert_eq!(asked.pages, Pages::Thp);
+    assert!(why(&asked, "pages", "thp").contains("vmap"));
 }

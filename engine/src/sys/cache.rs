@@ -56,7 +56,12 @@ pub(crate) fn drop_page(fd: BorrowedFd<'_>, offset: u64) {
     let page = super::map::page_size();
     let len = std::num::NonZeroU64::new(page);
     // Advice only: a page that stays is a page more in the cache.
-    let _ = rustix::fs::fadvise(fd, offset - offset % page, len, rustix::fs::Advice::DontNeed);
+    let _ = rustix::fs::fadvise(
+        fd,
+        offset - offset % page,
+        len,
+        rustix::fs::Advice::DontNeed,
+    );
 }
 
 /// Says that reads on this descriptor will jump about, so that a miss brings in no more than

@@ -119,8 +119,13 @@ pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno
     Ok(unsafe { OwnedFd::from_raw_fd(data.fd as i32) })
 }
 
-/// Whether a descriptor is a dma-buf.
+/// Whether a descriptor is a dma-buf. Its link is looked at first: whose file system may be a
+/// stranger's daemon (FUSE), which might never answer, is not asked.
 pub(crate) fn is_one(fd: BorrowedFd<'_>) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    if link.is_ok_and(|link| !link.as_os_str().as_encoded_bytes().starts_with(b"/dmabuf:")) {
+        return false;
+    }
     rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as u64 == DMA_BUF_MAGIC)
 }
 

@@ -17,8 +17,8 @@ pub(crate) struct Stat {
     pub direct: Option<(u32, u32)>,
     pub fs_magic: u64,
     pub fs_block: u64,
-    /// Nothing is allocated for it yet.
-    pub empty: bool,
+    /// Bytes that are allocated for it.
+    pub allocated: u64,
 }
 
 /// Opens for reading without waiting for a FIFO's writer.
@@ -71,7 +71,7 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
         direct: told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align)),
         fs_magic: fs.f_type as u64,
         fs_block: fs.f_bsize as u64,
-        empty: statx.stx_blocks == 0,
+        allocated: statx.stx_blocks * 512,
     })
 }
 
@@ -129,8 +129,8 @@ pub(crate) fn pread_cached(
     u64::try_from(got).map_err(|_| super::last_errno())
 }
 
-/// Copies from memory of this process that may vanish (a mapped file that is cut short): a fault
-/// comes back as EFAULT, not as SIGBUS (process_vm_readv(2) on ourselves).
+/// Copies from or to memory of this process that may vanish (a mapped file that is cut short): a
+/// fault comes back as EFAULT, not as SIGBUS (process_vm_readv(2) on ourselves).
 pub(crate) fn copy_mapped(
     from: &Region<'_>,
     from_at: u64,
@@ -151,19 +151,6 @@ pub(crate) fn copy_mapped(
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
     u64::try_from(got).map_err(|_| super::last_errno())
-}
-
-/// Writes `len` bytes at `at` of the region to `offset`.
-pub(crate) fn pwrite_from(
-    fd: BorrowedFd<'_>,
-    region: &Region<'_>,
-    at: u64,
-    len: u64,
-    offset: u64,
-) -> Result<(), Errno> {
-    // SAFETY: inside the region, and initialised, as all that is mapped is.
-    let bytes = unsafe { std::slice::from_raw_parts(region.span(at, len), len as usize) };
-    pwrite_all(fd, bytes, offset)
 }
 
 /// Writes all of `bytes` at `offset`.

@@ -126,7 +126,7 @@ impl Mapping {
         Ok(hole)
     }
 
-    /// Whole dma-bufs, one behind the other in one range of addresses. `sizes` are multiples of a
+    /// Whole dma-bufs, one behind the other in one range of addresses. Their sizes are multiples of a
     /// page.
     ///
     /// EACCES where one is not open for reading and writing; EINVAL or ENODEV where its exporter
@@ -357,8 +357,9 @@ impl<'m> Region<'m> {
     }
 
     /// Whether direct reads may land in the page at `at`: the kernel can pin it. A device's pages, as
-    /// most dma-bufs map them, give EFAULT (process_vm_readv(2) pins what it reads).
-    pub(crate) fn can_be_pinned(&self, at: u64) -> bool {
+    /// most dma-bufs map them, give EFAULT (process_vm_readv(2) pins what it reads); what else it
+    /// says, in a sandbox, leaves it open.
+    pub(crate) fn can_be_pinned(&self, at: u64) -> Result<(), Errno> {
         let mut byte = 0_u8;
         let local = libc::iovec {
             iov_base: (&raw mut byte).cast(),
@@ -372,7 +373,10 @@ impl<'m> Region<'m> {
         let got = unsafe {
             libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
         };
-        got == 1
+        match got {
+            1 => Ok(()),
+            _ => Err(last_errno()),
+        }
     }
 
     /// Asks for transparent huge pages wherever the region is touched later (madvise(2)).

@@ -2,9 +2,9 @@
 
 use super::Errno;
 use super::file::retry;
-use rustix::fs::SeekFrom;
+use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::pipe::{PipeFlags, SpliceFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Up to `len` bytes from `offset` of `from` to the position of `to`.
 pub(crate) fn sendfile(
@@ -23,9 +23,11 @@ pub(crate) fn seek(fd: BorrowedFd<'_>, to: u64) -> Result<(), Errno> {
     rustix::fs::seek(fd, SeekFrom::Start(to)).map(drop)
 }
 
-/// The file position; ESPIPE for what has none.
-pub(crate) fn position(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    rustix::fs::seek(fd, SeekFrom::Current(0))
+/// Opens the file behind a descriptor once more, for writing, with a position of its own (proc(5)).
+pub(crate) fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    retry(|| rustix::fs::open(&path, flags, Mode::empty()))
 }
 
 /// A pipe as large as this user may have, up to `want` bytes.

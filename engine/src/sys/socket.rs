@@ -50,7 +50,9 @@ pub(crate) fn receive(
     wait: bool,
 ) -> Result<Vec<OwnedFd>, Errno> {
     let mut received = Vec::new();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    // Credentials come along where the socket asks for them (SO_PASSCRED).
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::DONTWAIT, !wait);

@@ -198,7 +198,9 @@ impl Transfer<'_> {
             rung,
             source: self.source,
             region: self.memory.region(),
-            steady: self.memory.steady().is_some(),
+            // Huge pages that are not there yet may be refused by a cgroup: with a signal.
+            steady: self.memory.steady().is_some()
+                && (self.plan.pages != Pages::Huge || self.plan.allocation != Allocation::InRead),
             descriptor: self.memory.descriptor(),
             feed,
             meter: self.meter,
@@ -305,6 +307,9 @@ impl Transfer<'_> {
         let error = Error::os("cannot allocate the buffer", errno)
             .at(format!("byte {at} of {}", self.plan.capacity));
         match (errno, self.plan.pages) {
+            (Errno::FAULT, _) if self.memory.steady().is_none() => error
+                .why("its owner has cut it short meanwhile")
+                .remedy("seal it against that (F_SEAL_SHRINK)"),
             (Errno::FAULT, Pages::Huge) => error
                 .why("a cgroup limits hugetlb pages to less")
                 .remedy("raise its hugetlb limit, or use --pages thp"),
@@ -436,8 +441,10 @@ impl Transfer<'_> {
             let runs = &self.layout.runs;
             let last = runs.partition_point(|run| run.start < end).checked_sub(1);
             if last.is_some_and(|last| runs[last].end == end) {
+                // As far as the read reached in the file: in memory its end need not be aligned, and
+                // the next file may begin right behind it.
+                let touched = self.at(end.next_multiple_of(self.plan.align)).min(capacity);
                 let end = self.at(end);
-                let touched = end.next_multiple_of(self.plan.align).min(capacity);
                 self.memory.zero(end, touched - end)?;
             }
         }
