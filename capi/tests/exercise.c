@@ -133,12 +133,18 @@ static void failures(void)
     how.offset = size;
     how.length = 1;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    /* Options have the names of the header, not those of the command line. */
+    CHECK(says(": offset ") && !says("--"));
     how = options(NULL);
     how.block = 4095;
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("block: ") && !says("--"));
     how = options(NULL);
     how.queue_depth = 4097;
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("queue_depth: ") && !says("--"));
+    how = options("anon");
+    how.method = "sendfile";
+    CHECK(dmafile_load(file, &how, &buffer) == -EOPNOTSUPP);
+    CHECK(says("leave method and io to auto") && !says("--"));
     how = options(NULL);
     how.flags = 6;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("options.flags"));
@@ -183,6 +189,11 @@ static void nulls(void)
     char byte;
 
     CHECK(dmafile_buffer_fd(NULL) == -EINVAL && dmafile_buffer_into_fd(NULL) == -EINVAL);
+    CHECK(dmafile_buffer_into_fds(NULL, NULL, 0) == -EINVAL);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf_count(NULL) == 0 && errno == EINVAL);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf(NULL, 0) == NULL && errno == EINVAL);
     errno = 0;
     CHECK(dmafile_buffer_len(NULL) == 0 && errno == EINVAL);
     errno = 0;
@@ -224,7 +235,11 @@ static void access_(void)
     const char *report;
 
     CHECK(memcmp(dmafile_buffer_data(buffer), expected, size) == 0);
-    CHECK(dmafile_buffer_fd(buffer) == -EOPNOTSUPP && says("load it to"));
+    CHECK(dmafile_buffer_fd(buffer) == -EOPNOTSUPP && says("has none (EOPNOTSUPP); load it to"));
+    CHECK(dmafile_buffer_send(buffer, 0) == -EOPNOTSUPP && says("; load it to=\"memfd\""));
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf_count(buffer) == 0 && errno == 0);
+    CHECK(dmafile_buffer_dma_buf(buffer, 0) == NULL && errno == ERANGE && says("0 of 0"));
     CHECK(dmafile_buffer_seal(buffer) == -EOPNOTSUPP && dmafile_buffer_send(buffer, 0) == -EOPNOTSUPP);
     bytes = dmafile_buffer_data_mut(buffer);
     CHECK(bytes != NULL);
@@ -255,6 +270,41 @@ static void access_(void)
     free(some);
 }
 
+/* Only the wanted bytes go to a part of memory that is there; those around them stay. */
+static void part_of_a_descriptor(void)
+{
+    const size_t at = 8192 + 100, length = 5000, all = 4 * 8192;
+    struct dmafile_options how;
+    struct dmafile_buffer *buffer;
+    unsigned char *map, some[10];
+    char to[64];
+    size_t i;
+    int made;
+
+    made = memfd_create("mine", MFD_CLOEXEC);
+    CHECK(made >= 0 && ftruncate(made, (off_t)all) == 0);
+    map = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+    CHECK(map != MAP_FAILED);
+    memset(map, 0xaa, all);
+    snprintf(to, sizeof to, "fd:%d@%lu", made, (unsigned long)at);
+    how = options(to);
+    how.offset = 100;
+    how.length = length;
+    CHECK(dmafile_load(file, &how, &buffer) == 0);
+    CHECK(dmafile_buffer_offset(buffer) == at && dmafile_buffer_len(buffer) == length);
+    CHECK(dmafile_buffer_read_at(buffer, 0, some, sizeof some) == 0);
+    CHECK(memcmp(some, expected + 100, sizeof some) == 0);
+    dmafile_buffer_free(buffer);
+    CHECK(memcmp(map + at, expected + 100, length) == 0);
+    for (i = 0; i < all; i++)
+        CHECK((i >= at && i < at + length) || map[i] == 0xaa);
+    snprintf(to, sizeof to, "fd:%d@%lu", made, (unsigned long)all);
+    how = options(to);
+    CHECK(dmafile_load(file, &how, &buffer) < 0 && buffer == NULL && !says("--"));
+    munmap(map, all);
+    close(made);
+}
+
 /* The descriptor outlives the buffer that it is taken from. */
 static void descriptors(void)
 {
@@ -264,6 +314,13 @@ static void descriptors(void)
     void *map;
     int fd, made;
 
+    CHECK(dmafile_buffer_dma_buf_count(buffer) == 0);
+    CHECK(dmafile_buffer_into_fds(buffer, &fd, 0) == -ERANGE && says("room is 0"));
+    CHECK(dmafile_buffer_into_fds(loaded("memfd"), NULL, 1) == -EINVAL);
+    CHECK(dmafile_buffer_into_fds(loaded("anon"), &fd, 1) == -EOPNOTSUPP);
+    CHECK(dmafile_buffer_into_fds(loaded("memfd"), &fd, 1) == 1 && (fcntl(fd, F_GETFD) & FD_CLOEXEC));
+    close(fd);
+    buffer = loaded("memfd");
     fd = dmafile_buffer_into_fd(buffer);
     CHECK(fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC));
     map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
@@ -283,6 +340,7 @@ static void descriptors(void)
     CHECK(map != MAP_FAILED && memcmp(map, expected, size) == 0);
     munmap(map, size);
     close(made);
+    part_of_a_descriptor();
 }
 
 static void memory_of_the_caller(void)
