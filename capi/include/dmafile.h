@@ -359,7 +359,7 @@ int dmafile_buffer_write_at(struct dmafile_buffer *buffer,
  * fcntl(2)). dmafile_buffer_data works from then on.
  *
  * Returns 0, or -EBUSY while somebody has it mapped for writing or pinned, -EOPNOTSUPP for private
- * memory, -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+ * memory and for dma-bufs but those of "udmabuf" (-EBUSY), -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
  *
  * No other thread may be using the buffer.
  */
