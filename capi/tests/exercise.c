@@ -5,6 +5,8 @@
  *     exercise all FILE METHOD      every check; says what failed and exits with 1
  *     exercise cat FILE METHOD KIND the bytes to stdout, from memory and not by way of the library
  *     exercise model PATH           a model, line by line
+ *     exercise dmabufs FILE METHOD KIND COUNT
+ *                                   memory that consists of COUNT dma-bufs, where there are any
  */
 #define _GNU_SOURCE
 
@@ -545,6 +547,82 @@ static int cat(const char *kind)
     return 0;
 }
 
+static void read_all(const struct dmafile_buffer *buffer)
+{
+    unsigned char *some = malloc(size);
+
+    CHECK(dmafile_buffer_read_at(buffer, 0, some, size) == 0 && memcmp(some, expected, size) == 0);
+    free(some);
+}
+
+/* The dma-bufs are the memory, in their order, and its bytes are there by their own mappings. */
+static uint64_t map_all(const struct dmafile_buffer *buffer, size_t count)
+{
+    uint64_t at = 0, offset = dmafile_buffer_offset(buffer), seen = 0;
+    size_t i, k;
+
+    for (i = 0; i < count; i++) {
+        const struct dmafile_dma_buf *one = dmafile_buffer_dma_buf(buffer, i);
+        unsigned char *map;
+
+        CHECK(one != NULL && one == dmafile_buffer_dma_buf(buffer, i) && one->at == at);
+        map = mmap(NULL, one->bytes, PROT_READ, MAP_SHARED, one->fd, 0);
+        CHECK(map != MAP_FAILED && lseek(one->fd, 0, SEEK_END) == (off_t)one->bytes);
+        for (k = 0; k < one->bytes; k++)
+            if (at + k >= offset && at + k < offset + size)
+                seen += map[k] == expected[at + k - offset];
+        munmap(map, one->bytes);
+        at += one->bytes;
+    }
+    CHECK(at >= offset + size);
+    return seen;
+}
+
+static int dma_bufs(const char *kind, size_t count)
+{
+    struct dmafile_buffer *buffer = loaded(kind), *received;
+    unsigned char some[10];
+    int fds[256], pair[2];
+    uint64_t edge;
+    size_t i;
+
+    CHECK(count > 0 && count <= 256 && dmafile_buffer_dma_buf_count(buffer) == count);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf(buffer, count) == NULL && errno == ERANGE);
+    CHECK(map_all(buffer, count) == size);
+    read_all(buffer);
+    /* Across the end of the first, where there is another. */
+    edge = dmafile_buffer_dma_buf(buffer, 0)->bytes - dmafile_buffer_offset(buffer);
+    edge = count > 1 ? edge - 5 : 0;
+    CHECK(dmafile_buffer_write_at(buffer, edge, "0123456789", 10) == 0);
+    CHECK(dmafile_buffer_read_at(buffer, edge, some, 10) == 0 && memcmp(some, "0123456789", 10) == 0);
+    CHECK(map_all(buffer, count) < size);
+    CHECK(dmafile_buffer_write_at(buffer, edge, expected + edge, 10) == 0);
+    CHECK(map_all(buffer, count) == size);
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(dmafile_buffer_send(buffer, pair[0]) == 0);
+    CHECK(dmafile_buffer_receive(pair[1], &received) == 0);
+    close(pair[0]);
+    close(pair[1]);
+    CHECK(dmafile_buffer_dma_buf_count(received) == count && map_all(received, count) == size);
+    read_all(received);
+    if (count > 1) {
+        CHECK(dmafile_buffer_fd(buffer) == -EFBIG && says("; use dmafile_buffer_dma_buf, or raise"));
+        CHECK(dmafile_buffer_into_fd(received) == -EFBIG && says("; use dmafile_buffer_into_fds,"));
+        CHECK(dmafile_buffer_into_fds(loaded(kind), fds, count - 1) == -ERANGE);
+    } else {
+        CHECK(dmafile_buffer_fd(buffer) == dmafile_buffer_dma_buf(buffer, 0)->fd);
+        dmafile_buffer_free(received);
+    }
+    CHECK(dmafile_buffer_into_fds(buffer, fds, 256) == (int)count);
+    for (i = 0; i < count; i++) {
+        CHECK(lseek(fds[i], 0, SEEK_END) > 0 && (fcntl(fds[i], F_GETFD) & FD_CLOEXEC));
+        close(fds[i]);
+    }
+    return 0;
+}
+
 static void show(const struct dmafile_tensor *tensor, const unsigned char *bytes)
 {
     size_t i;
@@ -622,6 +700,8 @@ int main(int argc, char **argv)
             status = all();
         else if (argc == 5 && strcmp(argv[1], "cat") == 0)
             status = cat(argv[4]);
+        else if (argc == 6 && strcmp(argv[1], "dmabufs") == 0)
+            status = dma_bufs(argv[4], (size_t)atoi(argv[5]));
         free(expected);
     }
     return status;
