@@ -17,15 +17,10 @@ def exercise(folder: Path) -> Path:
     build = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"]
     subprocess.run(build, cwd=ROOT, check=True)
     program = folder / "exercise"
-    words: list[str | Path] = [
-        "cc",
-        "-std=c99",
-        "-pthread",
-        '-DVERSION=""',
-        f"-I{ROOT}/capi/include",
-    ]
+    words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
+    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
     words += [ROOT / "capi" / "tests" / "exercise.c", TARGET / "debug" / "libdmafile_capi.a"]
-    words += ["-s", "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-o", program]
+    words += ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]
     subprocess.run(words, check=True)
     return program
 

@@ -239,6 +239,14 @@ mod tests {
     }
 
     #[test]
+    fn options_have_the_names_of_the_header() {
+        let error = dmafile::Error::usage("--tensor", "try --queue-depth or --no-memory-check");
+        assert_eq!(status(|| Err(error.into())), -libc::EINVAL);
+        let wanted = "patterns: try queue_depth or DMAFILE_NO_MEMORY_CHECK";
+        assert_eq!(sentence(), wanted);
+    }
+
+    #[test]
     fn a_destructor_that_panics_ends_at_the_border() {
         struct Bad;
         impl Drop for Bad {

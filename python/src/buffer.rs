@@ -224,8 +224,8 @@ impl Buffer {
     /// Forbids any change of the contents, here and everywhere, for good (F_SEAL_WRITE).
     ///
     /// Raises BufferError while exports are alive; `dmafile.Error` with EBUSY while another
-    /// process has it mapped for writing, EOPNOTSUPP for private memory, EPERM for an `fd:N`
-    /// whose maker forbade seals.
+    /// process has it mapped for writing, and always for a `udmabuf`, EOPNOTSUPP for private memory
+    /// and other dma-bufs, EPERM for an `fd:N` whose maker forbade seals.
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         let held = state.as_mut().ok_or_else(closed)?;
