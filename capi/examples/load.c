@@ -59,6 +59,8 @@ static int look(const struct dmafile_buffer *buffer)
         printf("fd %d, its bytes from %llu\n", fd, (unsigned long long)dmafile_buffer_offset(buffer));
     else if (fd == -EOPNOTSUPP)
         printf("no fd: private memory\n");
+    else if (fd == -EFBIG)
+        printf("%lu dma-bufs\n", (unsigned long)dmafile_buffer_dma_buf_count(buffer));
     else
         return fail();
     printf("bytes %llu\n", (unsigned long long)len);

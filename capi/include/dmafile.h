@@ -66,6 +66,26 @@ struct dmafile_model;
 struct dmafile_token;
 
 /**
+ * A dma-buf of a buffer. It belongs to the buffer; later versions may have more members behind
+ * these, so use it where it is, by its pointer.
+ */
+struct dmafile_dma_buf {
+    /**
+     * Its descriptor, under the rules of dmafile_buffer_fd.
+     */
+    int fd;
+    /**
+     * Where it begins, counted from the first byte of the first: the wanted bytes start at
+     * dmafile_buffer_offset, so counted.
+     */
+    uint64_t at;
+    /**
+     * How many bytes it has.
+     */
+    uint64_t bytes;
+};
+
+/**
  * How a load should be done. Every member that is zero (0, NULL) stands for its default; a struct
  * that is all zero asks for all defaults.
  *
@@ -213,11 +233,32 @@ int dmafile_strerror_r(char *text, size_t len);
  * dmafile_buffer_offset. It stays the buffer's: do not close it, and use it no longer than the
  * buffer lives (dup(2) gives one of your own). Close-on-exec is set.
  *
- * Returns the descriptor, or -EOPNOTSUPP for private memory, which has none; -EINVAL for NULL.
+ * Returns the descriptor, or -EOPNOTSUPP for private memory, which has none, -EFBIG for several
+ * dma-bufs, which have one each (dmafile_buffer_dma_buf); -EINVAL for NULL.
  *
  * Thread-safe.
  */
 int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
+
+/**
+ * How many dma-bufs a buffer consists of, one behind the other: 1, or more where the limit of the
+ * kernel on one of "udmabuf" (its size_limit_mb) forced them; 0 where it is no dma-buf. 0 with errno
+ * EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+size_t dmafile_buffer_dma_buf_count(const struct dmafile_buffer *buffer);
+
+/**
+ * The dma-buf of a number, from 0 to dmafile_buffer_dma_buf_count - 1, in the order in which they
+ * lie in the buffer. It belongs to the buffer.
+ *
+ * NULL with errno ERANGE for another number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_dma_buf *dmafile_buffer_dma_buf(const struct dmafile_buffer *buffer,
+                                                     size_t index);
 
 /**
  * Frees a buffer but for its descriptor, which is the caller's from now on, to be closed with
@@ -225,10 +266,25 @@ int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
  *
  * The buffer is freed in every case; no other thread may be using it.
  *
- * Returns the descriptor, or -EOPNOTSUPP for private memory, -EMFILE where a second descriptor is
- * needed (for "fd:N") and none can be had; -EINVAL for NULL.
+ * Returns the descriptor, or -EOPNOTSUPP for private memory, -EFBIG for several dma-bufs
+ * (dmafile_buffer_into_fds), -EMFILE where a second descriptor is needed (for "fd:N") and none can
+ * be had; -EINVAL for NULL.
  */
 int dmafile_buffer_into_fd(struct dmafile_buffer *buffer);
+
+/**
+ * As dmafile_buffer_into_fd, for a buffer that may consist of several dma-bufs: puts the descriptors
+ * to `fds`, which has room for `room` of them, in the order of their bytes. Ask for
+ * dmafile_buffer_dma_buf_count before: there are as many as it says, or 1 where that is 0.
+ *
+ * The buffer is freed in every case; no other thread may be using it.
+ *
+ * Returns how many descriptors there are, or, with `fds` as it was, -ERANGE where `room` is less,
+ * -EOPNOTSUPP for private memory, -EMFILE as there; -EINVAL for NULL.
+ */
+int dmafile_buffer_into_fds(struct dmafile_buffer *buffer,
+                            int *fds,
+                            size_t room);
 
 /**
  * How many bytes were wanted, and are there; 0 with errno EINVAL for NULL.
@@ -239,7 +295,7 @@ uint64_t dmafile_buffer_len(const struct dmafile_buffer *buffer);
 
 /**
  * Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's direct
- * alignment where that is larger; 0 with errno EINVAL for NULL.
+ * alignment where that is larger; for "fd:N@OFFSET" that offset; 0 with errno EINVAL for NULL.
  *
  * dmafile_buffer_data, _read_at and _write_at count from the first wanted byte already.
  *
@@ -303,7 +359,7 @@ int dmafile_buffer_write_at(struct dmafile_buffer *buffer,
  * fcntl(2)). dmafile_buffer_data works from then on.
  *
  * Returns 0, or -EBUSY while somebody has it mapped for writing or pinned, -EOPNOTSUPP for private
- * memory, -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+ * memory and for dma-bufs but those of "udmabuf" (-EBUSY), -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
  *
  * No other thread may be using the buffer.
  */
@@ -313,8 +369,8 @@ int dmafile_buffer_seal(struct dmafile_buffer *buffer);
  * Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, unix(7)); the other side has the
  * same memory then, not a copy. The buffer stays the caller's. Does not raise SIGPIPE.
  *
- * Returns 0, or -EOPNOTSUPP for private memory, -EBADF or -ENOTSOCK where `socket` is none, what
- * sendmsg(2) gives; -EINVAL for NULL.
+ * Returns 0, or -EOPNOTSUPP for private memory, -E2BIG for more than 253 dma-bufs, which no message
+ * carries, -EBADF or -ENOTSOCK where `socket` is none, what sendmsg(2) gives; -EINVAL for NULL.
  *
  * Thread-safe; but one thread at a time for one socket.
  */
@@ -323,7 +379,7 @@ int dmafile_buffer_send(const struct dmafile_buffer *buffer, int socket);
 /**
  * Receives what dmafile_buffer_send, or the library in another language, sent over the Unix stream
  * socket `socket`, and waits for it where that blocks. The sender is not trusted: its memory has to
- * be a memfd that cannot shrink and holds the bytes that are claimed.
+ * be a memfd that cannot shrink, or dma-bufs, and to hold the bytes that are claimed.
  *
  * Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
  * there, -EPROTO for anything else than a buffer, -ECONNRESET where the sender went away, -EBADF or

@@ -27,6 +27,13 @@ impl Failure {
         }
     }
 
+    /// And what would mend it.
+    pub(crate) fn remedy(mut self, remedy: &str) -> Self {
+        self.sentence += "; ";
+        self.sentence += remedy;
+        self
+    }
+
     fn panicked(cause: &(dyn Any + Send)) -> Self {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
@@ -38,6 +45,12 @@ impl Failure {
     }
 }
 
+/// What the command line calls differently than the header.
+const NAMES: [(&str, &str); 2] = [
+    ("no-memory-check", "DMAFILE_NO_MEMORY_CHECK"),
+    ("tensor", "patterns"),
+];
+
 impl From<dmafile::Error> for Failure {
     fn from(error: dmafile::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(match error.kind() {
@@ -47,7 +60,7 @@ impl From<dmafile::Error> for Failure {
         });
         Self {
             errno,
-            sentence: error.to_string(),
+            sentence: error.for_library(&NAMES).to_string(),
         }
     }
 }
@@ -223,6 +236,14 @@ mod tests {
         assert!(sentence().contains("dmafile: one"));
         assert!(pointer::<u8>(|| std::panic::panic_any(7)).is_null());
         assert!(sentence().contains("without a word"));
+    }
+
+    #[test]
+    fn options_have_the_names_of_the_header() {
+        let error = dmafile::Error::usage("--tensor", "try --queue-depth or --no-memory-check");
+        assert_eq!(status(|| Err(error.into())), -libc::EINVAL);
+        let wanted = "patterns: try queue_depth or DMAFILE_NO_MEMORY_CHECK";
+        assert_eq!(sentence(), wanted);
     }
 
     #[test]

@@ -13,7 +13,22 @@ use std::os::unix::net::UnixStream;
 /// themselves alone. It belongs to no thread: any may use and free it.
 pub struct Buffer {
     inner: dmafile::Buffer,
+    /// What `inner` has, with its numbers.
+    dma_bufs: Vec<DmaBuf>,
     report: Option<CString>,
+}
+
+/// A dma-buf of a buffer. It belongs to the buffer; later versions may have more members behind
+/// these, so use it where it is, by its pointer.
+#[repr(C)]
+pub struct DmaBuf {
+    /// Its descriptor, under the rules of dmafile_buffer_fd.
+    pub fd: c_int,
+    /// Where it begins, counted from the first byte of the first: the wanted bytes start at
+    /// dmafile_buffer_offset, so counted.
+    pub at: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
 }
 
 impl Buffer {
@@ -21,11 +36,33 @@ impl Buffer {
         let report = serde_json::to_string(&loaded.report).map_err(|error| {
             Failure::new(libc::EIO, "cannot write the report", &error.to_string())
         })?;
-        Ok(Self {
-            inner: loaded.buffer,
-            // JSON escapes NUL.
-            report: Some(c_string(report)?),
-        })
+        // JSON escapes NUL.
+        Ok(Self::new(loaded.buffer, Some(c_string(report)?)))
+    }
+
+    fn new(inner: dmafile::Buffer, report: Option<CString>) -> Self {
+        let numbers = |one: &dmafile::DmaBuf| DmaBuf {
+            fd: one.fd.as_raw_fd(),
+            at: one.at,
+            bytes: one.bytes,
+        };
+        Self {
+            dma_bufs: inner.dma_bufs().iter().map(numbers).collect(),
+            inner,
+            report,
+        }
+    }
+
+    /// -EFBIG where one descriptor is not enough; `instead` gives all of them.
+    fn check_single(&self, what: &str, instead: &str) -> Result<()> {
+        match self.dma_bufs.len() {
+            0 | 1 => Ok(()),
+            several => {
+                let why = format!("it consists of {several} dma-bufs");
+                let remedy = format!("use {instead}, or raise size_limit_mb of udmabuf");
+                Err(Failure::new(libc::EFBIG, what, &why).remedy(&remedy))
+            }
+        }
     }
 
     /// Hands it to the caller.
@@ -60,7 +97,8 @@ pub(crate) unsafe fn empty<T>(place: *mut *mut T, what: &str) -> Result<()> {
 /// dmafile_buffer_offset. It stays the buffer's: do not close it, and use it no longer than the
 /// buffer lives (dup(2) gives one of your own). Close-on-exec is set.
 ///
-/// Returns the descriptor, or -EOPNOTSUPP for private memory, which has none; -EINVAL for NULL.
+/// Returns the descriptor, or -EOPNOTSUPP for private memory, which has none, -EFBIG for several
+/// dma-bufs, which have one each (dmafile_buffer_dma_buf); -EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -68,12 +106,49 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
     border::number(|| {
         // SAFETY: the header asks for null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
+        let what = "cannot give the descriptor";
+        buffer.check_single(what, "dmafile_buffer_dma_buf")?;
         match buffer.inner.as_fd() {
             Some(fd) => Ok(fd.as_raw_fd()),
+            None => Err(
+                Failure::new(libc::EOPNOTSUPP, what, "private memory has none")
+                    .remedy("load it to=\"memfd\""),
+            ),
+        }
+    })
+}
+
+/// How many dma-bufs a buffer consists of, one behind the other: 1, or more where the limit of the
+/// kernel on one of "udmabuf" (its size_limit_mb) forced them; 0 where it is no dma-buf. 0 with errno
+/// EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_dma_buf_count(buffer: *const Buffer) -> usize {
+    // SAFETY: the header asks for null or a buffer that is alive.
+    border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.dma_bufs.len()))
+}
+
+/// The dma-buf of a number, from 0 to dmafile_buffer_dma_buf_count - 1, in the order in which they
+/// lie in the buffer. It belongs to the buffer.
+///
+/// NULL with errno ERANGE for another number, EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_dma_buf(
+    buffer: *const Buffer,
+    index: usize,
+) -> *const DmaBuf {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let dma_bufs = &unsafe { shared(buffer, "buffer")? }.dma_bufs;
+        match dma_bufs.get(index) {
+            Some(one) => Ok(one),
             None => Err(Failure::new(
-                libc::EOPNOTSUPP,
-                "cannot give the descriptor",
-                "private memory has none; load it to \"memfd\"",
+                libc::ERANGE,
+                "no such dma-buf",
+                &format!("number {index} of {}, counted from 0", dma_bufs.len()),
             )),
         }
     })
@@ -84,8 +159,9 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
 ///
 /// The buffer is freed in every case; no other thread may be using it.
 ///
-/// Returns the descriptor, or -EOPNOTSUPP for private memory, -EMFILE where a second descriptor is
-/// needed (for "fd:N") and none can be had; -EINVAL for NULL.
+/// Returns the descriptor, or -EOPNOTSUPP for private memory, -EFBIG for several dma-bufs
+/// (dmafile_buffer_into_fds), -EMFILE where a second descriptor is needed (for "fd:N") and none can
+/// be had; -EINVAL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
     border::number(|| {
@@ -93,7 +169,44 @@ pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
+        owned.check_single("cannot hand the buffer on", "dmafile_buffer_into_fds")?;
         Ok(owned.inner.into_fd()?.into_raw_fd())
+    })
+}
+
+/// As dmafile_buffer_into_fd, for a buffer that may consist of several dma-bufs: puts the descriptors
+/// to `fds`, which has room for `room` of them, in the order of their bytes. Ask for
+/// dmafile_buffer_dma_buf_count before: there are as many as it says, or 1 where that is 0.
+///
+/// The buffer is freed in every case; no other thread may be using it.
+///
+/// Returns how many descriptors there are, or, with `fds` as it was, -ERANGE where `room` is less,
+/// -EOPNOTSUPP for private memory, -EMFILE as there; -EINVAL for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_buffer_into_fds(
+    buffer: *mut Buffer,
+    fds: *mut c_int,
+    room: usize,
+) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a buffer that is alive.
+        unsafe { shared(buffer, "buffer")? };
+        // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
+        let owned = unsafe { Box::from_raw(buffer) };
+        border::check(fds.cast(), room, "fds")?;
+        let given = owned.inner.into_fds()?;
+        if given.len() > room {
+            let why = format!("it has {} descriptors, and room is {room}", given.len());
+            let failure = Failure::new(libc::ERANGE, "cannot hand the buffer on", &why);
+            return Err(failure.remedy("ask for dmafile_buffer_dma_buf_count before"));
+        }
+        let count = c_int::try_from(given.len());
+        let count = count.expect("descriptors are numbered by an int");
+        for (index, fd) in given.into_iter().enumerate() {
+            // SAFETY: not null where there is room; the header asks for `room` places to write.
+            unsafe { fds.add(index).write(fd.into_raw_fd()) };
+        }
+        Ok(count)
     })
 }
 
@@ -107,7 +220,7 @@ pub unsafe extern "C" fn dmafile_buffer_len(buffer: *const Buffer) -> u64 {
 }
 
 /// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's direct
-/// alignment where that is larger; 0 with errno EINVAL for NULL.
+/// alignment where that is larger; for "fd:N@OFFSET" that offset; 0 with errno EINVAL for NULL.
 ///
 /// dmafile_buffer_data, _read_at and _write_at count from the first wanted byte already.
 ///
@@ -228,7 +341,7 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
 /// fcntl(2)). dmafile_buffer_data works from then on.
 ///
 /// Returns 0, or -EBUSY while somebody has it mapped for writing or pinned, -EOPNOTSUPP for private
-/// memory, -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+/// memory and for dma-bufs but those of "udmabuf" (-EBUSY), -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
 ///
 /// No other thread may be using the buffer.
 #[unsafe(no_mangle)]
@@ -242,8 +355,8 @@ pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
 /// Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, unix(7)); the other side has the
 /// same memory then, not a copy. The buffer stays the caller's. Does not raise SIGPIPE.
 ///
-/// Returns 0, or -EOPNOTSUPP for private memory, -EBADF or -ENOTSOCK where `socket` is none, what
-/// sendmsg(2) gives; -EINVAL for NULL.
+/// Returns 0, or -EOPNOTSUPP for private memory, -E2BIG for more than 253 dma-bufs, which no message
+/// carries, -EBADF or -ENOTSOCK where `socket` is none, what sendmsg(2) gives; -EINVAL for NULL.
 ///
 /// Thread-safe; but one thread at a time for one socket.
 #[unsafe(no_mangle)]
@@ -257,7 +370,7 @@ pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_in
 
 /// Receives what dmafile_buffer_send, or the library in another language, sent over the Unix stream
 /// socket `socket`, and waits for it where that blocks. The sender is not trusted: its memory has to
-/// be a memfd that cannot shrink and holds the bytes that are claimed.
+/// be a memfd that cannot shrink, or dma-bufs, and to hold the bytes that are claimed.
 ///
 /// Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
 /// there, -EPROTO for anything else than a buffer, -ECONNRESET where the sender went away, -EBADF or
@@ -270,12 +383,8 @@ pub unsafe extern "C" fn dmafile_buffer_receive(socket: c_int, buffer: *mut *mut
         // SAFETY: the header asks for null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
         let inner = dmafile::Buffer::receive(&stream(socket)?)?;
-        let received = Buffer {
-            inner,
-            report: None,
-        };
         // SAFETY: it is not null, and so a place for a pointer.
-        unsafe { received.give(buffer) };
+        unsafe { Buffer::new(inner, None).give(buffer) };
         Ok(())
     })
 }

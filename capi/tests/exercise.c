@@ -5,6 +5,8 @@
  *     exercise all FILE METHOD      every check; says what failed and exits with 1
  *     exercise cat FILE METHOD KIND the bytes to stdout, from memory and not by way of the library
  *     exercise model PATH           a model, line by line
+ *     exercise dmabufs FILE METHOD KIND COUNT
+ *                                   memory that consists of COUNT dma-bufs, where there are any
  */
 #define _GNU_SOURCE
 
@@ -133,12 +135,18 @@ static void failures(void)
     how.offset = size;
     how.length = 1;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    /* Options have the names of the header, not those of the command line. */
+    CHECK(says(": offset ") && !says("--"));
     how = options(NULL);
     how.block = 4095;
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("block: ") && !says("--"));
     how = options(NULL);
     how.queue_depth = 4097;
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("queue_depth: ") && !says("--"));
+    how = options("anon");
+    how.method = "sendfile";
+    CHECK(dmafile_load(file, &how, &buffer) == -EOPNOTSUPP);
+    CHECK(says("leave method and io to auto") && !says("--"));
     how = options(NULL);
     how.flags = 6;
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("options.flags"));
@@ -183,6 +191,11 @@ static void nulls(void)
     char byte;
 
     CHECK(dmafile_buffer_fd(NULL) == -EINVAL && dmafile_buffer_into_fd(NULL) == -EINVAL);
+    CHECK(dmafile_buffer_into_fds(NULL, NULL, 0) == -EINVAL);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf_count(NULL) == 0 && errno == EINVAL);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf(NULL, 0) == NULL && errno == EINVAL);
     errno = 0;
     CHECK(dmafile_buffer_len(NULL) == 0 && errno == EINVAL);
     errno = 0;
@@ -224,7 +237,11 @@ static void access_(void)
     const char *report;
 
     CHECK(memcmp(dmafile_buffer_data(buffer), expected, size) == 0);
-    CHECK(dmafile_buffer_fd(buffer) == -EOPNOTSUPP && says("load it to"));
+    CHECK(dmafile_buffer_fd(buffer) == -EOPNOTSUPP && says("has none (EOPNOTSUPP); load it to"));
+    CHECK(dmafile_buffer_send(buffer, 0) == -EOPNOTSUPP && says("; load it to=\"memfd\""));
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf_count(buffer) == 0 && errno == 0);
+    CHECK(dmafile_buffer_dma_buf(buffer, 0) == NULL && errno == ERANGE && says("0 of 0"));
     CHECK(dmafile_buffer_seal(buffer) == -EOPNOTSUPP && dmafile_buffer_send(buffer, 0) == -EOPNOTSUPP);
     bytes = dmafile_buffer_data_mut(buffer);
     CHECK(bytes != NULL);
@@ -255,6 +272,41 @@ static void access_(void)
     free(some);
 }
 
+/* Only the wanted bytes go to a part of memory that is there; those around them stay. */
+static void part_of_a_descriptor(void)
+{
+    const size_t at = 8192 + 100, length = 5000, all = 4 * 8192;
+    struct dmafile_options how;
+    struct dmafile_buffer *buffer;
+    unsigned char *map, some[10];
+    char to[64];
+    size_t i;
+    int made;
+
+    made = memfd_create("mine", MFD_CLOEXEC);
+    CHECK(made >= 0 && ftruncate(made, (off_t)all) == 0);
+    map = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+    CHECK(map != MAP_FAILED);
+    memset(map, 0xaa, all);
+    snprintf(to, sizeof to, "fd:%d@%lu", made, (unsigned long)at);
+    how = options(to);
+    how.offset = 100;
+    how.length = length;
+    CHECK(dmafile_load(file, &how, &buffer) == 0);
+    CHECK(dmafile_buffer_offset(buffer) == at && dmafile_buffer_len(buffer) == length);
+    CHECK(dmafile_buffer_read_at(buffer, 0, some, sizeof some) == 0);
+    CHECK(memcmp(some, expected + 100, sizeof some) == 0);
+    dmafile_buffer_free(buffer);
+    CHECK(memcmp(map + at, expected + 100, length) == 0);
+    for (i = 0; i < all; i++)
+        CHECK((i >= at && i < at + length) || map[i] == 0xaa);
+    snprintf(to, sizeof to, "fd:%d@%lu", made, (unsigned long)all);
+    how = options(to);
+    CHECK(dmafile_load(file, &how, &buffer) < 0 && buffer == NULL && !says("--"));
+    munmap(map, all);
+    close(made);
+}
+
 /* The descriptor outlives the buffer that it is taken from. */
 static void descriptors(void)
 {
@@ -264,6 +316,13 @@ static void descriptors(void)
     void *map;
     int fd, made;
 
+    CHECK(dmafile_buffer_dma_buf_count(buffer) == 0);
+    CHECK(dmafile_buffer_into_fds(buffer, &fd, 0) == -ERANGE && says("room is 0"));
+    CHECK(dmafile_buffer_into_fds(loaded("memfd"), NULL, 1) == -EINVAL);
+    CHECK(dmafile_buffer_into_fds(loaded("anon"), &fd, 1) == -EOPNOTSUPP);
+    CHECK(dmafile_buffer_into_fds(loaded("memfd"), &fd, 1) == 1 && (fcntl(fd, F_GETFD) & FD_CLOEXEC));
+    close(fd);
+    buffer = loaded("memfd");
     fd = dmafile_buffer_into_fd(buffer);
     CHECK(fd >= 0 && (fcntl(fd, F_GETFD) & FD_CLOEXEC));
     map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
@@ -283,6 +342,7 @@ static void descriptors(void)
     CHECK(map != MAP_FAILED && memcmp(map, expected, size) == 0);
     munmap(map, size);
     close(made);
+    part_of_a_descriptor();
 }
 
 static void memory_of_the_caller(void)
@@ -487,6 +547,82 @@ static int cat(const char *kind)
     return 0;
 }
 
+static void read_all(const struct dmafile_buffer *buffer)
+{
+    unsigned char *some = malloc(size);
+
+    CHECK(dmafile_buffer_read_at(buffer, 0, some, size) == 0 && memcmp(some, expected, size) == 0);
+    free(some);
+}
+
+/* The dma-bufs are the memory, in their order, and its bytes are there by their own mappings. */
+static uint64_t map_all(const struct dmafile_buffer *buffer, size_t count)
+{
+    uint64_t at = 0, offset = dmafile_buffer_offset(buffer), seen = 0;
+    size_t i, k;
+
+    for (i = 0; i < count; i++) {
+        const struct dmafile_dma_buf *one = dmafile_buffer_dma_buf(buffer, i);
+        unsigned char *map;
+
+        CHECK(one != NULL && one == dmafile_buffer_dma_buf(buffer, i) && one->at == at);
+        map = mmap(NULL, one->bytes, PROT_READ, MAP_SHARED, one->fd, 0);
+        CHECK(map != MAP_FAILED && lseek(one->fd, 0, SEEK_END) == (off_t)one->bytes);
+        for (k = 0; k < one->bytes; k++)
+            if (at + k >= offset && at + k < offset + size)
+                seen += map[k] == expected[at + k - offset];
+        munmap(map, one->bytes);
+        at += one->bytes;
+    }
+    CHECK(at >= offset + size);
+    return seen;
+}
+
+static int dma_bufs(const char *kind, size_t count)
+{
+    struct dmafile_buffer *buffer = loaded(kind), *received;
+    unsigned char some[10];
+    int fds[256], pair[2];
+    uint64_t edge;
+    size_t i;
+
+    CHECK(count > 0 && count <= 256 && dmafile_buffer_dma_buf_count(buffer) == count);
+    errno = 0;
+    CHECK(dmafile_buffer_dma_buf(buffer, count) == NULL && errno == ERANGE);
+    CHECK(map_all(buffer, count) == size);
+    read_all(buffer);
+    /* Across the end of the first, where there is another. */
+    edge = dmafile_buffer_dma_buf(buffer, 0)->bytes - dmafile_buffer_offset(buffer);
+    edge = count > 1 ? edge - 5 : 0;
+    CHECK(dmafile_buffer_write_at(buffer, edge, "0123456789", 10) == 0);
+    CHECK(dmafile_buffer_read_at(buffer, edge, some, 10) == 0 && memcmp(some, "0123456789", 10) == 0);
+    CHECK(map_all(buffer, count) < size);
+    CHECK(dmafile_buffer_write_at(buffer, edge, expected + edge, 10) == 0);
+    CHECK(map_all(buffer, count) == size);
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(dmafile_buffer_send(buffer, pair[0]) == 0);
+    CHECK(dmafile_buffer_receive(pair[1], &received) == 0);
+    close(pair[0]);
+    close(pair[1]);
+    CHECK(dmafile_buffer_dma_buf_count(received) == count && map_all(received, count) == size);
+    read_all(received);
+    if (count > 1) {
+        CHECK(dmafile_buffer_fd(buffer) == -EFBIG && says("; use dmafile_buffer_dma_buf, or raise"));
+        CHECK(dmafile_buffer_into_fd(received) == -EFBIG && says("; use dmafile_buffer_into_fds,"));
+        CHECK(dmafile_buffer_into_fds(loaded(kind), fds, count - 1) == -ERANGE);
+    } else {
+        CHECK(dmafile_buffer_fd(buffer) == dmafile_buffer_dma_buf(buffer, 0)->fd);
+        dmafile_buffer_free(received);
+    }
+    CHECK(dmafile_buffer_into_fds(buffer, fds, 256) == (int)count);
+    for (i = 0; i < count; i++) {
+        CHECK(lseek(fds[i], 0, SEEK_END) > 0 && (fcntl(fds[i], F_GETFD) & FD_CLOEXEC));
+        close(fds[i]);
+    }
+    return 0;
+}
+
 static void show(const struct dmafile_tensor *tensor, const unsigned char *bytes)
 {
     size_t i;
@@ -564,6 +700,8 @@ int main(int argc, char **argv)
             status = all();
         else if (argc == 5 && strcmp(argv[1], "cat") == 0)
             status = cat(argv[4]);
+        else if (argc == 6 && strcmp(argv[1], "dmabufs") == 0)
+            status = dma_bufs(argv[4], (size_t)atoi(argv[5]));
         free(expected);
     }
     return status;

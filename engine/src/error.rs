@@ -97,6 +97,18 @@ impl Error {
         self
     }
 
+    /// The same failure for who has options and no command line: `--queue-depth` becomes
+    /// `queue_depth`, `--to memfd` becomes `to="memfd"`, and what is called differently there
+    /// becomes what `others` say. Places stay as they are: they may be anybody's words.
+    #[doc(hidden)]
+    pub fn for_library(&self, others: &[(&str, &str)]) -> Self {
+        let mut parts = self.0.clone();
+        for text in [&mut parts.what, &mut parts.why, &mut parts.remedy] {
+            *text = without_dashes(text, others);
+        }
+        Self(parts)
+    }
+
     /// How to take it.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -116,6 +128,43 @@ impl Error {
     pub fn remedy_text(&self) -> &str {
         &self.0.remedy
     }
+}
+
+/// Each `--option` of a text, as [`Error::for_library`] says.
+fn without_dashes(text: &str, others: &[(&str, &str)]) -> String {
+    const VALUES: [&str; 8] = [
+        "anon", "auto", "buffered", "direct", "huge", "memfd", "thp", "udmabuf",
+    ];
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '-';
+    let (mut made, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find("--") {
+        let (before, found) = rest.split_at(at);
+        made.push_str(before);
+        let found = &found[2..];
+        let end = found.find(|c| !is_part(c)).unwrap_or(found.len());
+        let (name, behind) = found.split_at(end);
+        rest = behind;
+        let is_word = before.is_empty() || before.ends_with([' ', '(']);
+        if !is_word || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            // Somebody's name for something.
+            made.push_str("--");
+            made.push_str(name);
+            continue;
+        }
+        match others.iter().find(|(other, _)| *other == name) {
+            Some((_, called)) => made.push_str(called),
+            None => made.push_str(&name.replace('-', "_")),
+        }
+        let value = behind.strip_prefix(' ').and_then(|next| {
+            let end = next.find(|c| !is_part(c)).unwrap_or(next.len());
+            VALUES.into_iter().find(|value| *value == &next[..end])
+        });
+        if let Some(value) = value {
+            made.push_str(&format!("=\"{value}\""));
+            rest = &behind[1 + value.len()..];
+        }
+    }
+    made + rest
 }
 
 /// The name of an errno (`ENOENT`), as `errno(3)` spells it.
@@ -211,6 +260,29 @@ mod tests {
             "cannot open: model.gguf: No such file or directory (ENOENT); check the path"
         );
         assert_eq!(error.raw_os_error(), Some(2));
+    }
+
+    #[test]
+    fn a_library_has_options_without_dashes() {
+        let error = Error::new("--queue-depth", "0 is out of range")
+            .at("/tmp/--io of")
+            .remedy("leave --method and --io to auto, try a--b, -- or --no-memory-check");
+        assert_eq!(
+            error
+                .for_library(&[("no-memory-check", "memory_check=False")])
+                .to_string(),
+            "queue_depth: /tmp/--io of: 0 is out of range; leave method and io to auto, try a--b, \
+             -- or memory_check=False"
+        );
+        for (line, library) in [
+            ("load it --to memfd", "load it to=\"memfd\""),
+            ("(--io direct, --length)", "(io=\"direct\", length)"),
+            ("'--io' is no pattern", "'--io' is no pattern"),
+            ("--to memfds", "to memfds"),
+            ("--", "--"),
+        ] {
+            assert_eq!(without_dashes(line, &[]), library);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, __version__
 from ._errors import Cancelled, Error, UsageError
 from ._load import load, load_async
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "Cancelled",
+    "DmaBuf",
     "Error",
     "TensorFile",
     "TensorSlice",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 for _named in (
+    DmaBuf,
     Error,
     UsageError,
     Cancelled,

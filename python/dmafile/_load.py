@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     pages: str
     method: str
     io: str
+    allocation: str
     gather: int | None
     block: int | None
     queue_depth: int | None
@@ -42,6 +43,7 @@ def load(
     pages: str = "auto",
     method: str = "auto",
     io: str = "auto",
+    allocation: str = "auto",
     offset: int = 0,
     length: int | None = None,
     gather: int | None = None,
@@ -58,11 +60,16 @@ def load(
 
     Args:
         path: A regular file or a block device.
-        to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `fd:N` (fill
-            a memfd that exists).
+        to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `udmabuf` (a
+            dma-buf over a memfd, or several), `heap:NAME` (a dma-buf from `/dev/dma_heap/NAME`),
+            `fd:N` (fill a memfd or a dma-buf that exists, from its start to its end), `fd:N@OFFSET`
+            (only a part of it, from byte OFFSET on).
         pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
-        method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `sendfile`, `splice`.
+        method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `bounce`, `sendfile`,
+            `splice`.
         io: Past or through the page cache: `auto`, `direct`, `buffered`.
+        allocation: When pages come into being: `auto`, `ahead` of the reads by one `gather`,
+            `in-read`, all of them `before` the first read.
         offset: The first byte of the file that is wanted.
         length: How many bytes are wanted; to the end of the file if None.
         gather: How much of the buffer is allocated before its reads begin; 128 MiB if None.
@@ -88,6 +95,7 @@ def load(
         "pages": pages,
         "method": method,
         "io": io,
+        "allocation": allocation,
         "offset": offset,
         "length": length,
         "gather": gather,

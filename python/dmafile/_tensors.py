@@ -188,8 +188,8 @@ def open_tensors(
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
             GGUF, or a folder with one of these.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
-        options: As in `dmafile.load`: `pages`, `method`, `io`, `gather`, `block`, `queue_depth`,
-            `memory_check`.
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
+            `block`, `queue_depth`, `memory_check`.
 
     Raises:
         UsageError: An option, or the framework, is none.

@@ -83,8 +83,8 @@ def load_file(
             name is read and takes memory; all tensors if None.
         verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
             file's. Nor can tensors that are all empty (ENODATA).
-        options: As in `dmafile.load`: `pages`, `method`, `io`, `gather`, `block`, `queue_depth`,
-            `memory_check`.
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
+            `queue_depth`, `memory_check`.
 
     Returns:
         The arrays by name, in the order of their bytes in the file.

@@ -1,7 +1,7 @@
 //! The buffer, and what Python may ask of it.
 
 use crate::dlpack;
-use crate::error::{no_descriptor, raise};
+use crate::error::{no_descriptor, raise, several_descriptors};
 use dmafile::{Loaded, Retired};
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
@@ -9,6 +9,7 @@ use pyo3::exceptions::{
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyList;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,13 +24,15 @@ pub(crate) struct Held {
     buffer: dmafile::Buffer,
     /// Nobody else can reach it.
     private: bool,
+    /// It consists of dma-bufs: devices are told when the CPU reads it.
+    announced: bool,
     /// It has been exported by the buffer protocol.
     exported: AtomicBool,
 }
 
 impl Held {
-    /// Where its bytes lie and how many there are, for an export.
-    pub(crate) fn bytes(&self) -> PyResult<(*mut u8, usize)> {
+    /// Where its bytes lie and how many there are.
+    fn bytes(&self) -> PyResult<(*mut u8, usize)> {
         let start = self.buffer.as_ptr().ok_or_else(|| {
             PyBufferError::new_err(
                 "the owner of this memory may cut it short, and a look at what is gone would end \
@@ -58,11 +61,51 @@ impl Held {
     }
 }
 
+/// An export of the memory: while it lives the CPU reads there, and of dma-bufs the devices know.
+pub(crate) struct View(Arc<Held>);
+
+impl View {
+    /// And where the bytes lie, and how many there are.
+    pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<(Self, *mut u8, usize)> {
+        let (start, len) = held.bytes()?;
+        if held.announced {
+            // It waits for devices that are still writing.
+            let begun = py.detach(|| held.buffer.begin_access());
+            // The buffer protocol wants this class.
+            begun.map_err(|error| PyBufferError::new_err(error.to_string()))?;
+        }
+        Ok((Self(held), start, len))
+    }
+
+    fn into_raw(self) -> *const Held {
+        let held = Arc::as_ptr(&self.0);
+        std::mem::forget(self);
+        held
+    }
+
+    /// # Safety
+    /// `held` came from `into_raw`, and is taken back once.
+    unsafe fn from_raw(held: *const Held) -> Self {
+        // SAFETY: as this function asks for.
+        Self(unsafe { Arc::from_raw(held) })
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if self.0.announced {
+            self.0.buffer.end_access();
+        }
+    }
+}
+
 /// A file's bytes in memory that devices and processes can share.
 ///
 /// It has the buffer protocol (`memoryview(buffer)`, `numpy.frombuffer(buffer, ...)`) and DLPack.
 /// Private memory (kind `anon`) is writable, all other memory read-only. A memoryview of memory
-/// that is shared and not sealed shows what others write to it, as one of a `mmap.mmap` does.
+/// that is shared and not sealed shows what others write to it, as one of a `mmap.mmap` does. Devices
+/// that share a dma-buf know of each view from when it is made until it is released
+/// (DMA_BUF_IOCTL_SYNC): what they write meanwhile may not be seen in it.
 ///
 /// As a context manager it closes itself. A closed buffer raises ValueError.
 #[pyclass(frozen, weakref, module = "dmafile")]
@@ -97,6 +140,7 @@ impl Buffer {
             kind: buffer.kind().to_string(),
             held: Mutex::new(Some(Arc::new(Held {
                 private: buffer.as_mut_slice().is_some(),
+                announced: !buffer.dma_bufs().is_empty(),
                 buffer,
                 exported: AtomicBool::new(false),
             }))),
@@ -131,11 +175,28 @@ fn in_use(what: &str, held: &Arc<Held>) -> PyErr {
 impl Buffer {
     /// The number of its descriptor, which stays the buffer's: it is closed with it.
     ///
-    /// Raises `dmafile.Error` (EOPNOTSUPP) for private memory, which has none.
+    /// Raises `dmafile.Error`: EOPNOTSUPP for private memory, which has none, EFBIG for several
+    /// dma-bufs, which have one each (`dma_bufs`).
     fn fileno(&self, py: Python<'_>) -> PyResult<c_int> {
         let held = self.share(py)?;
         let fd = held.buffer.as_fd().map(|fd| fd.as_raw_fd());
-        fd.ok_or_else(|| no_descriptor(py))
+        fd.ok_or_else(|| match held.buffer.dma_bufs().len() {
+            0 => no_descriptor(py),
+            several => several_descriptors(py, &self.kind, several),
+        })
+    }
+
+    /// The dma-bufs that it consists of, one behind the other, as named tuples `(fd, at, bytes)`: the
+    /// descriptor, which stays the buffer's; where it begins, counted from the first byte of the
+    /// first, as `offset` is; how many bytes it has. One, or several where the limit of `/dev/udmabuf`
+    /// (`size_limit_mb`) forced them; [] where it is no dma-buf.
+    #[getter]
+    fn dma_bufs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let held = self.share(py)?;
+        let class = py.import("dmafile._dma_buf")?.getattr("DmaBuf")?;
+        let all = held.buffer.dma_bufs().into_iter();
+        let all = all.map(|one| class.call1((one.fd.as_raw_fd(), one.at, one.bytes)));
+        PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
     /// How the load went, as `dmafile load --json` prints it, a new dict each time; None for a received buffer.
@@ -163,8 +224,8 @@ impl Buffer {
     /// Forbids any change of the contents, here and everywhere, for good (F_SEAL_WRITE).
     ///
     /// Raises BufferError while exports are alive; `dmafile.Error` with EBUSY while another
-    /// process has it mapped for writing, EOPNOTSUPP for private memory, EPERM for an `fd:N`
-    /// whose maker forbade seals.
+    /// process has it mapped for writing, and always for a `udmabuf`, EOPNOTSUPP for private memory
+    /// and other dma-bufs, EPERM for an `fd:N` whose maker forbade seals.
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         let held = state.as_mut().ok_or_else(closed)?;
@@ -178,34 +239,26 @@ impl Buffer {
         sealed.map_err(|error| raise(py, &error, None))
     }
 
-    /// Sends the descriptor over a connected Unix socket (SCM_RIGHTS), for `Buffer.receive`.
+    /// Sends the descriptor, or all of its dma-bufs, over a connected Unix socket (SCM_RIGHTS), for
+    /// `Buffer.receive`.
     ///
-    /// Keeps to the socket's timeout. Raises `dmafile.Error` (EOPNOTSUPP) for private memory.
+    /// Keeps to the socket's timeout: TimeoutError, or BlockingIOError where it does not block, for
+    /// one that stays full. Raises `dmafile.Error`: EOPNOTSUPP for private memory, E2BIG for more than
+    /// 253 dma-bufs, which no message carries.
     fn send(&self, py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = self.share(py)?;
-        let mut wait = Wait::on(sock)?;
-        wait.until(py, PollFlags::OUT)?;
-        let sent = py.detach(|| held.buffer.send(&wait.stream));
-        sent.map_err(|error| raise(py, &error, None))
+        Wait::on(sock)?.each(py, PollFlags::OUT, |stream| held.buffer.try_send(stream))
     }
 
     /// Receives what `send` sent, over a connected Unix socket; keeps to the socket's timeout.
     ///
     /// The sender is not trusted: raises `dmafile.Error` with EPROTO for anything but a memfd
-    /// that cannot shrink and holds the bytes it claims, ConnectionResetError where the sender
-    /// went away.
+    /// that cannot shrink, or dma-bufs, that hold the bytes they claim, ConnectionResetError where
+    /// the sender went away.
     #[staticmethod]
     fn receive(py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut wait = Wait::on(sock)?;
-        loop {
-            wait.until(py, PollFlags::IN)?;
-            match py.detach(|| dmafile::Buffer::try_receive(&wait.stream)) {
-                Ok(buffer) => return Ok(Self::new(buffer, None)),
-                // Somebody else has taken what was there.
-                Err(error) if error.raw_os_error() == Some(AGAIN) => {}
-                Err(error) => return Err(raise(py, &error, None)),
-            }
-        }
+        let buffer = Wait::on(sock)?.each(py, PollFlags::IN, dmafile::Buffer::try_receive)?;
+        Ok(Self::new(buffer, None))
     }
 
     /// The bytes as a DLPack capsule: one dimension of uint8 on the CPU.
@@ -281,9 +334,10 @@ impl Buffer {
         let (kind, nbytes) = (&self.kind, self.nbytes);
         let state = match self.share(py) {
             Err(_) => " closed".to_string(),
-            Ok(held) => match held.buffer.as_fd() {
-                Some(fd) => format!(" fd={}", fd.as_raw_fd()),
-                None => String::new(),
+            Ok(held) => match (held.buffer.as_fd(), held.buffer.dma_bufs().len()) {
+                (Some(fd), _) => format!(" fd={}", fd.as_raw_fd()),
+                (None, 0) => String::new(),
+                (None, several) => format!(" dma_bufs={several}"),
             },
         };
         format!("<dmafile.Buffer kind={kind} nbytes={nbytes}{state}>")
@@ -297,9 +351,8 @@ impl Buffer {
     ) -> PyResult<()> {
         // SAFETY: the interpreter hands in a view, and wants it without an object after an error.
         unsafe { (*view).obj = std::ptr::null_mut() };
-        let held = slf.get().share(slf.py())?;
-        let (start, len) = held.bytes()?;
-        let readonly = c_int::from(!held.is_writable());
+        let (shown, start, len) = View::of(slf.py(), slf.get().share(slf.py())?)?;
+        let readonly = c_int::from(!shown.0.is_writable());
         // SAFETY: the view is there to be filled; the memory stays where it is for as long as the
         // share that the view gets.
         unsafe {
@@ -307,8 +360,8 @@ impl Buffer {
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, readonly, flags) != 0 {
                 return Err(PyErr::fetch(slf.py()));
             }
-            held.exported.store(true, Ordering::Relaxed);
-            (*view).internal = Arc::into_raw(held).cast_mut().cast();
+            shown.0.exported.store(true, Ordering::Relaxed);
+            (*view).internal = shown.into_raw().cast_mut().cast();
         }
         Ok(())
     }
@@ -316,7 +369,7 @@ impl Buffer {
     /// Takes the share of a view back.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `internal` is what `__getbuffer__` put there, and each view is released once.
-        drop(unsafe { Arc::from_raw((*view).internal.cast::<Held>()) });
+        drop(unsafe { View::from_raw((*view).internal.cast::<Held>()) });
     }
 }
 
@@ -352,6 +405,25 @@ impl Wait {
     fn left(&self) -> Option<Duration> {
         let elapsed = self.begin.elapsed();
         self.timeout.map(|all| all.saturating_sub(elapsed))
+    }
+
+    /// Tries each time that it can be read or written, until that comes to something; EAGAIN says
+    /// that it has not.
+    fn each<T: Send>(
+        &mut self,
+        py: Python<'_>,
+        wanted: PollFlags,
+        attempt: impl Fn(&UnixStream) -> dmafile::Result<T> + Sync,
+    ) -> PyResult<T> {
+        loop {
+            self.until(py, wanted)?;
+            match py.detach(|| attempt(&self.stream)) {
+                Ok(made) => return Ok(made),
+                // Somebody else was faster.
+                Err(error) if error.raw_os_error() == Some(AGAIN) => {}
+                Err(error) => return Err(raise(py, &error, None)),
+            }
+        }
     }
 
     /// Waits until it can be read or written, and looks after signals meanwhile.

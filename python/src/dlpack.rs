@@ -1,7 +1,7 @@
 //! DLPack: memory handed to array libraries in a capsule
 //! (<https://dmlc.github.io/dlpack/latest/>).
 
-use crate::buffer::Held;
+use crate::buffer::{Held, View};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -57,7 +57,7 @@ struct Export<T> {
 }
 
 enum Memory {
-    Shared { _held: Arc<Held> },
+    Shared { _view: View },
     Copy { _bytes: Vec<u8> },
 }
 
@@ -73,9 +73,9 @@ pub(crate) fn export(
         let (start, len) = (bytes.as_mut_ptr(), bytes.len());
         (Memory::Copy { _bytes: bytes }, start, len, IS_COPIED)
     } else {
-        let (start, len) = held.bytes()?;
         let flags = if held.is_writable() { 0 } else { READ_ONLY };
-        (Memory::Shared { _held: held }, start, len, flags)
+        let (view, start, len) = View::of(py, held)?;
+        (Memory::Shared { _view: view }, start, len, flags)
     };
     if !versioned && flags & READ_ONLY != 0 {
         return Err(PyBufferError::new_err(

@@ -6,6 +6,12 @@ use rustix::io::Errno;
 use std::any::Any;
 use std::path::Path;
 
+/// What the command line calls differently than the package.
+const NAMES: [(&str, &str); 2] = [
+    ("no-memory-check", "memory_check=False"),
+    ("tensor", "tensors"),
+];
+
 /// The exception for an error; `dmafile._errors` picks its class by kind and errno.
 pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
     let kind = match error.kind() {
@@ -13,14 +19,12 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
         ErrorKind::Cancelled => "cancelled",
         ErrorKind::Failed => "failed",
     };
-    // The engine names what the command line calls --to; here it is the argument `to`.
-    let text = error.to_string();
-    let text = text.trim_start_matches("--");
+    let error = error.for_library(&NAMES);
     make(
         py,
         kind,
         error.raw_os_error(),
-        text,
+        &error.to_string(),
         path,
         error.remedy_text(),
     )
@@ -34,15 +38,20 @@ pub(crate) fn usage(py: Python<'_>, text: &str) -> PyErr {
 /// Private memory was asked for its descriptor.
 pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
     let errno = Errno::OPNOTSUPP.raw_os_error();
-    let text = "cannot name a descriptor: anon: private memory has none (EOPNOTSUPP)";
-    make(
-        py,
-        "failed",
-        Some(errno),
-        text,
-        None,
-        "load it to=\"memfd\"",
-    )
+    let remedy = "load it to=\"memfd\"";
+    let text =
+        format!("cannot name a descriptor: anon: private memory has none (EOPNOTSUPP); {remedy}");
+    make(py, "failed", Some(errno), &text, None, remedy)
+}
+
+/// Several dma-bufs were asked for their descriptor.
+pub(crate) fn several_descriptors(py: Python<'_>, kind: &str, count: usize) -> PyErr {
+    let errno = Errno::FBIG.raw_os_error();
+    let remedy = "use `dma_bufs`, or raise size_limit_mb of udmabuf";
+    let text = format!(
+        "cannot name a descriptor: {kind}: it consists of {count} dma-bufs (EFBIG); {remedy}"
+    );
+    make(py, "failed", Some(errno), &text, None, remedy)
 }
 
 /// The thread of a load could not be started.

@@ -29,6 +29,7 @@ pub(crate) fn apply(mut load: Load, options: &Bound<'_, PyDict>, more: &[&str]) 
             "pages" => load.pages(word(&value)?),
             "method" => load.method(word(&value)?),
             "io" => load.io(word(&value)?),
+            "allocation" => load.allocation(word(&value)?),
             "offset" => load.offset(size(&name, &value)?),
             "length" => load.length(size(&name, &value)?),
             "gather" => load.gather(size(&name, &value)?),

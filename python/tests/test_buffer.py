@@ -213,6 +213,37 @@ def test_what_travels_keeps_to_timeouts_and_is_not_trusted(file: Path) -> None:
         dmafile.Buffer.receive(ours)
 
 
+@pytest.mark.parametrize("timeout", [0, 0.2, None])
+def test_a_full_socket_keeps_send_to_its_timeout(file: Path, timeout: float | None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, dmafile.load(file) as buffer:
+        ours.setblocking(False)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += ours.send(b"x" * 4096)
+        ours.settimeout(timeout)
+        if timeout is not None:
+            with pytest.raises(TimeoutError if timeout else BlockingIOError):
+                buffer.send(ours)
+        # Other threads of the interpreter run on while it waits.
+        reader = threading.Thread(target=lambda: theirs.recv(sent, socket.MSG_WAITALL))
+        reader.start()
+        ours.settimeout(None if timeout is None else 10)
+        buffer.send(ours)
+        reader.join()
+        with dmafile.Buffer.receive(theirs) as received:
+            assert sha256(memoryview(received)) == file_sha256(file)
+
+
+@pytest.mark.parametrize("to", ["anon", "memfd"])
+def test_what_is_no_dma_buf_has_none(file: Path, to: str) -> None:
+    with dmafile.load(file, to=to) as buffer:
+        assert buffer.dma_bufs == []
+    with pytest.raises(ValueError, match="closed"):
+        _ = buffer.dma_bufs
+
+
 def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
     buffer = dmafile.load(file, to="anon", length=4096)
     want = bytes(memoryview(buffer))

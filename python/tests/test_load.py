@@ -38,6 +38,7 @@ def test_all_options_are_taken(file: Path) -> None:
         pages="4k",
         method="threads",
         io="buffered",
+        allocation="before",
         offset=0,
         length=SIZE,
         gather=1 << 20,
@@ -66,6 +67,32 @@ def test_a_descriptor_that_exists_is_filled(file: Path) -> None:
         buffer.seal()
         assert sha256(memoryview(buffer)) == file_sha256(file)
     os.close(fd)
+
+
+def test_a_part_of_a_descriptor_is_filled_and_the_rest_stays(file: Path) -> None:
+    at, length = 8192 + 100, 5000
+    fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
+    os.pwrite(fd, b"\xaa" * 32768, 0)
+    with dmafile.load(file, to=f"fd:{fd}@{at}", offset=100, length=length) as buffer:
+        assert (buffer.kind, buffer.offset, buffer.nbytes) == (f"fd:{fd}@{at}", at, length)
+        want = bytearray(b"\xaa" * 32768)
+        want[at : at + length] = file.read_bytes()[100 : 100 + length]
+        assert os.pread(fd, 32768, 0) == want
+        buffer.seal()
+        assert bytes(memoryview(buffer)) == want[at : at + length]
+    for to in (f"fd:{fd}@", f"fd:{fd}@-1", "heap:", "heap:no/such"):
+        with pytest.raises(dmafile.UsageError, match=r"^to: '"):
+            dmafile.load(file, to=to)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("to", ["heap:no-such-heap", "udmabuf"])
+def test_a_kind_that_is_not_there_is_refused_in_words_of_the_package(file: Path, to: str) -> None:
+    if to == "udmabuf" and Path("/dev/udmabuf").exists():
+        pytest.skip("/dev/udmabuf is there")
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.load(file, to=to)
+    assert "--" not in str(caught.value) and to.split(":")[0] in str(caught.value)
 
 
 def test_progress_is_told_to_the_end_on_the_thread_of_the_caller(file: Path) -> None:
@@ -133,6 +160,7 @@ def test_errors_are_those_of_the_system_and_ours(file: Path, folder: Path) -> No
         {"method": "magic"},
         {"pages": "3k"},
         {"io": "both"},
+        {"allocation": "never"},
         {"verify": "md5"},
         {"block": 0},
         {"queue_depth": 0},
@@ -148,7 +176,17 @@ def test_what_cannot_be_meant_is_a_value_error(file: Path, options: dict[str, ob
         dmafile.load(file, **options)  # type: ignore[arg-type]
     assert isinstance(caught.value, ValueError)
     assert caught.value.errno == errno.EINVAL
-    assert not str(caught.value).startswith("--")
+    assert "--" not in str(caught.value)
+
+
+def test_errors_name_the_arguments(file: Path) -> None:
+    with pytest.raises(dmafile.Error, match="; leave method and io to auto, or see") as caught:
+        dmafile.load(file, to="anon", method="sendfile")
+    assert caught.value.remedy.startswith("leave method and io to auto")
+    with pytest.raises(dmafile.UsageError, match=r"^queue_depth: "):
+        dmafile.load(file, queue_depth=0)
+    with pytest.raises(dmafile.Error, match=r'; load it to="memfd"$'):
+        dmafile.load(file, to="anon").fileno()
 
 
 @pytest.mark.parametrize("options", [{"to": 3}, {"block": "8M"}, {"block": 1.5}, {"progress": 3}])

@@ -381,6 +381,23 @@ impl Buffer {
         }
     }
 
+    /// Says to devices that the CPU begins to read by [`Buffer::as_ptr`], for bindings to languages
+    /// that know no borrows; elsewhere [`Buffer::access`] is the way. [`Buffer::end_access`] has to
+    /// follow, once for each that succeeded; several may overlap. Costs nothing unless the memory
+    /// consists of dma-bufs; of those it waits for what devices have still to write.
+    ///
+    /// # Errors
+    /// What a dma-buf's exporter says (`DMA_BUF_IOCTL_SYNC`); nothing has begun then.
+    pub fn begin_access(&self) -> Result<()> {
+        let begun = self.memory.begin(false);
+        begun.map_err(|errno| self.inaccessible(errno, 0))
+    }
+
+    /// Says that the CPU has read what [`Buffer::begin_access`] began.
+    pub fn end_access(&self) {
+        self.memory.end(false);
+    }
+
     /// Where `len` bytes at `offset` of the wanted ones lie in memory.
     fn inside(&self, offset: u64, len: usize) -> Result<u64> {
         match offset.checked_add(len as u64) {
@@ -432,6 +449,18 @@ impl Buffer {
     /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which no message carries;
     /// what sendmsg(2) says.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        self.send_to(socket, true)
+    }
+
+    /// As [`Buffer::send`], without waiting: EAGAIN where the socket is full, whatever it is set to.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_send(&self, socket: &UnixStream) -> Result<()> {
+        self.send_to(socket, false)
+    }
+
+    fn send_to(&self, socket: &UnixStream, wait: bool) -> Result<()> {
         let refuse = |errno| Error::os("cannot send the buffer", errno).at(&self.kind);
         let mut fds: Vec<_> = self.dma_bufs().iter().map(|one| one.fd).collect();
         if fds.is_empty() {
@@ -451,7 +480,7 @@ impl Buffer {
         let mut message = MAGIC.to_vec();
         message.extend(self.offset.to_le_bytes());
         message.extend(self.len.to_le_bytes());
-        socket::send(socket.as_fd(), &message, &fds).map_err(refuse)
+        socket::send(socket.as_fd(), &message, &fds, wait).map_err(refuse)
     }
 
     /// Receives what [`Buffer::send`] sent.

@@ -13,25 +13,22 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// How many descriptors one message carries (SCM_MAX_FD).
 pub(crate) const MOST: usize = 253;
 
-/// Sends `bytes` with descriptors attached, at most [`MOST`].
+/// Sends `bytes` with descriptors attached, at most [`MOST`]. Unless it may `wait`, EAGAIN where there
+/// is no room for them now.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
+    wait: bool,
 ) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::TOOBIG);
     }
-    let sent = retry(|| {
-        rustix::net::sendmsg(
-            socket,
-            &[IoSlice::new(bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )
-    })?;
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::DONTWAIT, !wait);
+    let sent = retry(|| rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
     // A message this small goes whole or not at all.
     if sent == bytes.len() {
         Ok(())
