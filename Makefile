@@ -66,7 +66,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
 	done
 
-vm-test: need-rust need-test-tools .venv/dev ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
+vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
 	@echo "vm-test: boots some 30 virtual machines, without KVM (three quarters of an hour on two idle cores)"
 	MATRIX=1 $(PYTHON) -m pytest --quiet -rs --durations=0 --durations-min=5 vm $(ARGS)
 

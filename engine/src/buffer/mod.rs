@@ -433,6 +433,9 @@ impl Buffer {
                     error.why("private memory is nobody else's to change")
                 }
                 Errno::OPNOTSUPP => error.why("a dma-buf knows no seals"),
+                Errno::BUSY if !self.dma_bufs().is_empty() => {
+                    error.why("a udmabuf pins its pages for writing, as long as it lives")
+                }
                 Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
                     .why("its owner has forbidden seals")
