@@ -181,7 +181,9 @@ fn bridged(source: &Source, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
 const SMALL_HOLE: u64 = 64 << 10;
 /// How finely a partly cached file is told apart.
 const CACHE_GRAIN: u64 = 1 << 20;
-/// Bytes looked at before a file that `cachestat` will not speak of counts as cold.
+/// How far behind a byte that is looked at the second one lies.
+const PEEK_BESIDE: u64 = 64 << 10;
+/// Places looked at before a file that `cachestat` will not speak of counts as cold.
 const PEEKS: u64 = 16;
 
 impl Layout {
@@ -255,19 +257,15 @@ impl Layout {
         source.no_readahead();
         let bytes: u64 = data.iter().map(|(start, end)| end - start).sum();
         let step = (bytes / PEEKS).max(1);
-        let sample = data
-            .iter()
-            .flat_map(|&(start, end)| (start..end).step_by(step as usize));
-        if sample
-            .take(2 * PEEKS as usize)
-            .any(|offset| source.peek(offset))
-        {
+        let mut sample = data.iter().flat_map(|&(start, end)| {
+            let beside = move |at: u64| (at + PEEK_BESIDE).min(end - 1);
+            let offsets = (start..end).step_by(step as usize);
+            offsets.map(move |at| (at, beside(at)))
+        });
+        let mut some = sample.by_ref().take(2 * PEEKS as usize);
+        if some.any(|(at, beside)| source.peek(at, beside)) {
             let how = format!("RWF_NOWAIT, by the MiB (cachestat: {name})");
-            Self::told(
-                data,
-                |(start, end)| source.peek(start) && source.peek(end - 1),
-                &how,
-            )
+            Self::told(data, |(start, end)| source.peek(start, end - 1), &how)
         } else {
             let how = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached");
             Self::told(data, |_| false, &how)

@@ -273,15 +273,17 @@ impl Input {
         Ok((pages * page).min(end - start))
     }
 
-    /// Whether the page cache holds the byte at `offset`, found by reading it without waiting:
-    /// for those whom `cachestat` refuses. A miss may bring in that one page, until
-    /// [`Input::forget_misses`].
-    pub(crate) fn peek(&self, offset: u64) -> bool {
+    /// Whether the page cache holds the bytes at both offsets, found by reading them without waiting:
+    /// for those whom `cachestat` refuses. Two, because a miss brings the page in, and where the disk
+    /// is fast and this thread is not, it has come before the kernel looks again. What a miss has
+    /// brought in goes by [`Input::forget_misses`].
+    pub(crate) fn peek(&self, offsets: [u64; 2]) -> bool {
         let mut byte = [0_u8];
         let region = crate::sys::map::Region::lent(&mut byte);
-        let hit = file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1);
+        let mut hit = |offset| file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1);
+        let hit = offsets.into_iter().all(&mut hit);
         if !hit {
-            self.missed().push(offset);
+            self.missed().extend(offsets);
         }
         hit
     }

@@ -220,10 +220,10 @@ impl Source {
         part.file.resident(offset, offset + (end - start))
     }
 
-    /// Whether the page cache holds a byte; see [`Input::peek`].
-    pub(crate) fn peek(&self, at: u64) -> bool {
-        let (part, offset) = self.part(at);
-        part.file.peek(offset)
+    /// Whether the page cache holds two bytes of one file; see [`Input::peek`].
+    pub(crate) fn peek(&self, first: u64, second: u64) -> bool {
+        let (part, offset) = self.part(first);
+        part.file.peek([offset, second - part.start])
     }
 
     /// Drops what misses of [`Source::peek`] have brought into the page cache.
