@@ -510,8 +510,8 @@ const struct dmafile_tensor *dmafile_model_find(const struct dmafile_model *mode
 /**
  * Loads all files of a model into one buffer, headers included; or, with `count` patterns, only the
  * tensors that at least one of them names. Either way a tensor lies at its `at`, counted from the
- * first wanted byte. What was not asked for takes no memory, but for small gaps, and is either zero
- * or the file's.
+ * first wanted byte. What was not asked for takes no memory, but for small gaps and in dma-bufs, and is
+ * either zero or the file's.
  *
  * A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular
  * expression that the whole name matches. `patterns` may be NULL where `count` is 0.

@@ -28,6 +28,10 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
             seen = loads.command(file, kind, *small, command=[importer, *how])
             assert seen == file.data, f"{kind}, {how[0]}: {difference(seen, file.data)}"
     if "udmabuf" in kinds:
+        # Larger than what huge pages are thought of for: nobody is shown wrong bytes unasked.
+        larger = File.of(Path(folder) / "larger", 2 * FRAME)
+        seen = loads.command(larger, "udmabuf", command=[importer, "vivid"])
+        assert seen == larger.data[:FRAME], difference(seen, larger.data[:FRAME])
         back = setting("/proc/sys/vm/nr_hugepages", 4)
         for pages in ("thp", "huge"):
             words = [f"--pages={pages}", "--io=direct"]

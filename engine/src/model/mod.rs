@@ -236,15 +236,15 @@ impl Model {
 
     /// A load of all files into one buffer, headers included, in flight together. Each file lies
     /// in it as it is, from [`Shard::at`]; between two files there are zeros, which take no memory
-    /// but on huge pages.
+    /// but on huge pages and in dma-bufs.
     pub fn load(&self) -> Load {
         Load::of(Arc::clone(&self.source), Reach::Asked)
     }
 
     /// A load of only the tensors that at least one pattern names, into a buffer in which they lie
     /// as they would in that of [`Model::load`]. What nobody has asked for is not read and takes no
-    /// memory, but for small gaps and in an `fd:N` that is not empty (which is zeroed); what is there
-    /// in its place is either zero or the file's.
+    /// memory, but for small gaps, in dma-bufs and in an `fd:N` that is not empty (which is zeroed);
+    /// what is there in its place is either zero or the file's.
     ///
     /// # Errors
     /// As [`Model::matching`]; ENODATA where all of them are empty.
