@@ -252,17 +252,18 @@ class Measured:
         )
 
 
-def build(folder: Path) -> Path:
-    """The program that runs inside, with the library that users get."""
-    command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "dmafile-capi"]
-    subprocess.run(command, cwd=ROOT, check=True)
+def build(folder: Path, profile: str) -> Path:
+    """The program that runs inside, with the library as Cargo's profile makes it."""
+    command = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"]
+    subprocess.run([*command, "--profile", profile], cwd=ROOT, check=True)
+    built = TARGET / ("debug" if profile == "dev" else profile)
     program = folder / "ways"
     # What the archive needs, as capi/dmafile.pc says.
     system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
     assert system is not None
     command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]
     command += ["-o", str(program), str(ROOT / "vm/inside/ways.c")]
-    command += [str(TARGET / "release/libdmafile_capi.a"), *system[1].split()]
+    command += [str(built / "libdmafile_capi.a"), *system[1].split()]
     subprocess.run(command, check=True)
     return program
 
@@ -278,14 +279,20 @@ exec /tmp/ways /mnt/file "$@"
 
 
 def measure(
-    lines: Sequence[str], *, mib: int = 64, rounds: int = 5, seed: int = 1, timeout: int = 600
+    lines: Sequence[str],
+    *,
+    mib: int = 64,
+    rounds: int = 5,
+    seed: int = 1,
+    timeout: int = 600,
+    profile: str = "release",
 ) -> Measured:
     """Boots once; ends with CalledProcessError, and what was said, where that fails."""
     # Before it runs: what is edited meanwhile is not what is measured.
     ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     with tempfile.TemporaryDirectory(prefix="dmafile-instructions-") as name:
         folder = Path(name)
-        program, marks = build(folder), folder / "marks"
+        program, marks = build(folder, profile), folder / "marks"
         (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
         command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
         command += [f"--memory={2048 + 8 * mib}M", "--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
