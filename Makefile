@@ -150,7 +150,7 @@ need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
 	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
 		qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
-		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs; do \
+		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs dmsetup:/sbin/dmsetup; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done
 	@scripts/need libc6-dbg valgrind --quiet true || [ "$$CI" != true ]
