@@ -319,3 +319,25 @@ fn calls_that_a_load_cannot_do_without_are_named() {
         );
     }
 }
+
+#[test]
+fn where_a_copy_out_of_the_ring_is_refused_buffered_reads_serve() {
+    let dir = Dir::new();
+    let file = dir.file("file", SIZE);
+    let digest = sha256(&file, 0, SIZE);
+    common::evict(&fs::File::open(&file).unwrap());
+    // Its owner may cut it short, so that nothing is stored there directly; and at an odd place.
+    let memory = common::memfd(SIZE + 1);
+    let mut command = dir.dmafile("load file --to fd:0@1");
+    command.stdin(memory.try_clone().unwrap());
+    let ended = end(&mut refuse(
+        command,
+        &any(libc::SYS_process_vm_readv),
+        libc::EPERM,
+    ));
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let why = "bounce direct registered ended: cannot copy to the buffer (process_vm_readv)";
+    assert!(ended.stdout.contains(why), "{}", ended.stdout);
+    let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
+    assert_eq!(sha256(link.as_ref(), 1, SIZE), digest);
+}

@@ -65,7 +65,7 @@ pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
     let block = (extent.file % align + extent.need).next_multiple_of(align);
     in_ring(job, 1, block, |inner, bounce| {
         read_direct(inner, bounce.place(0, extent))?;
-        Ok(bounce.copy(0, extent)?)
+        bounce.copy(0, extent)
     })
 }
 
@@ -129,7 +129,7 @@ impl Bounce<'_> {
     }
 
     /// Copies the bytes of an extent from its block to where they belong.
-    pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Error> {
+    pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Stop> {
         let from = slot * self.block + extent.file % self.align;
         if self.steady {
             self.to
@@ -141,11 +141,12 @@ impl Bounce<'_> {
             let at = extent.at + done;
             let left = extent.need - done;
             match file::copy_mapped(&self.blocks, from + done, &self.to, at, left) {
-                Ok(0) | Err(Errno::FAULT) => return Err(vanished(at)),
+                Ok(0) | Err(Errno::FAULT) => return Err(vanished(at).into()),
                 Ok(got) => done += got,
+                // A sandbox: buffered reads need no such copy.
                 Err(errno) => {
-                    let error = Error::os("cannot write to the buffer", errno);
-                    return Err(error.at(format!("byte {at}")));
+                    let error = Error::os("cannot copy to the buffer (process_vm_readv)", errno);
+                    return Err(Stop::Refused(error));
                 }
             }
         }

@@ -62,7 +62,7 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
         false => bounce::once(job, &left),
     };
     match read {
-        Err(Stop::NotDirect(_)) => read_buffered(job, left).map(|()| false),
+        Err(Stop::NotDirect(_) | Stop::Refused(_)) => read_buffered(job, left).map(|()| false),
         done => done.map(|()| true),
     }
 }
