@@ -163,7 +163,7 @@ class Gate:
 GATES = [
     Gate("memfd, THP", load("memfd", "thp", "uring", "direct"), NORMAL, 0.32),
     Gate("memfd, hugetlb", load("memfd", "huge", "uring", "direct"), NORMAL, 0.135),
-    Gate("anon, THP", load("anon", "thp", "uring", "direct"), NORMAL, 0.28),
+    Gate("anon, THP", load("anon", "thp", "uring", "direct"), NORMAL, 0.25),
     Gate("udmabuf, THP", load("udmabuf", "thp", "uring", "direct"), NORMAL, 0.33),
     Gate(
         "udmabuf, 4 KiB, to one made first",
@@ -177,7 +177,7 @@ GATES = [
         "memfd, THP, to its memory alone",
         load("memfd", "thp", "uring", "direct"),
         "make to=memfd pages=thp",
-        1.18,
+        1.22,
     ),
     Gate(
         "memfd, THP, threads to uring",
