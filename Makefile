@@ -32,8 +32,6 @@ HOST     = $(shell rustc -vV | sed -n 's/^host: //p')
 SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-args=-sanitizer-coverage-, \
 	level=4 inline-8bit-counters pc-table trace-compares)
 
-# Two machines at a time: each of them runs on one processor most of the time.
-VMTEST = $(PYTHON) -m pytest --quiet -rs --numprocesses 2 --dist loadfile vm
 # What ruff, mypy and pytest look at.
 SCRIPTS := attacks bench demo python scripts vm
 
@@ -51,8 +49,7 @@ test: lint need-test-tools .venv/demo ## lint, then run every test
 	@echo "test: Rust, then the Python of $(SCRIPTS)"
 	cargo test --workspace --locked
 	@$(MAKE) --no-print-directory extension
-	$(PYTHON) -m pytest --quiet -rs $(filter-out vm,$(SCRIPTS))
-	$(VMTEST)
+	$(PYTHON) -m pytest --quiet -rs $(SCRIPTS)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
@@ -71,7 +68,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
 	@echo "vm-test: boots some 30 virtual machines, without KVM (three quarters of an hour on two idle cores)"
-	MATRIX=1 $(VMTEST) --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(PYTHON) -m pytest --quiet -rs vm --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
