@@ -56,6 +56,12 @@ impl Host {
             host::number(format!("/sys/kernel/mm/hugepages/hugepages-{kb}kB/{name}")).unwrap_or(0)
         };
         let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
+        let uring_refused = sys::uring::Ring::probe()
+            .err()
+            .map(|errno| errno_name(errno.raw_os_error()));
+        // Asked only for a remedy.
+        let uring_disabled = uring_refused.is_some()
+            && host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0) > 0;
         Self {
             page: sys::map::page_size(),
             thp_size: host::number(thp_dir.join("hpage_pmd_size")).unwrap_or(0),
@@ -71,10 +77,8 @@ impl Host {
             memlock: host::memlock(),
             pins_freely: host::may_pin_freely(),
             cpus: host::cpus(),
-            uring_refused: sys::uring::Ring::probe()
-                .err()
-                .map(|errno| errno_name(errno.raw_os_error())),
-            uring_disabled: host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0) > 0,
+            uring_refused,
+            uring_disabled,
             udmabuf_vmaps_wrong: host::release()
                 .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),
         }

@@ -24,6 +24,8 @@
 
 #include <linux/videodev2.h>
 
+#include "write_all.h"
+
 /* Of drm/drm.h, which is in a package of its own. */
 struct drm_version {
 	int	version_major, version_minor, version_patchlevel;
@@ -59,18 +61,6 @@ static void xioctl(int fd, unsigned long request, void *argument, const char *wh
 	while (ioctl(fd, request, argument))
 		if (errno != EINTR)
 			err(1, "%s", what);
-}
-
-static void write_all(const char *data, size_t left)
-{
-	while (left) {
-		ssize_t wrote = write(STDOUT_FILENO, data, left);
-
-		if (wrote < 0)
-			err(1, "write");
-		data += wrote;
-		left -= wrote;
-	}
 }
 
 static int inherited(void)

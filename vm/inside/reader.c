@@ -18,6 +18,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "write_all.h"
+
 /* By mincore() and not cachestat(): a mapping of an overlayfs file is one of the real file, which has the pages. */
 static size_t cached(const char *path)
 {
@@ -77,18 +79,6 @@ static void sync_cpu(int fd, uint64_t flags)
 
 	if (is_dma_buf(fd) && ioctl(fd, DMA_BUF_IOCTL_SYNC, &sync))
 		err(1, "DMA_BUF_IOCTL_SYNC");
-}
-
-static void write_all(const char *data, size_t left)
-{
-	while (left) {
-		ssize_t wrote = write(STDOUT_FILENO, data, left);
-
-		if (wrote < 0)
-			err(1, "write");
-		data += wrote;
-		left -= wrote;
-	}
 }
 
 int main(int argc, char **argv)

@@ -3,7 +3,7 @@
 use super::{DmaBuf, Memory};
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, dmabuf, file};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 pub(super) struct DmaBufs {
@@ -82,13 +82,6 @@ impl Memory for DmaBufs {
         self.map.region()
     }
 
-    fn exported(&self) -> Option<BorrowedFd<'_>> {
-        match &self.pieces[..] {
-            [whole] => Some(whole.fd.as_fd()),
-            _ => None,
-        }
-    }
-
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
         let mut at = 0;
         let pieces = self.pieces.iter().map(|piece| {
@@ -101,14 +94,6 @@ impl Memory for DmaBufs {
             one
         });
         pieces.collect()
-    }
-
-    fn begin(&self, write: bool) -> Result<(), Errno> {
-        super::begin(&self.dma_bufs(), write)
-    }
-
-    fn end(&self, write: bool) {
-        super::end(&self.dma_bufs(), write);
     }
 
     /// Its exporter has made all of it present.

@@ -41,7 +41,11 @@ pub(crate) trait Memory: Send + Sync {
 
     /// The descriptor that is handed out, where it is one.
     fn exported(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptor()
+        match &self.dma_bufs()[..] {
+            [] => self.descriptor(),
+            [whole] => Some(whole.fd),
+            _ => None,
+        }
     }
 
     /// The dma-bufs that it consists of, in their order.
@@ -55,13 +59,22 @@ pub(crate) trait Memory: Send + Sync {
         Ok(false)
     }
 
-    /// The CPU begins to read, or to read and write.
-    fn begin(&self, _write: bool) -> Result<(), Errno> {
+    /// The CPU begins to read, or to read and write: all of the dma-bufs or none.
+    fn begin(&self, write: bool) -> Result<(), Errno> {
+        let all = self.dma_bufs();
+        for (done, one) in all.iter().enumerate() {
+            if let Err(errno) = sys::dmabuf::sync(one.fd, write, false) {
+                end(&all[..done], write);
+                return Err(errno);
+            }
+        }
         Ok(())
     }
 
     /// It has done so.
-    fn end(&self, _write: bool) {}
+    fn end(&self, write: bool) {
+        end(&self.dma_bufs(), write);
+    }
 
     /// Makes the pages of a range present.
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno>;
@@ -168,18 +181,7 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
     Ok(made)
 }
 
-/// The CPU begins to read, or to read and write, all of these or none.
-fn begin(all: &[DmaBuf<'_>], write: bool) -> Result<(), Errno> {
-    for (done, one) in all.iter().enumerate() {
-        if let Err(errno) = sys::dmabuf::sync(one.fd, write, false) {
-            end(&all[..done], write);
-            return Err(errno);
-        }
-    }
-    Ok(())
-}
-
-/// It has done so.
+/// The CPU has read these, or read and written.
 fn end(all: &[DmaBuf<'_>], write: bool) {
     for one in all {
         // It has begun, so that it can end; there is nobody to tell in a drop.

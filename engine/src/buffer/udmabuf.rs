@@ -123,13 +123,6 @@ impl Memory for Udmabuf {
         self.populated().map(drop)
     }
 
-    fn exported(&self) -> Option<BorrowedFd<'_>> {
-        match &self.made.get()?[..] {
-            [whole] => Some(whole.fd.as_fd()),
-            _ => None,
-        }
-    }
-
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
         let pieces = self.made.get().map_or(&[][..], |made| &made[..]);
         let pieces = pieces.iter();
@@ -140,14 +133,6 @@ impl Memory for Udmabuf {
                 bytes: piece.bytes,
             })
             .collect()
-    }
-
-    fn begin(&self, write: bool) -> Result<(), Errno> {
-        super::begin(&self.dma_bufs(), write)
-    }
-
-    fn end(&self, write: bool) {
-        super::end(&self.dma_bufs(), write);
     }
 
     fn seal(&mut self) -> Result<(), Errno> {

@@ -24,8 +24,12 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
 
 /// The version of this kernel: its first two numbers.
 pub(crate) fn release() -> Option<(u64, u64)> {
-    let text = text("/proc/sys/kernel/osrelease")?;
-    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+    let name = rustix::system::uname();
+    let mut numbers = name
+        .release()
+        .to_str()
+        .ok()?
+        .split(|c: char| !c.is_ascii_digit());
     let mut number = || numbers.next()?.parse().ok();
     Some((number()?, number()?))
 }
