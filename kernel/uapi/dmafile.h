@@ -25,10 +25,10 @@
 #define DMAFILE_IOC_RW		_IO(DMAFILE_IOC_MAGIC, 3)	/* struct dmafile_rw */
 
 /* struct dmafile_info: features */
-#define DMAFILE_FEATURE_ALLOC_READ	(1ULL << 0)
-#define DMAFILE_FEATURE_READ		(1ULL << 1)	/* RW, file to buffer */
-#define DMAFILE_FEATURE_WRITE		(1ULL << 2)	/* RW, buffer to file */
-#define DMAFILE_FEATURE_URING_CMD	(1ULL << 3)
+#define DMAFILE_FEATURE_ALLOC_READ	0x1
+#define DMAFILE_FEATURE_READ		0x2	/* RW, file to buffer */
+#define DMAFILE_FEATURE_WRITE		0x4	/* RW, buffer to file */
+#define DMAFILE_FEATURE_URING_CMD	0x8
 
 /**
  * struct dmafile_info - what this module does, and its limits
@@ -89,23 +89,23 @@ struct dmafile_progress {
 
 /* struct dmafile_alloc_read and dmafile_rw: flags */
 /* The file may end early: success, with fewer bytes; else ENODATA. */
-#define DMAFILE_SHORT_OK	(1U << 0)
+#define DMAFILE_SHORT_OK	0x1
 /* Any signal ends it, with EINTR; else only those that kill. */
-#define DMAFILE_INTERRUPTIBLE	(1U << 1)
+#define DMAFILE_INTERRUPTIBLE	0x2
 /* EINVAL instead of buffered I/O or a copy where O_DIRECT can't be had for all of it. */
-#define DMAFILE_STRICT		(1U << 2)
+#define DMAFILE_STRICT		0x4
 /* All is allocated before the first read: the order to compare with (AR-21). */
-#define DMAFILE_IN_ORDER	(1U << 3)
+#define DMAFILE_IN_ORDER	0x8
 /* RW only, exactly one of them. */
-#define DMAFILE_READ		(1U << 4)	/* file to buffer */
-#define DMAFILE_WRITE		(1U << 5)	/* buffer to file */
+#define DMAFILE_READ		0x10	/* file to buffer */
+#define DMAFILE_WRITE		0x20	/* buffer to file */
 /* With DMAFILE_WRITE: the bytes are on the disk when it returns (O_DSYNC). */
-#define DMAFILE_DSYNC		(1U << 6)
+#define DMAFILE_DSYNC		0x40
 
 /* modes: how bytes came or went, more than one bit where parts differ */
-#define DMAFILE_MODE_DIRECT	(1U << 0)	/* O_DIRECT, the pages of the buffer themselves */
-#define DMAFILE_MODE_BOUNCED	(1U << 1)	/* O_DIRECT, and a copy */
-#define DMAFILE_MODE_BUFFERED	(1U << 2)	/* through the page cache */
+#define DMAFILE_MODE_DIRECT	0x1	/* O_DIRECT, the pages of the buffer themselves */
+#define DMAFILE_MODE_BOUNCED	0x2	/* O_DIRECT, and a copy */
+#define DMAFILE_MODE_BUFFERED	0x4	/* through the page cache */
 
 /**
  * struct dmafile_alloc_read - a new dma-buf with bytes of a file in it

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The memory of a buffer: pages that belong to it alone, in the order of its bytes. */
+#ifndef _DMAFILE_PAGES_H
+#define _DMAFILE_PAGES_H
+
+#include <linux/bvec.h>
+#include <linux/types.h>
+
+/* The largest allocation: 1 MiB with pages of 4 KiB, what devices map as one segment. */
+#define DMAFILE_MAX_ORDER	8
+
+/**
+ * struct dmafile_chunk - pages that were allocated together
+ * @page: the first of them
+ * @first: its number in the buffer
+ */
+struct dmafile_chunk {
+	struct page *page;
+	unsigned long first;
+};
+
+/**
+ * struct dmafile_pages - memory that grows at its end; all zero is empty
+ * @chunks: what it consists of
+ * @nr: how many of them
+ * @room: how many fit
+ * @count: pages in all of them
+ */
+struct dmafile_pages {
+	struct dmafile_chunk *chunks;
+	unsigned int nr;
+	unsigned int room;
+	unsigned long count;
+};
+
+static inline u64 dmafile_pages_bytes(const struct dmafile_pages *pages)
+{
+	return (u64)pages->count << PAGE_SHIFT;
+}
+
+/* How many pages a chunk has: a power of two. */
+static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *pages, unsigned int nr)
+{
+	unsigned long end = nr + 1 < pages->nr ? pages->chunks[nr + 1].first : pages->count;
+
+	return end - pages->chunks[nr].first;
+}
+
+int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order);
+unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at);
+void dmafile_pages_free(struct dmafile_pages *pages);
+void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to);
+void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
+			const struct dmafile_pages *from, u64 from_at, u64 len);
+struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u64 *len,
+				   unsigned int *nr);
+
+#endif /* _DMAFILE_PAGES_H */

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Our dma-bufs: pages of our own, mapped for devices in the pieces in which they were allocated.
+ * Nobody else's scatterlist is ever looked at.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/dma-resv.h>
+#include <linux/highmem.h>
+#include <linux/iosys-map.h>
+#include <linux/mm.h>
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include "buffer.h"
+#include "compat.h"
+#include "stats.h"
+
+/**
+ * struct dmafile_buffer - what a dma-buf of ours has behind it
+ * @pages: the memory, all of it from the beginning to the end
+ * @io: held for writing by what fills it from a file, for reading by what goes to one
+ * @lock: protects @attachments, @vaddr and @vmaps
+ * @attachments: struct dmafile_attachment
+ * @vaddr: the kernel's mapping, while @vmaps
+ * @vmaps: how many asked for it
+ * @origin: for fdinfo, which shows it as the exporter's name
+ */
+struct dmafile_buffer {
+	struct dmafile_pages pages;
+	struct rw_semaphore io;
+	struct mutex lock; /* attachments, vaddr, vmaps */
+	struct list_head attachments;
+	void *vaddr;
+	unsigned int vmaps;
+	const char *origin;
+};
+
+/**
+ * struct dmafile_attachment - a device that may reach a buffer
+ * @dev: the device
+ * @table: the memory as this device sees it
+ * @node: in the buffer's list
+ * @mapped: addresses are in @table
+ */
+struct dmafile_attachment {
+	struct device *dev;
+	struct sg_table table;
+	struct list_head node;
+	bool mapped;
+};
+
+static int dmafile_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	struct dmafile_attachment *attachment;
+	struct scatterlist *sg;
+	unsigned int i;
+	int err;
+
+	attachment = kzalloc(sizeof(*attachment), GFP_KERNEL);
+	if (!attachment)
+		return -ENOMEM;
+	err = sg_alloc_table(&attachment->table, buffer->pages.nr, GFP_KERNEL);
+	if (err) {
+		kfree(attachment);
+		return err;
+	}
+	for_each_sgtable_sg(&attachment->table, sg, i)
+		sg_set_page(sg, buffer->pages.chunks[i].page,
+			    dmafile_chunk_pages(&buffer->pages, i) << PAGE_SHIFT, 0);
+	attachment->dev = attach->dev;
+	attach->priv = attachment;
+
+	mutex_lock(&buffer->lock);
+	list_add(&attachment->node, &buffer->attachments);
+	mutex_unlock(&buffer->lock);
+	return 0;
+}
+
+static void dmafile_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	struct dmafile_attachment *attachment = attach->priv;
+
+	mutex_lock(&buffer->lock);
+	list_del(&attachment->node);
+	mutex_unlock(&buffer->lock);
+	sg_free_table(&attachment->table);
+	kfree(attachment);
+}
+
+static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
+				    enum dma_data_direction direction)
+{
+	struct dmafile_buffer *buffer = attach->dmabuf->priv;
+	struct dmafile_attachment *attachment = attach->priv;
+	int err;
+
+	/* Not while someone walks the list to synchronise what is mapped. */
+	mutex_lock(&buffer->lock);
+	err = dma_map_sgtable(attachment->dev, &attachment->table, direction, 0);
+	attachment->mapped = !err;
+	mutex_unlock(&buffer->lock);
+	return err ? ERR_PTR(err) : &attachment->table;
+}
+
+static void dmafile_unmap(struct dma_buf_attachment *attach, struct sg_table *table,
+			  enum dma_data_direction direction)
+{
+	struct dmafile_buffer *buffer = attach->dmabuf->priv;
+	struct dmafile_attachment *attachment = attach->priv;
+
+	mutex_lock(&buffer->lock);
+	attachment->mapped = false;
+	dma_unmap_sgtable(attachment->dev, table, direction, 0);
+	mutex_unlock(&buffer->lock);
+}
+
+static int dmafile_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction direction)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	struct dmafile_attachment *attachment;
+
+	mutex_lock(&buffer->lock);
+	if (buffer->vmaps)
+		invalidate_kernel_vmap_range(buffer->vaddr, dmabuf->size);
+	list_for_each_entry(attachment, &buffer->attachments, node)
+		if (attachment->mapped)
+			dma_sync_sgtable_for_cpu(attachment->dev, &attachment->table, direction);
+	mutex_unlock(&buffer->lock);
+	return 0;
+}
+
+static int dmafile_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction direction)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	struct dmafile_attachment *attachment;
+
+	mutex_lock(&buffer->lock);
+	if (buffer->vmaps)
+		flush_kernel_vmap_range(buffer->vaddr, dmabuf->size);
+	list_for_each_entry(attachment, &buffer->attachments, node)
+		if (attachment->mapped)
+			dma_sync_sgtable_for_device(attachment->dev, &attachment->table,
+						    direction);
+	mutex_unlock(&buffer->lock);
+	return 0;
+}
+
+/* The core has checked the range. */
+static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	unsigned long at = vma->vm_pgoff, addr = vma->vm_start;
+	unsigned int chunk = dmafile_pages_chunk(&buffer->pages, (u64)at << PAGE_SHIFT);
+
+	/* A private one would copy pages, and not be the buffer. */
+	if (!(vma->vm_flags & (VM_SHARED | VM_MAYSHARE)))
+		return -EINVAL;
+	for (; addr < vma->vm_end; chunk++) {
+		unsigned long skip = at - buffer->pages.chunks[chunk].first;
+		unsigned long pages = min(dmafile_chunk_pages(&buffer->pages, chunk) - skip,
+					  (vma->vm_end - addr) >> PAGE_SHIFT);
+		int err = remap_pfn_range(vma, addr,
+					  page_to_pfn(buffer->pages.chunks[chunk].page) + skip,
+					  pages << PAGE_SHIFT, vma->vm_page_prot);
+
+		if (err)
+			return err;
+		at += pages;
+		addr += pages << PAGE_SHIFT;
+	}
+	return 0;
+}
+
+static void *map_all(const struct dmafile_pages *pages)
+{
+	struct page **all = kvmalloc_array(pages->count, sizeof(*all), GFP_KERNEL);
+	unsigned long i, n = 0;
+	unsigned int chunk;
+	void *vaddr;
+
+	if (!all)
+		return NULL;
+	for (chunk = 0; chunk < pages->nr; chunk++)
+		for (i = 0; i < dmafile_chunk_pages(pages, chunk); i++)
+			all[n++] = nth_page(pages->chunks[chunk].page, i);
+	vaddr = vmap(all, n, VM_MAP, PAGE_KERNEL);
+	kvfree(all);
+	return vaddr;
+}
+
+static int dmafile_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	int err = 0;
+
+	mutex_lock(&buffer->lock);
+	if (!buffer->vmaps)
+		buffer->vaddr = map_all(&buffer->pages);
+	if (buffer->vaddr) {
+		buffer->vmaps++;
+		iosys_map_set_vaddr(map, buffer->vaddr);
+	} else {
+		err = -ENOMEM;
+	}
+	mutex_unlock(&buffer->lock);
+	return err;
+}
+
+static void dmafile_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+
+	mutex_lock(&buffer->lock);
+	if (!--buffer->vmaps) {
+		vunmap(buffer->vaddr);
+		buffer->vaddr = NULL;
+	}
+	mutex_unlock(&buffer->lock);
+	iosys_map_clear(map);
+}
+
+static void buffer_free(struct dmafile_buffer *buffer)
+{
+	dmafile_pages_free(&buffer->pages);
+	mutex_destroy(&buffer->lock);
+	kfree(buffer->origin);
+	kfree(buffer);
+}
+
+static void dmafile_release(struct dma_buf *dmabuf)
+{
+	dmafile_stats_add(DMAFILE_STAT_BUFFERS, -1);
+	dmafile_stats_add(DMAFILE_STAT_BUFFER_BYTES, -(s64)dmabuf->size);
+	buffer_free(dmabuf->priv);
+}
+
+static const struct dma_buf_ops dmafile_buffer_ops = {
+	.attach = dmafile_attach,
+	.detach = dmafile_detach,
+	.map_dma_buf = dmafile_map,
+	.unmap_dma_buf = dmafile_unmap,
+	.begin_cpu_access = dmafile_begin_cpu_access,
+	.end_cpu_access = dmafile_end_cpu_access,
+	.mmap = dmafile_mmap,
+	.vmap = dmafile_vmap,
+	.vunmap = dmafile_vunmap,
+	.release = dmafile_release,
+};
+
+/**
+ * dmafile_buffer_export - make a dma-buf of memory
+ * @pages: the memory, which becomes the dma-buf's, or stays as it is after an error
+ * @fd_flags: O_RDONLY or O_RDWR, what its descriptor will be open for
+ * @origin: where its bytes are from, on one line; freed with it by kfree(), and after an error
+ *
+ * Return: the dma-buf, not yet in anyone's table of files, or an error.
+ */
+struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
+				      const char *origin)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct dmafile_buffer *buffer;
+	struct dma_buf *dmabuf;
+
+	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
+	if (!buffer) {
+		kfree(origin);
+		return ERR_PTR(-ENOMEM);
+	}
+	init_rwsem(&buffer->io);
+	mutex_init(&buffer->lock);
+	INIT_LIST_HEAD(&buffer->attachments);
+	buffer->origin = origin;
+
+	info.exp_name = origin;
+	info.ops = &dmafile_buffer_ops;
+	info.size = dmafile_pages_bytes(pages);
+	info.flags = fd_flags & O_ACCMODE;
+	info.priv = buffer;
+	dmabuf = dma_buf_export(&info);
+	if (IS_ERR(dmabuf)) {
+		buffer_free(buffer);
+		return dmabuf;
+	}
+	buffer->pages = *pages;
+	*pages = (struct dmafile_pages) { };
+	dmafile_stats_add(DMAFILE_STAT_BUFFERS, 1);
+	dmafile_stats_add(DMAFILE_STAT_BUFFER_BYTES, dmabuf->size);
+	return dmabuf;
+}
+
+/**
+ * dmafile_buffer_begin - have a buffer to oneself for I/O
+ * @dmabuf: any dma-buf
+ * @fill: it will be written to, not only read
+ *
+ * Waits for devices that use it (its fences), and for requests that may not run beside this one.
+ * That is what keeps two requests from each other; a device that starts later on is its driver's
+ * affair, as with any dma-buf.
+ *
+ * Return: its memory; -EXDEV where the buffer is of somebody else, -EINTR when the caller is being
+ * killed, -ERESTARTSYS at a signal while it waits for devices.
+ */
+struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+	long left;
+	int err;
+
+	if (dmabuf->ops != &dmafile_buffer_ops)
+		return ERR_PTR(-EXDEV);
+	err = fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
+	if (err)
+		return ERR_PTR(err);
+	left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), true,
+				     MAX_SCHEDULE_TIMEOUT);
+	if (left < 0) {
+		if (fill)
+			up_write(&buffer->io);
+		else
+			up_read(&buffer->io);
+		return ERR_PTR(left);
+	}
+	dmafile_begin_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
+	return &buffer->pages;
+}
+
+/**
+ * dmafile_buffer_end - what dmafile_buffer_begin() began
+ * @dmabuf: as there
+ * @fill: as there
+ */
+void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill)
+{
+	struct dmafile_buffer *buffer = dmabuf->priv;
+
+	dmafile_end_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
+	if (fill)
+		up_write(&buffer->io);
+	else
+		up_read(&buffer->io);
+}
+
+DMAFILE_IMPORT_NS(DMA_BUF);

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Our dma-bufs. */
+#ifndef _DMAFILE_BUFFER_H
+#define _DMAFILE_BUFFER_H
+
+#include <linux/dma-buf.h>
+
+#include "pages.h"
+
+struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
+				      const char *origin);
+struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill);
+void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill);
+
+#endif /* _DMAFILE_BUFFER_H */

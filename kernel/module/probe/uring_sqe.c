@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Since Linux 6.3 a command has its SQE, of which this is the payload. */
+#include <linux/io_uring/cmd.h>
+
+const void *probe(const struct io_uring_cmd *cmd);
+
+const void *probe(const struct io_uring_cmd *cmd)
+{
+	return io_uring_sqe_cmd(cmd->sqe);
+}

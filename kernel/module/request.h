@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What user space can ask for. */
+#ifndef _DMAFILE_REQUEST_H
+#define _DMAFILE_REQUEST_H
+
+#include <linux/compiler.h>
+
+int dmafile_request(unsigned int cmd, void __user *address);
+
+#endif /* _DMAFILE_REQUEST_H */
