@@ -21,7 +21,7 @@ static_assert(DMAFILE_MODE_BUFFERED == DMAFILE_BUFFERED);
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);
-MODULE_PARM_DESC(gather_mb, "MiB allocated before they are read, where a call does not say; 1 to 1024. Default is 128.");
+MODULE_PARM_DESC(gather_mb, "MiB allocated before they are read at most, where a call does not say; 1 to 1024. Default is 128.");
 
 static unsigned int depth = 4;
 module_param(depth, uint, 0644);
@@ -38,6 +38,12 @@ MODULE_PARM_DESC(max_order, "Largest pages to try for, of order 8, 4 and 0. Defa
 static bool in_order;
 module_param(in_order, bool, 0644);
 MODULE_PARM_DESC(in_order, "Allocate all before the first read, to compare. Default is N.");
+
+/*
+ * The gathers that a transfer has at least, where a call does not say: what is not covered by I/O is
+ * the first of them, and of the reads the last.
+ */
+#define GATHERS		16
 
 /* Flags of a transfer in either direction. */
 #define TRANSFER_FLAGS	(DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_STRICT | \
@@ -63,9 +69,14 @@ static u64 max_buffer(void)
 	return limit ? min(limit, all) : all;
 }
 
-static u64 default_gather(void)
+static u64 largest_gather(void)
 {
 	return (u64)clamp(READ_ONCE(gather_mb), 1U, (unsigned int)(DMAFILE_MAX_GATHER >> 20)) << 20;
+}
+
+static u64 default_gather(u64 len)
+{
+	return clamp(len / GATHERS, (u64)SZ_1M, largest_gather());
 }
 
 static unsigned int current_depth(void)
@@ -131,7 +142,7 @@ static int set_up(struct call *call, u32 flags, u64 gather, u64 progress)
 	if (gather > DMAFILE_MAX_GATHER || !IS_ALIGNED(progress, sizeof(u64)))
 		return -EINVAL;
 	call->progress = u64_to_user_ptr(progress);
-	call->io.gather = gather ?: default_gather();
+	call->io.gather = gather;
 	call->io.depth = current_depth();
 	call->io.max_order = READ_ONCE(max_order);
 	call->io.in_order = (flags & DMAFILE_IN_ORDER) || READ_ONCE(in_order);
@@ -202,7 +213,7 @@ static int do_info(void *request, struct publication *out)
 		.features = DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ |
 			    DMAFILE_FEATURE_WRITE | DMAFILE_FEATURE_URING_CMD,
 		.max_buffer = max_buffer(),
-		.gather = default_gather(),
+		.gather = largest_gather(),
 		.max_gather = DMAFILE_MAX_GATHER,
 		.align = DMAFILE_ALIGN,
 		.depth = current_depth(),
@@ -284,6 +295,8 @@ static int do_alloc_read(void *request, struct publication *out)
 	if (IS_ERR(io->file))
 		return PTR_ERR(io->file);
 	err = alloc_read_range(read, io);
+	if (!err && !io->gather)
+		io->gather = default_gather(io->len);
 	if (!err)
 		err = reserve(out, read->fd_flags);
 	if (err)
@@ -320,6 +333,8 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 	io->pos = rw->file_offset;
 	io->at = rw->buffer_offset;
 	io->len = rw->length;
+	if (!io->gather)
+		io->gather = default_gather(io->len);
 	if (check_add_overflow(io->at, io->len, &end) || end > dmabuf->size)
 		return -EINVAL;
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN)

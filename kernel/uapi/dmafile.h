@@ -36,7 +36,7 @@
  * @version: out: DMAFILE_VERSION
  * @features: out: DMAFILE_FEATURE_*
  * @max_buffer: out: the largest buffer; parameter max_buffer_mb, or all of memory
- * @gather: out: how much is allocated before it is read, where a call does not say
+ * @gather: out: how much is allocated before it is read at most, where a call does not say
  * @max_gather: out: the most that a call may ask for
  * @align: out: what the difference of an offset in the file and one in the buffer is a multiple
  *	of, for direct I/O without a copy
@@ -120,8 +120,9 @@ struct dmafile_progress {
  *	align, direct I/O needs no copy
  * @buffer_size: of the buffer; 0: what is needed, rounded up to pages. All around the file's bytes
  *	is zero
- * @gather: bytes allocated before they are read, in pages; 0: the module's. Smaller at the
- *	beginning and at the end, so that reading starts early and ends early
+ * @gather: bytes allocated before they are read, in pages; 0: a sixteenth of @length, within 1 MiB
+ *	and the info's gather. Smaller at the beginning and at the end, so that reading starts early
+ *	and ends early
  * @progress: the address of a struct dmafile_progress, or 0
  * @fd: out: the dma-buf; there only when all bytes are
  * @mode: out: DMAFILE_MODE_*
@@ -166,7 +167,7 @@ struct dmafile_alloc_read {
  * @file_offset: the first byte in the file
  * @buffer_offset: the first byte in the buffer
  * @length: how many, at least 1
- * @gather: bytes handed to the file system at a time; 0: the module's
+ * @gather: bytes handed to the file system at a time; 0: as in struct dmafile_alloc_read
  * @progress: the address of a struct dmafile_progress, or 0
  * @mode: out: DMAFILE_MODE_*
  * @reserved: 0
