@@ -64,6 +64,7 @@ class Wanted:
     kernel: str = "6.12"
     fs: Sequence[str] = ()
     disk_size: int = 2 << 30
+    disk_speed: int | None = None
     iommu: str = "off"
     cpus: int = 2
     memory: int = 2 << 30
@@ -119,6 +120,12 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         default=standard.disk_size,
         metavar="SIZE",
         help="of each, sparse [2G]",
+    )
+    add(
+        "--disk-speed",
+        type=size,
+        metavar="SIZE",
+        help="of each, bytes a second at most",
     )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
@@ -256,6 +263,8 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
         file.truncate(wanted.disk_size)
     kernels.call([*maker, str(image)])
     drive = f"if=none,id=disk{number},file={image},format=raw,cache=unsafe,discard=unmap"
+    if wanted.disk_speed:
+        drive += f",throttling.bps-total={wanted.disk_speed}"
     return ["-drive", drive, "-device", f"nvme,serial=disk{number},drive=disk{number}"]
 
 
