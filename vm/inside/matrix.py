@@ -131,17 +131,23 @@ class Matrix:
         file = self.file(3 * GATHER + 777)
         for mib, count in ((1, 7), (2, 4), (5, 2), (64, 1)):
             back = setting(LIMIT, mib)
-            pieces = self.load(file, "--io=direct")["dma_bufs"]
+            [way] = self.ways(every=False)
+            pieces = self.load(file, *way)["dma_bufs"]
             assert len(pieces) == count and pieces[0]["bytes"] <= mib * MIB, (mib, pieces)
             back()
 
 
 def fills(loads: Loads, folder: Path, whole: bool) -> None:
     """Memory that exists: all of it, or a range with somebody else's bytes around."""
+    ways: list[tuple[str, ...]] = [()]
+    if whole:
+        ways += [("--io=buffered",)]
+        if File(folder / "file", b"").file_system != "tmpfs":
+            ways += [("--io=direct",)]
     for kind in ("memfd", "udmabuf", "heap:system"):
         for size in (1, GATHER + 777) if whole else (GATHER + 777,):
             file = File.of(folder / "file", size)
-            for words in ((), ("--io=direct",), ("--io=buffered",)) if whole else ((),):
+            for words in ways:
                 loads.fill(file, kind, 2 * GATHER, *words)
                 # In the middle of a page, of a block, and up to the last byte.
                 for at in (0, 777, MIB + 512, 2 * GATHER - size):

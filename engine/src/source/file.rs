@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn holes_are_found_and_small_ones_bridged() {
-        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let dir = crate::source::folder_on_disk();
         let path = dir.path().join("sparse");
         let mut file = std::fs::File::create(&path).unwrap();
         for at in [0, 64 << 10, 4 << 20] {
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn reads_wait_for_their_bytes() {
-        let source = Input::open(Path::new(file!().trim_start_matches("engine/"))).unwrap();
+        let source = Input::open(&std::env::current_exe().unwrap()).unwrap();
         let fds = [Ok(source.buffered()), source.direct()];
         for fd in fds.into_iter().flatten() {
             let flags = rustix::fs::fcntl_getfl(fd).unwrap();

@@ -236,3 +236,13 @@ impl Source {
         self.parts.iter().for_each(|part| part.file.no_readahead());
     }
 }
+
+/// A folder for the files of a test, on a disk: the one that holds the build, or where DMAFILE_TEST_DIR
+/// says, on machines that cannot write there.
+#[cfg(test)]
+pub(crate) fn folder_on_disk() -> tempfile::TempDir {
+    let target = std::env::var("DMAFILE_TEST_DIR")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../target").to_string());
+    std::fs::create_dir_all(&target).unwrap();
+    tempfile::tempdir_in(target).unwrap()
+}

@@ -9,11 +9,7 @@ use std::time::Instant;
 /// overlayfs over squashfs and some FUSE daemons answer at the first read of any kind.
 #[test]
 fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
-    // On a disk; as tests/common does.
-    let target = std::env::var("DMAFILE_TEST_DIR")
-        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../target").to_string());
-    std::fs::create_dir_all(&target).unwrap();
-    let dir = tempfile::tempdir_in(target).unwrap();
+    let dir = crate::source::folder_on_disk();
     let path = dir.path().join("file");
     let bytes: Vec<u8> = (0..3_000_001_u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
