@@ -162,7 +162,7 @@ static ssize_t move_now(struct dmafile_io *io, const struct dmafile_pages *pages
 			io->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
 		done += result;
 		/* A direct read that ends within a block has seen the end of the file. */
-		if (!io->write && direct && !IS_ALIGNED(done, DMAFILE_ALIGN))
+		if ((!io->write || io->strict) && direct && !IS_ALIGNED(done, DMAFILE_ALIGN))
 			break;
 	}
 	return done;
@@ -210,6 +210,22 @@ static void read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 	}
 }
 
+/* A piece has come to an end before its own: that of the file, or of a legal short count. */
+static ssize_t move_rest(struct dmafile_io *io, struct piece *piece, u64 done, u64 need)
+{
+	u64 at = piece->at + done, pos = io->pos + at - io->at;
+	ssize_t result;
+
+	if (!io->strict)
+		/* The page cache knows. */
+		return move_now(io, io->pages, at, pos, need - done, false);
+	/* Within a block, a direct one has seen the end of the file. */
+	if (!IS_ALIGNED(done, DMAFILE_ALIGN))
+		return 0;
+	result = move_now(io, io->pages, at, pos, piece->len - done, true);
+	return min_t(s64, result, need - done);
+}
+
 /*
  * Waits for a piece that was issued in order, and for what direct I/O has left of it. Return: 0,
  * an error, or 1 at the end of the file.
@@ -229,9 +245,7 @@ static int piece_finish(struct dmafile_io *io, struct piece *piece)
 		io->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 	done = min_t(u64, result, need);
 	if (done < need) {
-		/* The end of the file, or a legal short count: the page cache knows. */
-		result = move_now(io, io->pages, piece->at + done,
-				  io->pos + (piece->at - io->at) + done, need - done, false);
+		result = move_rest(io, piece, done, need);
 		if (result < 0)
 			return result;
 		done += result;
@@ -331,8 +345,6 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 
 	if (from >= to)
 		return 0;
-	if (io->strict)
-		return -EINVAL;
 	err = dmafile_pages_grow(&bounce, min_t(u64, BOUNCE, round_up(to - from, DMAFILE_ALIGN) +
 						DMAFILE_ALIGN), io->max_order);
 	while (at < to && !err) {
@@ -407,6 +419,16 @@ static int move_directly(struct dmafile_io *io)
 	return err;
 }
 
+/* Whether O_DIRECT moves all of it, with the buffer's own pages: what @strict insists on. */
+static bool all_direct(const struct dmafile_io *io)
+{
+	u64 end = io->at + io->len;
+
+	if (!(io->file->f_iocb_flags & IOCB_DIRECT) || (io->at ^ io->pos) & (DMAFILE_ALIGN - 1))
+		return false;
+	return io->born || (IS_ALIGNED(io->at, DMAFILE_ALIGN) && IS_ALIGNED(end, DMAFILE_ALIGN));
+}
+
 /**
  * dmafile_transfer - move bytes between a file and a buffer
  * @io: which, see there. Ranges fit the buffer and don't wrap; nobody else touches that range
@@ -423,6 +445,8 @@ int dmafile_transfer(struct dmafile_io *io)
 	u64 end = io->at + io->len;
 	int err = 0;
 
+	if (io->strict && !all_direct(io))
+		return -EINVAL;
 	if (io->in_order)
 		err = allocate(io, io->size);
 	if (!err) {
