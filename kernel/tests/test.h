@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the programs here have in common. Each has one subject, prints the KTAP of kselftest, and
+ * ends at the first thing that is not as it should be.
+ */
+#ifndef _DMAFILE_TEST_H
+#define _DMAFILE_TEST_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <linux/dma-buf.h>
+
+#include "dmafile.h"
+
+#define PAGE		4096UL
+#define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))
+
+/* One thing that is tested. */
+struct test {
+	const char *name;
+	void (*run)(void);
+};
+
+/* /dev/dmafile, and which test is running. */
+static int node;
+static const struct test *current;
+static unsigned int number;
+static const char *skipped;
+/* How many requests were made, for the summary. */
+static unsigned long requests;
+
+static inline void end_failed(void)
+{
+	printf("\nnot ok %u %s\n", number, current ? current->name : "setup");
+	fflush(stdout);
+	exit(1);
+}
+
+/* Fails with a sentence where something isn't so. */
+#define must(so, ...)			\
+	do {				\
+		if (so)			\
+			break;		\
+		printf("# ");		\
+		printf(__VA_ARGS__);	\
+		end_failed();		\
+	} while (0)
+
+static inline int run_tests(const struct test *tests, unsigned int count)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	node = open("/dev/dmafile", O_RDWR | O_CLOEXEC);
+	must(node >= 0, "/dev/dmafile: %s", strerror(errno));
+	printf("TAP version 13\n1..%u\n", count);
+	for (number = 1; number <= count; number++) {
+		struct timespec begun, over;
+
+		current = &tests[number - 1];
+		skipped = NULL;
+		clock_gettime(CLOCK_MONOTONIC, &begun);
+		current->run();
+		clock_gettime(CLOCK_MONOTONIC, &over);
+		if (skipped)
+			printf("ok %u %s # SKIP %s\n", number, current->name, skipped);
+		else
+			printf("ok %u %s # %ld s\n", number, current->name,
+			       (long)(over.tv_sec - begun.tv_sec));
+	}
+	printf("# %lu requests\n", requests);
+	return 0;
+}
+
+/* An ioctl: 0 or what it returns, or a negative errno. */
+static inline int call(int fd, unsigned long request, void *argument)
+{
+	int result = ioctl(fd, request, argument);
+
+	requests++;
+	return result < 0 ? -errno : result;
+}
+
+static inline char *why(int result)
+{
+	return strerror(-result);
+}
+
+static inline __u64 round_up(__u64 value, __u64 unit)
+{
+	return (value + unit - 1) / unit * unit;
+}
+
+/* A byte of a pattern in which no two places are alike. */
+static inline __u8 pattern(__u64 seed, __u64 at)
+{
+	__u64 x = (at >> 3) + seed * 0x9e3779b97f4a7c15ULL;
+
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+	x ^= x >> 31;
+	return x >> (at & 7) * 8;
+}
+
+static inline void fill(__u8 *to, __u64 seed, __u64 at, size_t len)
+{
+	while (len--)
+		*to++ = pattern(seed, at++);
+}
+
+static inline int new_buffer(__u64 length)
+{
+	struct dmafile_alloc alloc = {
+		.size = sizeof(alloc),
+		.fd_flags = O_RDWR | O_CLOEXEC,
+		.length = length,
+	};
+	int result = call(node, DMAFILE_IOC_ALLOC, &alloc);
+
+	must(!result, "ALLOC of %llu bytes: %s", length, why(result));
+	return alloc.fd;
+}
+
+static inline __u64 size_of(int fd)
+{
+	off_t size = lseek(fd, 0, SEEK_END);
+
+	must(size >= 0, "the size of descriptor %d: %s", fd, strerror(errno));
+	return size;
+}
+
+static inline void sync_cpu(int fd, __u64 flags)
+{
+	struct dma_buf_sync sync = { .flags = flags };
+	int result = call(fd, DMA_BUF_IOCTL_SYNC, &sync);
+
+	must(!result, "DMA_BUF_IOCTL_SYNC %llx: %s", flags, why(result));
+}
+
+/* All of a buffer, as any program sees it. */
+static inline __u8 *map_buffer(int fd, int protection)
+{
+	void *map = mmap(NULL, size_of(fd), protection, MAP_SHARED, fd, 0);
+
+	must(map != MAP_FAILED, "mmap of a buffer: %s", strerror(errno));
+	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_START);
+	return map;
+}
+
+static inline void unmap_buffer(int fd, __u8 *map)
+{
+	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
+	munmap(map, size_of(fd));
+}
+
+/* Where two pieces of memory begin to differ; @len where they don't. */
+static inline size_t differ(const __u8 *one, const __u8 *other, size_t len)
+{
+	size_t at = 0;
+
+	if (!memcmp(one, other, len))
+		return len;
+	while (one[at] == other[at])
+		at++;
+	return at;
+}
+
+static inline size_t not_zero(const __u8 *memory, size_t from, size_t to)
+{
+	while (from < to && !memory[from])
+		from++;
+	return from;
+}
+
+/* A number that a file of /proc or /sys has behind a word; -1 where it hasn't. */
+static inline long long number_in(const char *path, const char *word)
+{
+	FILE *file = fopen(path, "re");
+	char line[256];
+	long long value = -1;
+	size_t len = strlen(word);
+
+	must(file, "%s: %s", path, strerror(errno));
+	while (value < 0 && fgets(line, sizeof(line), file))
+		if (!strncmp(line, word, len) && strchr(" :\t", line[len]))
+			value = strtoll(line + len + 1, NULL, 10);
+	fclose(file);
+	return value;
+}
+
+#define STATS	"/sys/kernel/debug/dmafile/stats"
+
+#endif /* _DMAFILE_TEST_H */
