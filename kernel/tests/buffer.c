@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * buffer FOLDER
+ *
+ * What a dma-buf of ours is to those who did not make it: mappings, a name, what fdinfo says, the
+ * CPU's access, drivers that import it, fences that a request waits for, and the module that stays
+ * while one lives. The drivers are vgem and vivid, as far as this kernel has them.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+
+#define LENGTH	(1300000UL)
+
+static const char *folder;
+static char path[4096];
+static __u8 shadow[LENGTH + PAGE];
+
+/* Of drm/drm.h and drm/vgem_drm.h, which are in a package of their own. */
+struct drm_version {
+	int version_major, version_minor, version_patchlevel;
+	size_t name_len;
+	char *name;
+	size_t date_len;
+	char *date;
+	size_t desc_len;
+	char *desc;
+};
+
+struct drm_gem_close {
+	__u32 handle, pad;
+};
+
+struct drm_prime_handle {
+	__u32 handle, flags;
+	__s32 fd;
+};
+
+struct drm_vgem_fence_attach {
+	__u32 handle, flags, out_fence, pad;
+};
+
+struct drm_vgem_fence_signal {
+	__u32 fence, flags;
+};
+
+#define DRM_IOCTL_VERSION		_IOWR('d', 0x00, struct drm_version)
+#define DRM_IOCTL_GEM_CLOSE		_IOW('d', 0x09, struct drm_gem_close)
+#define DRM_IOCTL_PRIME_HANDLE_TO_FD	_IOWR('d', 0x2d, struct drm_prime_handle)
+#define DRM_IOCTL_PRIME_FD_TO_HANDLE	_IOWR('d', 0x2e, struct drm_prime_handle)
+#define DRM_IOCTL_VGEM_FENCE_ATTACH	_IOWR('d', 0x41, struct drm_vgem_fence_attach)
+#define DRM_IOCTL_VGEM_FENCE_SIGNAL	_IOW('d', 0x42, struct drm_vgem_fence_signal)
+#define VGEM_FENCE_WRITE		1
+
+/* A buffer with the file in it. */
+static int loaded(void)
+{
+	struct dmafile_alloc_read load = {
+		.size = sizeof(load),
+		.fd_flags = O_RDWR | O_CLOEXEC,
+		.file_fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC),
+		.gather = 128 << 10,
+	};
+	int result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+
+	must(!result && load.bytes == LENGTH, "%s: %s", path, why(result));
+	close(load.file_fd);
+	return load.fd;
+}
+
+static void check(const __u8 *map, const char *what)
+{
+	must(differ(map, shadow, sizeof(shadow) / PAGE * PAGE) == sizeof(shadow) / PAGE * PAGE,
+	     "%s: differs at %zu", what, differ(map, shadow, LENGTH));
+}
+
+static void mappings(void)
+{
+	int fd = loaded(), i;
+	__u64 size = size_of(fd), from;
+	__u8 *map, *other;
+
+	map = map_buffer(fd, PROT_READ | PROT_WRITE);
+	check(map, "a mapping");
+	/* Any part of it, and what one writes the other one sees. */
+	for (i = 0; i < 40; i++) {
+		from = i * 7 % (size / PAGE) * PAGE;
+		other = mmap(NULL, size - from, PROT_READ, MAP_SHARED, fd, from);
+		must(other != MAP_FAILED, "mmap from %llu: %s", from, strerror(errno));
+		must(differ(other, shadow + from, size - from) == size - from, "from %llu", from);
+		map[from] ^= 0xff;
+		must((other[0] ^ shadow[from]) == 0xff, "a store is not seen at %llu", from);
+		map[from] ^= 0xff;
+		munmap(other, size - from);
+	}
+	must(mmap(NULL, size + PAGE, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED,
+	     "more than there is can be mapped");
+	must(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, size) == MAP_FAILED,
+	     "what lies behind can be mapped");
+	must(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED && errno == EINVAL,
+	     "a private mapping: %s", strerror(errno));
+	/* It outlives its descriptor. */
+	unmap_buffer(fd, map);
+	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	close(fd);
+	must(number_in(STATS, "buffers") == 1, "a mapping doesn't keep its buffer");
+	check(map, "a mapping without a descriptor");
+	munmap(map, size);
+	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+}
+
+static void words_about_it(void)
+{
+	char file[64], text[2048];
+	int fd = loaded(), info, result;
+	ssize_t len;
+
+	result = ioctl(fd, DMA_BUF_SET_NAME_B, "weights");
+	must(!result, "DMA_BUF_SET_NAME: %s", strerror(errno));
+	snprintf(file, sizeof(file), "/proc/self/fdinfo/%d", fd);
+	info = open(file, O_RDONLY);
+	len = read(info, text, sizeof(text) - 1);
+	must(len > 0, "%s: %s", file, strerror(errno));
+	text[len] = 0;
+	close(info);
+	must(strstr(text, "\nname:\tweights\n"), "no name: %s", text);
+	must(strstr(text, "\nexp_name:\tdmafile bytes=1300000 mode=direct file=buffer odd?\n"),
+	     "no origin: %s", text);
+	must(strstr(text, "\nsize:\t1302528\n"), "no size: %s", text);
+	close(fd);
+}
+
+static void access_by_the_cpu(void)
+{
+	static const __u64 wrong[] = { 0, DMA_BUF_SYNC_START, DMA_BUF_SYNC_END, 8, 1 << 16 };
+	int fd = loaded(), i;
+
+	for (i = 0; i < (int)ARRAY_SIZE(wrong); i++) {
+		struct dma_buf_sync sync = { .flags = wrong[i] };
+		int result = call(fd, DMA_BUF_IOCTL_SYNC, &sync);
+
+		must(result == -EINVAL, "sync with %llx: %s", wrong[i], why(result));
+	}
+	for (i = 1; i < 4; i++) {
+		sync_cpu(fd, i | DMA_BUF_SYNC_START);
+		sync_cpu(fd, i | DMA_BUF_SYNC_END);
+	}
+	/* A careless one, that ends what it has never begun. */
+	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
+	close(fd);
+}
+
+/* The first of the nodes that is vgem's; -1 without. */
+static int vgem(void)
+{
+	int number, fd;
+
+	for (number = 0; number < 8; number++) {
+		char file[32], name[32] = "";
+		struct drm_version version = { .name = name, .name_len = sizeof(name) - 1 };
+
+		snprintf(file, sizeof(file), "/dev/dri/card%d", number);
+		fd = open(file, O_RDWR | O_CLOEXEC);
+		if (fd < 0)
+			continue;
+		if (!ioctl(fd, DRM_IOCTL_VERSION, &version) && !strcmp(name, "vgem"))
+			return fd;
+		close(fd);
+	}
+	skipped = "this kernel has no such driver";
+	return -1;
+}
+
+static __u32 imported(int device, int fd)
+{
+	struct drm_prime_handle prime = { .fd = fd };
+
+	must(!ioctl(device, DRM_IOCTL_PRIME_FD_TO_HANDLE, &prime), "PRIME_FD_TO_HANDLE: %s",
+	     strerror(errno));
+	return prime.handle;
+}
+
+static void dropped(int device, __u32 handle)
+{
+	struct drm_gem_close gem = { .handle = handle };
+
+	must(!ioctl(device, DRM_IOCTL_GEM_CLOSE, &gem), "GEM_CLOSE: %s", strerror(errno));
+}
+
+static int refill(int fd, __u32 flags)
+{
+	struct dmafile_rw rw = {
+		.size = sizeof(rw),
+		.flags = DMAFILE_READ | flags,
+		.fd = fd,
+		.file_fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC),
+		.length = LENGTH,
+	};
+	int result = call(node, DMAFILE_IOC_RW, &rw);
+
+	close(rw.file_fd);
+	return result;
+}
+
+/* Attached to a device and mapped for DMA there, while it is filled again, and by several. */
+static void import(void)
+{
+	int device = vgem(), other, fd;
+	struct drm_prime_handle prime = { .flags = O_CLOEXEC };
+	__u32 handle;
+	__u8 *map;
+
+	if (device < 0)
+		return;
+	other = vgem();
+	fd = loaded();
+	handle = imported(device, fd);
+	imported(other, fd);
+	must(!refill(fd, 0), "RW into a buffer that devices have mapped");
+	/* Synchronised for devices, and for the CPU again. */
+	map = map_buffer(fd, PROT_READ);
+	check(map, "an imported buffer");
+	unmap_buffer(fd, map);
+	close(fd);
+	/* Only the driver's object keeps it now; it is the same one that comes back. */
+	prime.handle = handle;
+	must(!ioctl(device, DRM_IOCTL_PRIME_HANDLE_TO_FD, &prime), "PRIME_HANDLE_TO_FD: %s",
+	     strerror(errno));
+	map = map_buffer(prime.fd, PROT_READ);
+	check(map, "a buffer that an importer gave back");
+	unmap_buffer(prime.fd, map);
+	close(prime.fd);
+	dropped(device, handle);
+	must(number_in(STATS, "buffers") == 1, "the other importer doesn't keep it");
+	/* Whoever forgets to let go: closing the device does. */
+	close(other);
+	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+	close(device);
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+struct later {
+	int device;
+	__u32 fence;
+};
+
+static void *signal_later(void *argument)
+{
+	struct later *later = argument;
+	struct drm_vgem_fence_signal fence = { .fence = later->fence };
+
+	usleep(1500000);
+	ioctl(later->device, DRM_IOCTL_VGEM_FENCE_SIGNAL, &fence);
+	return NULL;
+}
+
+static void on_alarm(int number)
+{
+	(void)number;
+}
+
+static __u32 attach_fence(int device, __u32 handle, __u32 flags)
+{
+	struct drm_vgem_fence_attach attach = { .handle = handle, .flags = flags };
+
+	must(!ioctl(device, DRM_IOCTL_VGEM_FENCE_ATTACH, &attach), "VGEM_FENCE_ATTACH: %s",
+	     strerror(errno));
+	return attach.out_fence;
+}
+
+static void write_out(int fd, int want)
+{
+	char out[4200];
+	struct dmafile_rw rw = {
+		.size = sizeof(rw), .flags = DMAFILE_WRITE, .fd = fd, .length = PAGE,
+	};
+	int result;
+
+	snprintf(out, sizeof(out), "%s/out", folder);
+	rw.file_fd = open(out, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	result = call(node, DMAFILE_IOC_RW, &rw);
+	must(result == want, "WRITE of a buffer with a fence: %s", why(result));
+	close(rw.file_fd);
+}
+
+/* Until a device is done with the buffer, nobody fills it. */
+static void fences(void)
+{
+	struct sigaction action = { .sa_handler = on_alarm };
+	int device = vgem(), fd, result;
+	struct later later;
+	pthread_t thread;
+	__u32 handle;
+	double begun;
+
+	if (device < 0)
+		return;
+	fd = loaded();
+	handle = imported(device, fd);
+	later = (struct later) { .device = device, .fence = attach_fence(device, handle, 0) };
+	/* A device reads it: that keeps nobody from reading it, too. */
+	begun = now();
+	write_out(fd, 0);
+	must(now() - begun < 1, "WRITE waits for a device that only reads");
+	pthread_create(&thread, NULL, signal_later, &later);
+	begun = now();
+	result = refill(fd, 0);
+	must(!result && now() - begun > 1.4, "READ: %s after %.1f s", why(result), now() - begun);
+	pthread_join(thread, NULL);
+	/* A device writes to it: nobody reads it. */
+	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
+	pthread_create(&thread, NULL, signal_later, &later);
+	begun = now();
+	write_out(fd, 0);
+	must(now() - begun > 1.4, "WRITE waits for %.1f s only", now() - begun);
+	pthread_join(thread, NULL);
+	/* A signal ends the waiting, where that is wanted. vgem's fences time out after 10 s. */
+	sigaction(SIGALRM, &action, NULL);
+	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
+	alarm(1);
+	begun = now();
+	result = refill(fd, DMAFILE_INTERRUPTIBLE);
+	must(result == -EINTR && now() - begun < 5, "READ: %s after %.1f s", why(result),
+	     now() - begun);
+	alarm(1);
+	begun = now();
+	result = refill(fd, 0);
+	must(now() - begun > 5, "READ: %s after %.1f s, at a signal that doesn't kill",
+	     why(result), now() - begun);
+	must(!result, "READ: %s after a fence that failed", why(result));
+	dropped(device, handle);
+	close(fd);
+	close(device);
+}
+
+/* The module stays while a buffer, or a mapping of one, lives. */
+static void unloading(void)
+{
+	int fd = loaded(), result;
+	__u8 *map = map_buffer(fd, PROT_READ);
+	FILE *words;
+	char line[256] = "";
+
+	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
+	close(node);
+	result = syscall(SYS_delete_module, "dmafile", O_NONBLOCK);
+	must(result && errno == EWOULDBLOCK, "unloaded under a buffer: %s", strerror(errno));
+	close(fd);
+	result = syscall(SYS_delete_module, "dmafile", O_NONBLOCK);
+	must(result && errno == EWOULDBLOCK, "unloaded under a mapping: %s", strerror(errno));
+	check(map, "a mapping whose module was asked to go");
+	munmap(map, round_up(LENGTH, PAGE));
+	result = syscall(SYS_delete_module, "dmafile", O_NONBLOCK);
+	must(!result, "delete_module: %s", strerror(errno));
+	must(access("/dev/dmafile", F_OK) && access(STATS, F_OK), "it leaves its nodes");
+	words = fopen("/proc/modules", "re");
+	while (fgets(line, sizeof(line), words))
+		must(strncmp(line, "dmafile ", 8), "it is still there: %s", line);
+	fclose(words);
+}
+
+static void set_up(void)
+{
+	int fd;
+
+	/* A line of fdinfo is a line, whatever a file is called. */
+	snprintf(path, sizeof(path), "%s/buffer odd\n", folder);
+	fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+	fill(shadow, 5, 0, LENGTH);
+	must(fd >= 0 && write(fd, shadow, LENGTH) == (ssize_t)LENGTH && !fsync(fd), "%s: %s",
+	     path, strerror(errno));
+	close(fd);
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "mappings", mappings },
+	{ "words_about_it", words_about_it },
+	{ "access_by_the_cpu", access_by_the_cpu },
+	{ "import", import },
+	{ "fences", fences },
+	/* The last one. */
+	{ "unloading", unloading },
+};
+
+int main(int argc, char **argv)
+{
+	folder = argc > 1 ? argv[1] : ".";
+	return run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * table FOLDER
+ *
+ * Every structure with every size, every bit of every field that is not free, pointers that fault
+ * at every byte, and descriptors of every sort that can't be meant. Each is refused with the error
+ * that the header names, and leaves nothing: no descriptor and no buffer.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+
+#include <limits.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+static char path[4096];
+/* A file of one page, and a buffer of ours. */
+static int file, buffer;
+
+union any {
+	__u32 size;
+	struct dmafile_info info;
+	struct dmafile_alloc alloc;
+	struct dmafile_alloc_read load;
+	struct dmafile_rw rw;
+};
+
+/* Each request as it succeeds, and which fields are free or answers, by their bits. */
+struct kind {
+	const char *name;
+	unsigned long request;
+	size_t size;
+	union any good;
+};
+
+static struct kind kinds[] = {
+	{ "INFO", DMAFILE_IOC_INFO, sizeof(struct dmafile_info), { 0 } },
+	{ "ALLOC", DMAFILE_IOC_ALLOC, sizeof(struct dmafile_alloc), { 0 } },
+	{ "ALLOC_READ", DMAFILE_IOC_ALLOC_READ, sizeof(struct dmafile_alloc_read), { 0 } },
+	{ "RW", DMAFILE_IOC_RW, sizeof(struct dmafile_rw), { 0 } },
+};
+
+static void prepare(void)
+{
+	unsigned int i;
+
+	kinds[1].good.alloc = (struct dmafile_alloc) { .fd_flags = O_RDWR, .length = 1 };
+	kinds[2].good.load = (struct dmafile_alloc_read) { .fd_flags = O_RDWR, .file_fd = file };
+	kinds[3].good.rw = (struct dmafile_rw) {
+		.flags = DMAFILE_READ,
+		.fd = buffer,
+		.file_fd = file,
+		.length = 1,
+	};
+	for (i = 0; i < ARRAY_SIZE(kinds); i++)
+		kinds[i].good.size = kinds[i].size;
+}
+
+/* The descriptor that comes next; one that has stayed changes it. */
+static int next_fd(void)
+{
+	int fd = dup(node);
+
+	close(fd);
+	return fd;
+}
+
+/* Asks, closes what comes, and sees that there was something exactly after a success. */
+static int ask(const struct kind *kind, void *request)
+{
+	int before = next_fd(), result = call(node, kind->request, request), fd = -1;
+
+	if (!result && kind->request == DMAFILE_IOC_ALLOC)
+		fd = ((struct dmafile_alloc *)request)->fd;
+	if (!result && kind->request == DMAFILE_IOC_ALLOC_READ)
+		fd = ((struct dmafile_alloc_read *)request)->fd;
+	must(fd < 0 || fd == before, "%s: descriptor %d, not %d", kind->name, fd, before);
+	if (fd >= 0)
+		close(fd);
+	must(next_fd() == before, "%s: %s, and a descriptor stays", kind->name, why(result));
+	return result;
+}
+
+static void sizes(void)
+{
+	/* Two pages of which the second can't be touched. */
+	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			   -1, 0);
+	unsigned int i;
+
+	must(pages != MAP_FAILED && !mprotect(pages + PAGE, PAGE, PROT_NONE), "mmap");
+	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
+		const struct kind *kind = &kinds[i];
+		__u32 size;
+
+		for (size = 0; size <= PAGE + 8; size++) {
+			int result, want = size < kind->size ? -EINVAL : size > PAGE ? -E2BIG : 0;
+			__u8 *at = pages + PAGE - (size < PAGE ? size : PAGE);
+
+			/* Up to the last byte that there is, and with nothing behind it. */
+			if (size < sizeof(size))
+				at = pages;
+			memset(pages, 0, PAGE);
+			memcpy(at, &kind->good, size < kind->size ? size : kind->size);
+			*(__u32 *)at = size;
+			result = ask(kind, at);
+			must(result == want, "%s of size %u: %s", kind->name, size, why(result));
+		}
+		/* More than is known, and not zero: at each of the bytes. */
+		for (size = kind->size + 1; size <= PAGE; size = size < 256 ? size + 1 : size * 2) {
+			__u32 at;
+
+			for (at = kind->size; at < size; at = at < 256 ? at + 1 : at * 2) {
+				int result;
+
+				memset(pages, 0, PAGE);
+				memcpy(pages, &kind->good, kind->size);
+				*(__u32 *)pages = size;
+				pages[at] = 1;
+				result = ask(kind, pages);
+				must(result == -E2BIG, "%s of size %u with something at %u: %s",
+				     kind->name, size, at, why(result));
+			}
+		}
+	}
+	munmap(pages, 2 * PAGE);
+}
+
+/* A structure of which only the first bytes can be reached, or that can only be read. */
+static void faults(void)
+{
+	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			   -1, 0);
+	static void * const wild[] = { NULL, (void *)-1, (void *)-4096, (void *)(1UL << 63) };
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
+		const struct kind *kind = &kinds[i];
+		unsigned int reachable, j;
+		int result;
+
+		for (j = 0; j < ARRAY_SIZE(wild); j++) {
+			result = ask(kind, wild[j]);
+			must(result == -EFAULT, "%s at %p: %s", kind->name, wild[j], why(result));
+		}
+		for (reachable = 1; reachable < kind->size; reachable++) {
+			must(!mprotect(pages + PAGE, PAGE, PROT_READ | PROT_WRITE), "mprotect");
+			memcpy(pages + PAGE - reachable, &kind->good, kind->size);
+			must(!mprotect(pages + PAGE, PAGE, PROT_NONE), "mprotect");
+			result = ask(kind, pages + PAGE - reachable);
+			must(result == -EFAULT, "%s with %u bytes that can be read: %s",
+			     kind->name, reachable, why(result));
+		}
+		/* The answer can't be written: then there is none, and no descriptor. */
+		must(!mprotect(pages + PAGE, PAGE, PROT_READ | PROT_WRITE), "mprotect");
+		memcpy(pages, &kind->good, kind->size);
+		must(!mprotect(pages, PAGE, PROT_READ), "mprotect");
+		result = ask(kind, pages);
+		must(result == -EFAULT, "%s that can only be read: %s", kind->name, why(result));
+		must(!mprotect(pages, PAGE, PROT_READ | PROT_WRITE), "mprotect");
+	}
+	munmap(pages, 2 * PAGE);
+}
+
+static void commands(void)
+{
+	union any any = { .size = sizeof(struct dmafile_info) };
+	unsigned int nr, bit;
+
+	for (nr = 0; nr < 256; nr++) {
+		int result = call(node, _IO(DMAFILE_IOC_MAGIC, nr), &any);
+
+		must(nr < 4 || result == -ENOTTY, "command %u: %s", nr, why(result));
+	}
+	/* What differs from INFO by one bit is not INFO. */
+	for (bit = 0; bit < 32; bit++) {
+		unsigned int request = DMAFILE_IOC_INFO ^ (1U << bit);
+		int result;
+
+		if (request == DMAFILE_IOC_ALLOC || request == DMAFILE_IOC_ALLOC_READ)
+			continue;
+		result = call(node, request, &any);
+		must(result == -ENOTTY, "command %x: %s", request, why(result));
+	}
+}
+
+/* One bit of a field more; @want of 0 means that it is a right one. */
+static void bits(unsigned int kind, const char *field, size_t at, unsigned int width, __u64 right,
+		 int want)
+{
+	unsigned int bit;
+
+	for (bit = 0; bit < width; bit++) {
+		union any any = kinds[kind].good;
+		int result;
+
+		((__u8 *)&any)[at + bit / 8] ^= 1 << bit % 8;
+		result = ask(&kinds[kind], &any);
+		must(result == (right >> bit & 1 ? 0 : want), "%s, bit %u of %s: %s",
+		     kinds[kind].name, bit, field, why(result));
+	}
+}
+
+static void each_bit(void)
+{
+	const __u64 common = DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_IN_ORDER;
+	int plain = fcntl(file, F_GETFL);
+
+	/* O_RDWR with one bit more or less: O_RDONLY, and O_CLOEXEC, are the right ones. */
+	bits(1, "fd_flags", offsetof(struct dmafile_alloc, fd_flags), 32, O_RDWR | O_CLOEXEC,
+	     -EINVAL);
+	bits(1, "flags", offsetof(struct dmafile_alloc, flags), 32, 0, -EINVAL);
+	bits(2, "fd_flags", offsetof(struct dmafile_alloc_read, fd_flags), 32, O_RDWR | O_CLOEXEC,
+	     -EINVAL);
+	/* STRICT is right with O_DIRECT, where there is one. */
+	bits(2, "flags", offsetof(struct dmafile_alloc_read, flags), 32, common, -EINVAL);
+	bits(3, "reserved", offsetof(struct dmafile_rw, reserved), 32, 0, -EINVAL);
+	bits(3, "flags", offsetof(struct dmafile_rw, flags), 32, common, -EINVAL);
+	if (!fcntl(file, F_SETFL, plain | O_DIRECT)) {
+		kinds[2].good.load.flags = DMAFILE_STRICT;
+		bits(2, "the flags beside STRICT", offsetof(struct dmafile_alloc_read, flags), 32,
+		     common | DMAFILE_STRICT, -EINVAL);
+		kinds[2].good.load.flags = 0;
+		must(!fcntl(file, F_SETFL, plain), "F_SETFL");
+	}
+	kinds[3].good.rw.flags = DMAFILE_WRITE;
+	bits(3, "the flags beside WRITE", offsetof(struct dmafile_rw, flags), 32,
+	     common | DMAFILE_DSYNC, -EINVAL);
+	kinds[3].good.rw.flags = 0;
+	bits(3, "the flags without a direction", offsetof(struct dmafile_rw, flags), 32,
+	     DMAFILE_READ | DMAFILE_WRITE, -EINVAL);
+	kinds[3].good.rw.flags = DMAFILE_READ;
+	/* What are answers may hold anything. */
+	bits(1, "fd", offsetof(struct dmafile_alloc, fd), 32, ~0ULL, 0);
+	bits(1, "alloc_ns", offsetof(struct dmafile_alloc, alloc_ns), 64, ~0ULL, 0);
+	bits(2, "fd", offsetof(struct dmafile_alloc_read, fd), 64, ~0ULL, 0);
+	bits(3, "mode", offsetof(struct dmafile_rw, mode), 32, ~0ULL, 0);
+	bits(3, "bytes", offsetof(struct dmafile_rw, bytes), 64, ~0ULL, 0);
+}
+
+static void one(unsigned int kind, const union any *any, int want, const char *what)
+{
+	union any copy = *any;
+	int result = ask(&kinds[kind], &copy);
+
+	must(result == want, "%s, %s: %s, not %s", kinds[kind].name, what, why(result), why(want));
+}
+
+/* A request that is right but for one field. */
+#define TRY(kind, field, value, want)				\
+	do {							\
+		const int nr = (kind);				\
+		union any any = kinds[nr].good;			\
+								\
+		any.field = (value);				\
+		one(nr, &any, want, #field " = " #value);	\
+	} while (0)
+
+static void numbers(void)
+{
+	TRY(1, alloc.length, 0, -EINVAL);
+	TRY(1, alloc.length, 1ULL << 40, -E2BIG);
+	TRY(1, alloc.length, ~0ULL, -E2BIG);
+	TRY(1, alloc.length, ~0ULL - 4094, -E2BIG);
+	TRY(2, load.file_offset, PAGE, -ENODATA);
+	TRY(2, load.file_offset, PAGE - 1, 0);
+	TRY(2, load.file_offset, ~0ULL, -ENODATA);
+	TRY(2, load.length, 1ULL << 40, -E2BIG);
+	TRY(2, load.length, PAGE + 1, -ENODATA);
+	TRY(2, load.length, ~0ULL, -EOVERFLOW);
+	TRY(2, load.length, LLONG_MAX, -EOVERFLOW);
+	TRY(2, load.buffer_offset, ~0ULL, -EOVERFLOW);
+	TRY(2, load.buffer_offset, LLONG_MAX, -EOVERFLOW);
+	TRY(2, load.buffer_offset, 1ULL << 40, -E2BIG);
+	TRY(2, load.buffer_size, 1, -EINVAL);
+	TRY(2, load.buffer_size, PAGE - 1, -EINVAL);
+	TRY(2, load.buffer_size, PAGE, 0);
+	TRY(2, load.buffer_size, PAGE + 1, 0);
+	TRY(2, load.buffer_size, ~0ULL, -E2BIG);
+	TRY(2, load.gather, 1, 0);
+	TRY(2, load.gather, 1ULL << 30, 0);
+	TRY(2, load.gather, (1ULL << 30) + 1, -EINVAL);
+	TRY(2, load.gather, ~0ULL, -EINVAL);
+	TRY(2, load.progress, 4, -EINVAL);
+	TRY(2, load.progress, 8, -EFAULT);
+	TRY(2, load.progress, 1ULL << 63, -EFAULT);
+	TRY(2, load.progress, ~7ULL, -EFAULT);
+	TRY(3, rw.length, 0, -EINVAL);
+	TRY(3, rw.length, PAGE, 0);
+	TRY(3, rw.length, PAGE + 1, -EINVAL);
+	TRY(3, rw.length, ~0ULL, -EINVAL);
+	TRY(3, rw.buffer_offset, PAGE - 1, 0);
+	TRY(3, rw.buffer_offset, PAGE, -EINVAL);
+	TRY(3, rw.buffer_offset, ~0ULL, -EINVAL);
+	TRY(3, rw.file_offset, PAGE, -ENODATA);
+	TRY(3, rw.file_offset, LLONG_MAX, -EOVERFLOW);
+	TRY(3, rw.file_offset, ~0ULL, -EOVERFLOW);
+	TRY(3, rw.gather, 1ULL << 30, 0);
+	TRY(3, rw.gather, (1ULL << 30) + 1, -EINVAL);
+	TRY(3, rw.progress, 12, -EINVAL);
+	TRY(3, rw.progress, 8, -EFAULT);
+}
+
+static void info(void)
+{
+	struct dmafile_info info = { .size = sizeof(info) };
+	int result = call(node, DMAFILE_IOC_INFO, &info);
+
+	must(!result && info.size == sizeof(info), "INFO: %s, size %u", why(result), info.size);
+	must(info.version == DMAFILE_VERSION, "version %u", info.version);
+	must(info.features == (DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ |
+			       DMAFILE_FEATURE_WRITE | DMAFILE_FEATURE_URING_CMD),
+	     "features %llx", info.features);
+	must(info.max_buffer > 100ULL << 20 && info.max_buffer < 1ULL << 40, "max_buffer %llu",
+	     info.max_buffer);
+	must(info.gather && info.gather <= info.max_gather && info.max_gather == 1ULL << 30,
+	     "gather %llu of %llu", info.gather, info.max_gather);
+	must(info.align == PAGE && info.depth, "align %u, depth %u", info.align, info.depth);
+	/* One byte beyond what it names is too much. */
+	TRY(1, alloc.length, info.max_buffer + 1, -E2BIG);
+	TRY(2, load.buffer_size, info.max_buffer + 1, -E2BIG);
+	TRY(2, load.gather, info.max_gather + 1, -EINVAL);
+}
+
+static void try_file(int fd, int read, int write, const char *what)
+{
+	union any any = kinds[2].good;
+
+	must(fd >= 0, "%s: %s", what, strerror(errno));
+	any.load.file_fd = fd;
+	one(2, &any, read, what);
+	any = kinds[3].good;
+	any.rw.file_fd = fd;
+	one(3, &any, read, what);
+	any.rw.flags = DMAFILE_WRITE;
+	one(3, &any, write, what);
+	close(fd);
+}
+
+static void wrong_files(void)
+{
+	int pipes[2], sockets[2], fd;
+
+	must(!pipe(pipes) && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), "pipe, socketpair");
+	try_file(open("/", O_RDONLY | O_DIRECTORY), -EISDIR, -EISDIR, "a folder");
+	try_file(pipes[0], -EINVAL, -EINVAL, "a pipe to read");
+	try_file(pipes[1], -EINVAL, -EINVAL, "a pipe to write");
+	try_file(sockets[0], -EINVAL, -EINVAL, "a socket");
+	close(sockets[1]);
+	try_file(open("/dev/null", O_RDWR), -EINVAL, -EINVAL, "/dev/null");
+	try_file(open("/dev/zero", O_RDWR), -EINVAL, -EINVAL, "/dev/zero");
+	try_file(open("/dev/ptmx", O_RDWR | O_NOCTTY), -EINVAL, -EINVAL, "a terminal");
+	try_file(open("/dev/dmafile", O_RDWR), -EINVAL, -EINVAL, "/dev/dmafile");
+	try_file(dup(buffer), -EINVAL, -EINVAL, "a dma-buf");
+	try_file(open(path, O_PATH), -EBADF, -EBADF, "O_PATH");
+	try_file(open(path, O_WRONLY), -EBADF, 0, "a file open for writing");
+	try_file(open(path, O_RDONLY), 0, -EBADF, "a file open for reading");
+	try_file(open(path, O_RDWR | O_APPEND), 0, -EINVAL, "a file with O_APPEND");
+	fd = open(path, O_RDWR);
+	try_file(dup2(fd, 200), 0, 0, "a file");
+	close(fd);
+	/* They have been closed, or never been. */
+	for (fd = 200; fd <= 201; fd++) {
+		TRY(2, load.file_fd, fd, -EBADF);
+		TRY(3, rw.file_fd, fd, -EBADF);
+	}
+	TRY(2, load.file_fd, -1, -EBADF);
+	TRY(2, load.file_fd, INT_MAX, -EBADF);
+	TRY(2, load.file_fd, INT_MIN, -EBADF);
+	TRY(3, rw.file_fd, -1, -EBADF);
+}
+
+/* Of udmabuf or vgem, whichever this kernel has; -1: neither. */
+static int foreign(void)
+{
+	/* <linux/udmabuf.h> and <drm/vgem_drm.h> are not needed for one structure each. */
+	struct { __u32 memfd, flags; __u64 offset, size; } create = { .size = PAGE };
+	int fd = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), memfd;
+
+	if (fd < 0)
+		return -1;
+	memfd = memfd_create("table", MFD_ALLOW_SEALING);
+	must(memfd >= 0 && !ftruncate(memfd, PAGE) && !fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK),
+	     "memfd_create");
+	create.memfd = memfd;
+	create.flags = 0;
+	memfd = ioctl(fd, _IOW('u', 0x42, create), &create);
+	must(memfd >= 0, "UDMABUF_CREATE: %s", strerror(errno));
+	close(fd);
+	close(create.memfd);
+	return memfd;
+}
+
+static void wrong_buffers(void)
+{
+	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDONLY, .length = 1 };
+	int fd = foreign(), result;
+	union any any = kinds[3].good;
+
+	if (fd >= 0) {
+		TRY(3, rw.fd, fd, -EXDEV);
+		close(fd);
+		TRY(3, rw.fd, fd, -EBADF);
+	}
+	TRY(3, rw.fd, file, -EINVAL);
+	TRY(3, rw.fd, node, -EINVAL);
+	TRY(3, rw.fd, -1, -EBADF);
+	/* Who may only look at a buffer does not fill it. */
+	result = call(node, DMAFILE_IOC_ALLOC, &alloc);
+	must(!result, "ALLOC with O_RDONLY: %s", why(result));
+	any.rw.fd = alloc.fd;
+	one(3, &any, -EBADF, "READ into a buffer open for reading");
+	any.rw.flags = DMAFILE_WRITE;
+	one(3, &any, 0, "WRITE from a buffer open for reading");
+	must(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, alloc.fd, 0) == MAP_FAILED,
+	     "a buffer open for reading can be mapped to be written to");
+	close(alloc.fd);
+	/* fd_flags are the descriptor's. */
+	alloc.fd_flags = O_RDWR | O_CLOEXEC;
+	must(!call(node, DMAFILE_IOC_ALLOC, &alloc) && fcntl(alloc.fd, F_GETFD) == FD_CLOEXEC &&
+	     (fcntl(alloc.fd, F_GETFL) & O_ACCMODE) == O_RDWR, "O_CLOEXEC and O_RDWR");
+	close(alloc.fd);
+	alloc.fd_flags = O_RDONLY;
+	must(!call(node, DMAFILE_IOC_ALLOC, &alloc) && fcntl(alloc.fd, F_GETFD) == 0 &&
+	     (fcntl(alloc.fd, F_GETFL) & O_ACCMODE) == O_RDONLY, "neither");
+	close(alloc.fd);
+}
+
+static void nothing_is_left(void)
+{
+	long long buffers = number_in(STATS, "buffers"), bytes = number_in(STATS, "buffer_bytes");
+
+	must(buffers == 1 && bytes == PAGE, "%lld buffers of %lld bytes", buffers, bytes);
+}
+
+static void set_up(void)
+{
+	static __u8 page[PAGE];
+
+	file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	must(file >= 0 && write(file, page, PAGE) == PAGE, "%s: %s", path, strerror(errno));
+	buffer = new_buffer(PAGE);
+	prepare();
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "info", info },
+	{ "commands", commands },
+	{ "sizes", sizes },
+	{ "faults", faults },
+	{ "each_bit", each_bit },
+	{ "numbers", numbers },
+	{ "wrong_files", wrong_files },
+	{ "wrong_buffers", wrong_buffers },
+	{ "nothing_is_left", nothing_is_left },
+};
+
+int main(int argc, char **argv)
+{
+	snprintf(path, sizeof(path), "%s/table", argc > 1 ? argv[1] : ".");
+	return run_tests(tests, ARRAY_SIZE(tests));
+}
