@@ -9,8 +9,10 @@
 #include <linux/iosys-map.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
+#include <linux/wait.h>
 
 #include "buffer.h"
 #include "compat.h"
@@ -20,6 +22,7 @@
  * struct dmafile_buffer - what a dma-buf of ours has behind it
  * @pages: the memory, all of it from the beginning to the end
  * @io: held for writing by what fills it from a file, for reading by what goes to one
+ * @over: woken when @io is given back
  * @lock: protects @attachments, @vaddr and @vmaps
  * @attachments: struct dmafile_attachment
  * @vaddr: the kernel's mapping, while @vmaps
@@ -29,6 +32,7 @@
 struct dmafile_buffer {
 	struct dmafile_pages pages;
 	struct rw_semaphore io;
+	wait_queue_head_t over;
 	struct mutex lock; /* attachments, vaddr, vmaps */
 	struct list_head attachments;
 	void *vaddr;
@@ -271,6 +275,7 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 		return ERR_PTR(-ENOMEM);
 	}
 	init_rwsem(&buffer->io);
+	init_waitqueue_head(&buffer->over);
 	mutex_init(&buffer->lock);
 	INIT_LIST_HEAD(&buffer->attachments);
 	buffer->origin = origin;
@@ -292,37 +297,62 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 	return dmabuf;
 }
 
+/* Waits for requests that may not run beside this one. */
+static int lock(struct dmafile_buffer *buffer, bool fill, bool interruptible)
+{
+	if (!interruptible)
+		return fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
+	/* There is no down_write_interruptible(). */
+	return wait_event_interruptible(buffer->over, fill ? down_write_trylock(&buffer->io) :
+							     down_read_trylock(&buffer->io));
+}
+
+static void unlock(struct dmafile_buffer *buffer, bool fill)
+{
+	if (fill)
+		up_write(&buffer->io);
+	else
+		up_read(&buffer->io);
+	wake_up_all(&buffer->over);
+}
+
+/* Waits for devices. A fence knows signals of every sort, or none: so it looks up now and then. */
+static int wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible)
+{
+	long left;
+
+	do {
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), interruptible,
+					     HZ / 10);
+	} while (!left);
+	return min(left, 0L);
+}
+
 /**
  * dmafile_buffer_begin - have a buffer to oneself for I/O
  * @dmabuf: any dma-buf
  * @fill: it will be written to, not only read
+ * @interruptible: any signal ends the waiting, not only one that kills
  *
  * Waits for devices that use it (its fences), and for requests that may not run beside this one.
  * That is what keeps two requests from each other; a device that starts later on is its driver's
  * affair, as with any dma-buf.
  *
- * Return: its memory; -EXDEV where the buffer is of somebody else, -EINTR when the caller is being
- * killed, -ERESTARTSYS at a signal while it waits for devices.
+ * Return: its memory; -EXDEV where the buffer is of somebody else, -EINTR at a signal.
  */
-struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill)
+struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
-	long left;
-	int err;
 
 	if (dmabuf->ops != &dmafile_buffer_ops)
 		return ERR_PTR(-EXDEV);
-	err = fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
-	if (err)
-		return ERR_PTR(err);
-	left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), true,
-				     MAX_SCHEDULE_TIMEOUT);
-	if (left < 0) {
-		if (fill)
-			up_write(&buffer->io);
-		else
-			up_read(&buffer->io);
-		return ERR_PTR(left);
+	if (lock(buffer, fill, interruptible))
+		return ERR_PTR(-EINTR);
+	if (wait_for_fences(dmabuf, fill, interruptible)) {
+		unlock(buffer, fill);
+		return ERR_PTR(-EINTR);
 	}
 	dmafile_begin_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
 	return &buffer->pages;
@@ -335,13 +365,8 @@ struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill)
  */
 void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill)
 {
-	struct dmafile_buffer *buffer = dmabuf->priv;
-
 	dmafile_end_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
-	if (fill)
-		up_write(&buffer->io);
-	else
-		up_read(&buffer->io);
+	unlock(dmabuf->priv, fill);
 }
 
 DMAFILE_IMPORT_NS(DMA_BUF);

@@ -9,7 +9,7 @@
 
 struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
 				      const char *origin);
-struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill);
+struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible);
 void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill);
 
 #endif /* _DMAFILE_BUFFER_H */

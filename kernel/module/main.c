@@ -18,7 +18,6 @@ static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 {
 	const struct dmafile_uring_cmd *payload = dmafile_uring_payload(cmd);
 	u64 address, reserved;
-	int err;
 
 	/* It sleeps: a worker of the ring does it, with the submitter's files and memory. */
 	if (issue_flags & IO_URING_F_NONBLOCK)
@@ -27,9 +26,7 @@ static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 	reserved = READ_ONCE(payload->reserved);
 	if (reserved)
 		return -EINVAL;
-	err = dmafile_request(cmd->cmd_op, u64_to_user_ptr(address));
-	/* Nobody restarts a command of a ring. */
-	return err == -ERESTARTSYS ? -EINTR : err;
+	return dmafile_request(cmd->cmd_op, u64_to_user_ptr(address));
 }
 
 static const struct file_operations dmafile_fops = {

@@ -339,7 +339,7 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 		return -EINVAL;
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN)
 		return -EOVERFLOW;
-	io->pages = dmafile_buffer_begin(dmabuf, !io->write);
+	io->pages = dmafile_buffer_begin(dmabuf, !io->write, io->interruptible);
 	if (IS_ERR(io->pages))
 		return PTR_ERR(io->pages);
 	io->wait_ns = ktime_get_ns() - begun;
