@@ -1,6 +1,7 @@
 # What runs as root in the guest, with the arguments FOLDER MODULES FS... FOLDER is shared with the host: `command` is
 # there, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. MODULES is
-# the folder whose lib/modules fits this kernel.
+# the folder whose lib/modules fits this kernel. $module is dmafile.ko or empty, $parameters are for it, $group is the
+# group that may open its node.
 share=$1
 modules=$2
 shift 2
@@ -97,10 +98,24 @@ for fs; do
 	try chmod 1777 $mount
 done
 
+if [ "$module" ]; then
+	# $parameters is any number of words.
+	try insmod "$module" $parameters
+	# The kernel only warns of a parameter that the module doesn't have.
+	for word in $parameters; do
+		name=${word%%=*}
+		[ -e "/sys/module/dmafile/parameters/$name" ] || broken "dmafile.ko has no parameter \`$name\`"
+	done
+	try chgrp "$group" /dev/dmafile
+fi
+
 echo "<4>vm: COMMAND starts" >/dev/kmsg
 # In a subshell with standard error elsewhere: a shell says there what a command was killed by.
 (exec sh "$share/command" >"$share/stdout" 2>"$share/stderr" </dev/null) 2>/dev/null
 status=$?
+
+# A module that something still uses stays: what that is may be a part of COMMAND that runs on.
+[ ! "$module" ] || rmmod dmafile 2>/dev/null
 
 # What the kernel has to say on unmounting counts too; a mount that is still in use may stay.
 for mount in $(awk '$2 ~ "^/mnt[0-9]*$" { print $2 }' /proc/mounts); do

@@ -1,8 +1,12 @@
-"""Debian's kernels, unpacked into a cache and never installed, and virtme-ng, which boots them."""
+"""Debian's kernels, unpacked into a cache and never installed, and virtme-ng, which boots them.
+
+Beside each kernel lies what modules for it are built with.
+"""
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +19,9 @@ VIRTME = "virtme-ng==1.42"
 
 STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
 """What each of Debian's kernels is called, whichever version is the newest."""
+HEADERS = "headers"
+"""The folder with a stock kernel's headers, beside its `boot`."""
+
 OURS = ("base", "base-debug", "series", "series-debug")
 
 # Where Debian keeps what a user rarely calls.
@@ -37,6 +44,20 @@ class Kernel:
         return next(
             one for one in self.image.parents if (one / "lib/modules").exists() or one.parent == one
         )
+
+    @property
+    def build(self) -> Path:
+        """The tree that modules for it are built with: Debian's headers, or where it was built."""
+        headers = list((self.image.parents[1] / HEADERS / "usr" / "src").glob("linux-headers-*"))
+        trees = [
+            one for one in (*headers, *self.image.parents) if (one / "Module.symvers").exists()
+        ]
+        if not trees:
+            raise Unavailable(
+                f"no modules can be built for {self.image}: neither are its headers in "
+                f"../{HEADERS}, nor is there a Module.symvers in a folder above it"
+            )
+        return trees[0]
 
 
 def cache() -> Path:
@@ -62,9 +83,13 @@ def find(name: str) -> Kernel:
 
 
 def cached(name: str) -> Kernel | None:
-    images = (cache() / name).glob("*/boot/vmlinuz-*")
+    images = [one for one in (cache() / name).glob("*/boot/vmlinuz-*") if has_headers(one)]
     newest = max(images, key=lambda image: image.parents[1].stat().st_mtime, default=None)
     return Kernel(newest) if newest else None
+
+
+def has_headers(image: Path) -> bool:
+    return (image.parents[1] / HEADERS).exists()
 
 
 def fetch(name: str) -> Kernel:
@@ -78,21 +103,50 @@ def fetch(name: str) -> Kernel:
         place = cache() / name / f"{package}_{version.replace('/', '_')}"
         if not place.exists():
             print(f"vm: fetching {package} {version} (100 MB, once)", file=sys.stderr)
-            partial = cache() / f"partial-{name}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            [archive] = apt.download(package, partial)
-            call(["dpkg-deb", "-x", str(archive), str(partial)])
-            archive.unlink()
-            [modules] = (partial / "lib/modules").iterdir()
-            call(["depmod", "-b", str(partial), modules.name])
-            place.parent.mkdir(exist_ok=True)
-            partial.rename(place)
+            with replacing(place) as partial:
+                apt.unpack([f"{package}={version}"], partial)
+                [modules] = (partial / "lib/modules").iterdir()
+                call(["depmod", "-b", str(partial), modules.name])
+        if not (place / HEADERS).exists():
+            headers = package.replace("image", "headers", 1)
+            print(f"vm: fetching {headers} {version} (15 MB, once)", file=sys.stderr)
+            with replacing(place / HEADERS) as partial:
+                # Of its dependencies those that Linux is the source of: headers common to all
+                # flavours, and the tools of a build. The compiler is looked for where it's called.
+                parts = apt.depends(f"{headers}={version}", ("linux-headers-", "linux-kbuild-"))
+                apt.unpack([f"{headers}={version}", *parts], partial)
+                relocate(partial / "usr" / "src" / headers)
         os.utime(place)
     kernel = cached(name)
     if kernel is None:
         raise Unavailable(f"{package} {version} holds no kernel image")
     return kernel
+
+
+def relocate(headers: Path) -> None:
+    """Lets headers be used where they are; their other links are relative already."""
+    makefile = headers / "Makefile"
+    text = makefile.read_text()
+    # It may be called from anywhere, so what it includes is looked for beside it.
+    here = "include $(dir $(lastword $(MAKEFILE_LIST)))../"
+    moved = text.replace("include /usr/src/", here)
+    if moved == text:
+        raise Unavailable(f"{headers.name} is built in another way than expected:\n{text}")
+    makefile.write_text(moved)
+
+
+@contextlib.contextmanager
+def replacing(place: Path) -> Iterator[Path]:
+    """A folder to fill, that comes to its place when it is whole."""
+    partial = cache() / f"partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 class Apt:
@@ -109,17 +163,33 @@ class Apt:
 
     def newest(self, name: str) -> tuple[str, str]:
         """The version of a package that only stands for another one, and that one's name."""
-        fields: dict[str, str] = {}
-        for line in call(["apt-cache", *self.options, "show", "--no-all-versions", name]).split(
-            "\n"
-        ):
-            key, _, value = line.partition(": ")
-            fields.setdefault(key, value)
+        fields = self.fields(name)
         return fields["Version"], fields["Depends"].split()[0]
 
-    def download(self, package: str, folder: Path) -> Iterator[Path]:
-        call(["apt-get", *self.options, "-qq", "download", package], folder)
-        return folder.glob("*.deb")
+    def depends(self, package: str, prefixes: tuple[str, ...]) -> list[str]:
+        """What a package, NAME=VERSION, depends on and begins so; with a version where it's one."""
+        found = []
+        for one in self.fields(package)["Depends"].split(", "):
+            name, _, version = one.partition(" ")
+            if name.startswith(prefixes):
+                exact = re.fullmatch(r"\(= (.*)\)", version)
+                found.append(f"{name}={exact[1]}" if exact else name)
+        return found
+
+    def fields(self, package: str) -> dict[str, str]:
+        words = ["apt-cache", *self.options, "show", "--no-all-versions", package]
+        fields: dict[str, str] = {}
+        for line in call(words).split("\n"):
+            key, _, value = line.partition(": ")
+            fields.setdefault(key, value)
+        return fields
+
+    def unpack(self, packages: Sequence[str], folder: Path) -> None:
+        """Downloads packages, each NAME or NAME=VERSION, and unpacks them; installs nothing."""
+        call(["apt-get", *self.options, "-qq", "download", *packages], folder)
+        for archive in folder.glob("*.deb"):
+            call(["dpkg-deb", "-x", str(archive), str(folder)])
+            archive.unlink()
 
 
 def virtme_run() -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import kernels
+import module
 from kernels import HERE, Kernel, Unavailable, need
 
 # What this program itself ends with; everything else is COMMAND's.
@@ -23,6 +24,9 @@ USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
 INSIDE = "/run/dmafile"
 """Where the guest has the folder that it shares with this program."""
+
+# The group that has /dev/dmafile, as the udev rule of `make kernel-install` would arrange it.
+MEMBERS = "2000"
 
 # What counts instructions, and where it writes to, in this run's folder; the marks of vm/mark.h.
 COUNTER, MARKS = "counter.so", "marks"
@@ -69,6 +73,9 @@ class Wanted:
     cpus: int = 2
     memory: int = 2 << 30
     as_user: bool = False
+    as_member: bool = False
+    module: bool = False
+    module_options: str = ""
     count_instructions: bool = False
     marks: Path | None = None
     timeout: float = 600
@@ -106,7 +113,13 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         default=standard.kernel,
         help=f"{', '.join(kernels.STOCK)} or the path of an image",
     )
-    add("--module", action="store_true", help="load dmafile.ko")
+    add("--module", action="store_true", help="build dmafile.ko and load it")
+    add(
+        "--module-options",
+        default="",
+        metavar="WORDS",
+        help='--module with parameters, as in "gather_mb=1 in_order=1"',
+    )
     add(
         "--fs",
         action="append",
@@ -131,6 +144,11 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
+    add(
+        "--as-member",
+        action="store_true",
+        help="--as-user, in the group that may open /dev/dmafile",
+    )
     add(
         "--count-instructions",
         action="store_true",
@@ -160,8 +178,8 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
     if not command:
         parser.error("what is to be run? `-- COMMAND...` comes last")
-    if options.pop("module"):
-        parser.error("--module: dmafile.ko is not part of this version")
+    options["module"] |= bool(options["module_options"])
+    options["as_user"] |= options["as_member"]
     options["count_instructions"] |= options["marks"] is not None
     if options["count_instructions"] and options["cpus"] not in (None, 1):
         parser.error("--count-instructions: one CPU is all that can be counted on")
@@ -206,6 +224,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
     """Boots, runs, judges; what comes back is for exit()."""
     prepare(wanted.fs)
     kernel = kernels.find(wanted.kernel)
+    ko = module.find(kernel) if wanted.module else None
     launcher = kernels.virtme_run()
     if wanted.marks:
         # Said before the machine has run, not after.
@@ -224,7 +243,10 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
             build_counter(folder / COUNTER)
         # The kernel's command line has no room for arguments.
         arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
-        (share / "guest.sh").write_text(f"{arguments}\n{(HERE / 'guest.sh').read_text()}")
+        variables = {"module": str(ko or ""), "parameters": wanted.module_options, "group": MEMBERS}
+        lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        guest = (HERE / "guest.sh").read_text()
+        (share / "guest.sh").write_text("\n".join([*lines, arguments, guest]))
         disks = [disk(folder, number, fs, wanted) for number, fs in enumerate(wanted.fs, 1)]
         words = launch(launcher, kernel, wanted, share, disks)
         in_time = watch(words, share, log, wanted.timeout)
@@ -247,7 +269,8 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
         environment |= {"HOME": "/tmp", "USER": "user", "LOGNAME": "user"}
     words += [f"{name}={value}" for name, value in environment.items()]
     if wanted.as_user:
-        words += ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--"]
+        groups = f"--groups={MEMBERS}" if wanted.as_member else "--clear-groups"
+        words += ["setpriv", "--reuid=1000", "--regid=1000", groups, "--"]
     if wanted.count_instructions:
         words.append(f"{INSIDE}/count")
     return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"

@@ -216,7 +216,6 @@ def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--module", "--", "true"], machine.USAGE, "dmafile.ko"),
         (["--fs", "fat", "--", "true"], machine.USAGE, "invalid choice"),
         (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
         (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),

@@ -1,0 +1,122 @@
+"""Tests of what builds the kernel part and loads it. What dmafile.ko does is test_module.py's."""
+
+import os
+import shutil
+from pathlib import Path
+
+import kernels
+import machine
+import module
+import pytest
+from test_run import ready, vm
+
+__all__ = ["ready"]
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
+    pytest.mark.usefixtures("ready"),
+]
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the module's sources to change."""
+    copy = tmp_path / "kernel"
+    shutil.copytree(module.SOURCES, copy)
+    monkeypatch.setattr(module, "SOURCES", copy)
+    return copy
+
+
+# Built
+
+
+def test_a_module_is_built_once_for_the_same_sources(sources: Path) -> None:
+    kernel = kernels.find("6.12")
+    built = module.find(kernel)
+    before = built.stat()
+    assert module.find(kernel) == built
+    assert built.stat() == before
+    with (sources / "uapi" / "dmafile.h").open("a") as file:
+        file.write("/* one more line */\n")
+    assert module.find(kernel) != built
+    left = {path.name for path in sources.rglob("*")} - {path.name for path in tree().rglob("*")}
+    assert not left, "building writes nothing beside the sources"
+
+
+def tree() -> Path:
+    return Path(__file__).parents[1] / "kernel"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("static int unused;", "module/stats.c:.*unused"),
+        ("#error no", "module/stats.c:.*#error no"),
+        ("void no_such_symbol(void); void f(void); void f(void) { no_such_symbol(); }", "no_such"),
+    ],
+)
+def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
+    sources: Path, line: str, said: str
+) -> None:
+    with (sources / "module" / "stats.c").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(kernels.Unavailable, match=said):
+        module.find(kernels.find("6.12"))
+
+
+def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
+    with pytest.raises(kernels.Unavailable, match=r"Module\.symvers"):
+        module.find(kernels.Kernel(tmp_path / "bzImage"))
+
+
+# Loaded
+
+FACTS = """
+uname -r
+stat -c '%a %u %g' /dev/dmafile
+cat /sys/module/dmafile/parameters/max_buffer_mb
+! : <>/dev/dmafile || echo opened
+"""
+
+
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+def test_a_member_of_the_group_opens_the_node(kernel: str) -> None:
+    words = ["--module-options=max_buffer_mb=7", "--as-member"]
+    result = vm("--kernel", kernel, *words, "--", "sh", "-c", FACTS)
+    release, node, parameter, opened = result.stdout.decode().splitlines()
+    assert release.startswith(f"{kernel}.")
+    assert node == f"660 0 {machine.MEMBERS}"
+    assert parameter == "7"
+    assert opened == "opened"
+    assert result.returncode == 0
+
+
+def test_another_user_does_not() -> None:
+    result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
+    assert result.returncode == 2
+    assert b"Permission denied" in result.stderr
+
+
+def test_it_is_unloaded_at_the_end(tmp_path: Path) -> None:
+    """So that what its end leaves behind is seen too. A buffer that lives on keeps it loaded."""
+    # The kernel tells of a module's end in nothing but its absence: ask it while it unloads.
+    script = "(while [ -e /sys/module/dmafile ]; do sleep 0.1; done; echo '<4>gone' >/dev/kmsg) &"
+    log = tmp_path / "log"
+    result = vm("--module", "--kernel-log", log, "--", "sh", "-c", script)
+    assert result.returncode == 0, result.stderr
+    assert b"gone" in log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("max_buffer_mb=much", b"`much' invalid for parameter `max_buffer_mb'"),
+        ("max_bufer_mb=7", b"no parameter `max_bufer_mb`"),
+    ],
+)
+def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> None:
+    result = vm("--module-options", options, "--", "echo", "ran")
+    assert result.returncode == machine.NO_GUEST
+    assert result.stdout == b""
+    assert b"vm: the guest could not be made" in result.stderr
+    assert said in result.stderr
