@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * leak [-n TIMES] FOLDER
+ *
+ * So many loads, and as many that fail, each in its own way: memory, slabs, pins and descriptors
+ * are what they were, and what debugfs has counted is what was asked for.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+
+#include <sys/resource.h>
+
+#define SIZE	(600000UL)
+
+static unsigned int times = 1000;
+static char path[4096];
+static __u64 noted[8];
+
+static const char * const memory[] = { "MemFree", "Slab", "SUnreclaim", "KernelStack" };
+
+static long long pinned(void)
+{
+	int fd = open("/proc/sys/vm/stat_refresh", O_RDONLY);
+	char byte;
+
+	/* Each processor counts for itself, and tells when asked to. */
+	must(fd >= 0 && read(fd, &byte, 1) >= 0, "stat_refresh");
+	close(fd);
+	return number_in("/proc/vmstat", "nr_foll_pin_acquired") -
+	       number_in("/proc/vmstat", "nr_foll_pin_released");
+}
+
+static void settle(void)
+{
+	int fd = open("/proc/sys/vm/drop_caches", O_WRONLY);
+
+	sync();
+	must(fd >= 0 && write(fd, "3", 1) == 1, "drop_caches");
+	close(fd);
+	/* What is freed after a grace period, or by a worker. */
+	sleep(1);
+}
+
+static void note(void)
+{
+	unsigned int i;
+
+	settle();
+	for (i = 0; i < ARRAY_SIZE(memory); i++)
+		noted[i] = number_in("/proc/meminfo", memory[i]);
+	noted[i] = pinned();
+}
+
+/* One page a request would be 4 MB: what a machine does meanwhile is less. */
+static void as_noted(void)
+{
+	const long long room = times * 4 / 2;
+	unsigned int i;
+
+	settle();
+	for (i = 0; i < ARRAY_SIZE(memory); i++) {
+		long long change = number_in("/proc/meminfo", memory[i]) - noted[i];
+
+		printf("# %s: %lld KiB, %+lld\n", memory[i], (long long)noted[i], change);
+		must((i ? change : -change) < room, "%s: %lld KiB", memory[i], change);
+	}
+	must(pinned() == (long long)noted[i], "%lld pages are pinned", pinned() - noted[i]);
+	must(number_in(STATS, "buffers") == 0, "%lld buffers", number_in(STATS, "buffers"));
+	must(number_in(STATS, "buffer_bytes") == 0, "%lld bytes", number_in(STATS, "buffer_bytes"));
+	must(dup(node) == node + 1, "a descriptor is left");
+	close(node + 1);
+}
+
+static struct dmafile_alloc_read load_of(int file)
+{
+	return (struct dmafile_alloc_read) {
+		.size = sizeof(struct dmafile_alloc_read),
+		.fd_flags = O_RDWR | O_CLOEXEC,
+		.file_fd = file,
+		.gather = 64 << 10,
+	};
+}
+
+static int open_file(int flags)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC | flags);
+
+	must(fd >= 0, "%s: %s", path, strerror(errno));
+	return fd;
+}
+
+static void one_load(int turn)
+{
+	int file = open_file(turn & 1 ? O_DIRECT : 0), result;
+	struct dmafile_alloc_read load = load_of(file);
+	struct dmafile_rw rw = { .size = sizeof(rw), .file_fd = file, .length = SIZE };
+
+	load.buffer_offset = turn & 2 ? 777 : 0;
+	result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+	must(!result, "ALLOC_READ: %s", why(result));
+	if (!(turn % 4)) {
+		rw.fd = load.fd;
+		rw.flags = turn % 8 ? DMAFILE_READ : DMAFILE_WRITE;
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(!result, "RW: %s", why(result));
+	}
+	if (!(turn % 5))
+		munmap(map_buffer(load.fd, PROT_READ), size_of(load.fd));
+	close(load.fd);
+	close(file);
+}
+
+static void loads(void)
+{
+	long long count, failed;
+	unsigned int i;
+
+	for (i = 0; i < 20; i++)
+		one_load(i);
+	count = number_in(STATS, "alloc_read");
+	failed = number_in(STATS, "failed");
+	note();
+	for (i = 0; i < times; i++)
+		one_load(i);
+	as_noted();
+	must(number_in(STATS, "alloc_read") == count + times, "%lld loads were counted",
+	     number_in(STATS, "alloc_read") - count);
+	must(number_in(STATS, "failed") == failed, "failures were counted");
+}
+
+/* Each fails at another place: the later, the more there is to be given back. */
+static void one_failure(int turn)
+{
+	static const struct rlimit none = { 0, 4096 }, many = { 4096, 4096 };
+	int file = open_file(turn & 1 ? O_DIRECT : 0), result, want;
+	struct dmafile_alloc_read load = load_of(file);
+	static struct dmafile_progress stop = { .stop = 1 };
+	void *only_read = NULL;
+
+	switch (turn % 6) {
+	case 0:
+		load.length = SIZE + 1;
+		want = -ENODATA;
+		break;
+	case 1:
+		load.progress = (unsigned long)&stop;
+		want = -ECANCELED;
+		break;
+	case 2:
+		load.progress = 8;
+		want = -EFAULT;
+		break;
+	case 3:
+		/* No place for its descriptor, though all could be read. */
+		must(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
+		want = -EMFILE;
+		break;
+	case 4:
+		/* All has been read, and nobody can be told. */
+		only_read = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+				 -1, 0);
+		memcpy(only_read, &load, sizeof(load));
+		mprotect(only_read, PAGE, PROT_READ);
+		want = -EFAULT;
+		break;
+	default:
+		load.buffer_size = 1ULL << 50;
+		want = -E2BIG;
+	}
+	result = call(node, DMAFILE_IOC_ALLOC_READ, only_read ? only_read : &load);
+	setrlimit(RLIMIT_NOFILE, &many);
+	must(result == want, "failure %d: %s, not %s", turn % 6, why(result), why(want));
+	if (only_read)
+		munmap(only_read, PAGE);
+	close(file);
+}
+
+static void failures(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < 20; i++)
+		one_failure(i);
+	note();
+	for (i = 0; i < times; i++)
+		one_failure(i);
+	as_noted();
+}
+
+/* What a request says of itself, and what debugfs sums up. */
+static void sums(void)
+{
+	static const char * const names[] = {
+		"alloc_read", "bytes_read", "alloc_ns", "submit_ns", "wait_ns", "copy_ns",
+	};
+	int file = open_file(O_DIRECT), result;
+	struct dmafile_alloc_read load = load_of(file);
+	__u64 before[ARRAY_SIZE(names)];
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(names); i++)
+		before[i] = number_in(STATS, names[i]);
+	load.buffer_offset = 1;
+	result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+	must(!result, "ALLOC_READ: %s", why(result));
+	must(number_in(STATS, "buffers") == 1 &&
+	     number_in(STATS, "buffer_bytes") == (long long)size_of(load.fd), "the buffers");
+	for (i = 0; i < ARRAY_SIZE(names); i++) {
+		const __u64 own[ARRAY_SIZE(names)] = {
+			1, SIZE, load.alloc_ns, load.submit_ns, load.wait_ns, load.copy_ns,
+		};
+		__u64 more = number_in(STATS, names[i]) - before[i];
+
+		must(own[i] && more == own[i], "%s: %llu, and by itself %llu", names[i], more,
+		     own[i]);
+	}
+	close(load.fd);
+	close(file);
+}
+
+static void set_up(void)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	static __u8 data[SIZE];
+
+	fill(data, 3, 0, SIZE);
+	must(fd >= 0 && write(fd, data, SIZE) == (ssize_t)SIZE && !fsync(fd), "%s: %s", path,
+	     strerror(errno));
+	close(fd);
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "sums", sums },
+	{ "loads", loads },
+	{ "failures", failures },
+};
+
+int main(int argc, char **argv)
+{
+	int option;
+
+	while ((option = getopt(argc, argv, "n:")) == 'n')
+		times = strtoul(optarg, NULL, 0);
+	snprintf(path, sizeof(path), "%s/leak", argv[optind] ? argv[optind] : ".");
+	return run_tests(tests, ARRAY_SIZE(tests));
+}

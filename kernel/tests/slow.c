@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * slow FILE
+ *
+ * What happens in the middle of a request: FILE, of some MiB, is on a disk that takes seconds for
+ * it. Progress is told and heeded, signals end it or don't, a killed process leaves nothing, and
+ * requests on one buffer wait for each other.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#define GATHER	(64UL << 10)
+
+static const char *path;
+static __u64 size;
+static __u8 *shadow;
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+/* A request that a thread of its own has made, and how it ended. */
+struct running {
+	pthread_t thread;
+	struct dmafile_progress progress;
+	__u32 flags;
+	/* A buffer that is there; 0: a new one. */
+	int target;
+	int result;
+	int fd;
+	__u64 bytes;
+	double took;
+};
+
+static int open_file(void)
+{
+	int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+
+	must(fd >= 0, "%s: %s", path, strerror(errno));
+	return fd;
+}
+
+static void *run(void *argument)
+{
+	struct running *one = argument;
+	int file = open_file();
+	struct dmafile_alloc_read load = {
+		.size = sizeof(load),
+		.fd_flags = O_RDWR,
+		.flags = one->flags,
+		.file_fd = file,
+		.gather = GATHER,
+		.progress = (unsigned long)&one->progress,
+	};
+	struct dmafile_rw rw = {
+		.size = sizeof(rw),
+		.flags = one->flags,
+		.fd = one->target,
+		.file_fd = file,
+		.length = size,
+		.gather = GATHER,
+		.progress = (unsigned long)&one->progress,
+	};
+	double begun = now();
+
+	if (one->target)
+		one->result = call(node, DMAFILE_IOC_RW, &rw);
+	else
+		one->result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+	one->took = now() - begun;
+	one->bytes = one->target ? rw.bytes : load.bytes;
+	one->fd = load.fd;
+	close(file);
+	return NULL;
+}
+
+static void start(struct running *one)
+{
+	must(!pthread_create(&one->thread, NULL, run, one), "pthread_create");
+}
+
+static __u64 bytes_of(const struct running *one)
+{
+	return __atomic_load_n(&one->progress.bytes, __ATOMIC_RELAXED);
+}
+
+static void until(const struct running *one, __u64 bytes)
+{
+	double begun = now();
+
+	while (bytes_of(one) < bytes) {
+		must(now() - begun < 60, "%llu bytes after 60 s", bytes_of(one));
+		usleep(2000);
+	}
+}
+
+static void over(struct running *one, int want, const char *what)
+{
+	pthread_join(one->thread, NULL);
+	must(one->result == want, "%s: %s, not %s", what, why(one->result), why(want));
+}
+
+static void no_buffers(void)
+{
+	must(number_in(STATS, "buffers") == 0, "%lld buffers", number_in(STATS, "buffers"));
+}
+
+static void check(int fd)
+{
+	__u8 *map = map_buffer(fd, PROT_READ);
+
+	must(differ(map, shadow, size) == size, "the buffer differs at %zu",
+	     differ(map, shadow, size));
+	unmap_buffer(fd, map);
+}
+
+/* The number never falls, is never more than there is, and in the end is all. */
+static void progress_is_told(void)
+{
+	struct running one = { 0 };
+	__u64 last = 0, steps = 0;
+
+	start(&one);
+	while (last < size) {
+		__u64 bytes = bytes_of(&one);
+
+		must(bytes >= last && bytes <= size, "%llu bytes, and then %llu", last, bytes);
+		steps += bytes > last;
+		last = bytes;
+		usleep(1000);
+	}
+	over(&one, 0, "ALLOC_READ");
+	must(one.took > 1, "the disk is not slow: %.2f s", one.took);
+	must(steps > size / GATHER / 8, "told %llu times only", steps);
+	check(one.fd);
+	close(one.fd);
+}
+
+/* What is told is there: a buffer that exists can be looked at meanwhile. */
+static void progress_is_true(void)
+{
+	struct running one = { .flags = DMAFILE_READ, .target = new_buffer(size) };
+	const __u8 *map = mmap(NULL, size, PROT_READ, MAP_SHARED, one.target, 0);
+	__u64 last = 0;
+
+	start(&one);
+	while (last < size) {
+		__u64 bytes = bytes_of(&one);
+
+		if (bytes > last) {
+			must(differ(map + last, shadow + last, bytes - last) == bytes - last,
+			     "what was told from %llu to %llu is not there", last, bytes);
+			last = bytes;
+		}
+		usleep(1000);
+	}
+	over(&one, 0, "READ");
+	munmap((void *)map, size);
+	close(one.target);
+}
+
+static void stop_is_heeded(void)
+{
+	struct running one = { 0 }, other = { .flags = DMAFILE_READ, .target = new_buffer(size) };
+	__u8 *map;
+
+	start(&one);
+	until(&one, GATHER);
+	__atomic_store_n(&one.progress.stop, 1, __ATOMIC_RELAXED);
+	over(&one, -ECANCELED, "a stopped ALLOC_READ");
+	must(bytes_of(&one) < size, "all has been read");
+	start(&other);
+	until(&other, 4 * GATHER);
+	__atomic_store_n(&other.progress.stop, 1, __ATOMIC_RELAXED);
+	over(&other, -ECANCELED, "a stopped READ");
+	must(other.bytes >= 4 * GATHER && other.bytes < size, "%llu bytes", other.bytes);
+	map = map_buffer(other.target, PROT_READ);
+	must(differ(map, shadow, other.bytes) == other.bytes, "what was read is not there");
+	unmap_buffer(other.target, map);
+	close(other.target);
+	no_buffers();
+}
+
+static void on_signal(int unused)
+{
+	(void)unused;
+}
+
+static void signals(void)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct running one = { .flags = DMAFILE_INTERRUPTIBLE }, other = { 0 };
+
+	sigaction(SIGUSR1, &action, NULL);
+	start(&one);
+	until(&one, GATHER);
+	pthread_kill(one.thread, SIGUSR1);
+	over(&one, -EINTR, "an interruptible ALLOC_READ");
+	must(bytes_of(&one) < size, "all has been read");
+	no_buffers();
+	start(&other);
+	until(&other, GATHER);
+	pthread_kill(other.thread, SIGUSR1);
+	over(&other, 0, "an ALLOC_READ at a signal that doesn't kill");
+	check(other.fd);
+	close(other.fd);
+}
+
+/* The process goes in the middle, and with it all that it had. */
+static void killed(void)
+{
+	struct running *one = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+				   -1, 0);
+	long long before = number_in("/proc/meminfo", "MemAvailable"), after;
+	double begun;
+	int i, status;
+
+	for (i = 0; i < 6; i++) {
+		pid_t child;
+
+		memset(one, 0, sizeof(*one));
+		one->flags = i & 1 ? DMAFILE_READ : 0;
+		one->target = i & 1 ? new_buffer(size) : 0;
+		child = fork();
+		if (!child) {
+			run(one);
+			_exit(0);
+		}
+		until(one, (i + 1) * GATHER);
+		kill(child, SIGKILL);
+		begun = now();
+		must(waitpid(child, &status, 0) == child && WIFSIGNALED(status),
+		     "it ended with %x", status);
+		/* It waits for what is in flight, and for no more. */
+		must(now() - begun < 3, "%.1f s until it had gone", now() - begun);
+		must(bytes_of(one) < size, "all has been read");
+		if (i & 1)
+			close(one->target);
+		no_buffers();
+	}
+	after = number_in("/proc/meminfo", "MemAvailable");
+	must(before - after < (long long)size / 1024, "%lld KiB less", before - after);
+}
+
+/* Who fills a buffer has it alone; who reads it does so beside others. */
+static void two_at_once(void)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	int target = new_buffer(size);
+	struct running fill = { .flags = DMAFILE_READ, .target = target };
+	struct running again = { .flags = DMAFILE_READ, .target = target };
+	struct running out = { .flags = DMAFILE_WRITE, .target = target };
+	struct running more = { .flags = DMAFILE_WRITE, .target = target };
+	struct running signalled = {
+		.flags = DMAFILE_WRITE | DMAFILE_INTERRUPTIBLE, .target = target,
+	};
+
+	start(&fill);
+	until(&fill, GATHER);
+	start(&again);
+	start(&signalled);
+	usleep(300000);
+	must(!bytes_of(&again) && !bytes_of(&signalled), "two at once have a buffer to fill");
+	sigaction(SIGUSR1, &action, NULL);
+	pthread_kill(signalled.thread, SIGUSR1);
+	over(&signalled, -EINTR, "one that waits, at a signal");
+	must(bytes_of(&fill) < size, "it has waited until the other one was over");
+	over(&fill, 0, "the first READ");
+	over(&again, 0, "the second READ");
+	must(again.took > fill.took, "the second has not waited: %.1f s, %.1f s", again.took,
+	     fill.took);
+	check(target);
+	/* The same bytes go back to where they are from. */
+	start(&out);
+	start(&more);
+	over(&out, 0, "the first WRITE");
+	over(&more, 0, "the second WRITE");
+	check(target);
+	close(target);
+}
+
+static void set_up(void)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	must(fd >= 0, "%s: %s", path, strerror(errno));
+	size = size_of(fd);
+	shadow = malloc(size);
+	must(shadow && pread(fd, shadow, size, 0) == (ssize_t)size, "pread");
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "progress_is_told", progress_is_told },
+	{ "progress_is_true", progress_is_true },
+	{ "stop_is_heeded", stop_is_heeded },
+	{ "signals", signals },
+	{ "killed", killed },
+	{ "two_at_once", two_at_once },
+};
+
+int main(int argc, char **argv)
+{
+	if (argc != 2) {
+		fprintf(stderr, "slow FILE\n");
+		return 2;
+	}
+	path = argv[1];
+	return run_tests(tests, ARRAY_SIZE(tests));
+}
