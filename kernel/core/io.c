@@ -23,6 +23,8 @@
 
 /* The first gather, and the last ones: small, so that reading starts early and ends early. */
 #define FIRST_GATHER	SZ_2M
+/* How much is allocated before anyone looks whether it is still wanted. */
+#define STEP		SZ_32M
 /* What goes beside its place goes through memory of this size. */
 #define BOUNCE		SZ_1M
 /* How far readahead looks at a time. */
@@ -161,17 +163,31 @@ static ssize_t move_now(struct dmafile_io *io, const struct dmafile_pages *pages
 		else
 			io->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
 		done += result;
-		/* A direct read that ends within a block has seen the end of the file. */
-		if ((!io->write || io->strict) && direct && !IS_ALIGNED(done, DMAFILE_ALIGN))
+		/*
+		 * A direct read that ends within a block has seen the end of the file, of most
+		 * file systems; what is not strict asks the page cache, too.
+		 */
+		if (io->strict && direct && !IS_ALIGNED(done, DMAFILE_ALIGN))
 			break;
 	}
 	return done;
 }
 
+/* Whether there is a signal that ends it. */
+static bool interrupted(const struct dmafile_io *io)
+{
+	if (fatal_signal_pending(current))
+		return true;
+	if (!io->interruptible)
+		return false;
+	/* Work of a task's own rings looks like a signal; in a worker, its end does. */
+	return current->flags & PF_IO_WORKER ? signal_pending(current) : task_sigpending(current);
+}
+
 /* Tells how much is done; an error when it is to end early. */
 static int may_go_on(struct dmafile_io *io)
 {
-	if (fatal_signal_pending(current) || (io->interruptible && signal_pending(current)))
+	if (interrupted(io))
 		return -EINTR;
 	return io->tell ? io->tell(io) : 0;
 }
@@ -180,11 +196,15 @@ static int may_go_on(struct dmafile_io *io)
 static int allocate(struct dmafile_io *io, u64 end)
 {
 	u64 begun = ktime_get_ns();
-	int err;
+	int err = 0;
 
-	if (!io->size)
-		return 0;
-	err = dmafile_pages_grow(io->pages, end, io->max_order);
+	while (!err && dmafile_pages_bytes(io->pages) < min(end, io->size)) {
+		err = may_go_on(io);
+		if (!err)
+			err = dmafile_pages_grow(io->pages,
+						 min(end, dmafile_pages_bytes(io->pages) + STEP),
+						 io->max_order);
+	}
 	io->alloc_ns += ktime_get_ns() - begun;
 	return err;
 }
@@ -226,6 +246,13 @@ static ssize_t move_rest(struct dmafile_io *io, struct piece *piece, u64 done, u
 	return min_t(s64, result, need - done);
 }
 
+/* What lies before the wanted bytes, of a whole first block, does not count. */
+static void set_done(struct dmafile_io *io, u64 end)
+{
+	if (end > io->at)
+		io->done = end - io->at;
+}
+
 /*
  * Waits for a piece that was issued in order, and for what direct I/O has left of it. Return: 0,
  * an error, or 1 at the end of the file.
@@ -244,15 +271,14 @@ static int piece_finish(struct dmafile_io *io, struct piece *piece)
 	if (result)
 		io->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 	done = min_t(u64, result, need);
+	set_done(io, piece->at + done);
 	if (done < need) {
 		result = move_rest(io, piece, done, need);
 		if (result < 0)
 			return result;
 		done += result;
+		set_done(io, piece->at + done);
 	}
-	/* What lies before the wanted bytes, of a whole first block, does not count. */
-	if (piece->at + done > io->at)
-		io->done = piece->at + done - io->at;
 	if (done == need)
 		return 0;
 	return io->write ? -ENOSPC : 1;
@@ -275,7 +301,10 @@ static void ring_finish(struct dmafile_io *io, struct ring *ring)
 		/* What lies behind an error, or the end of the file, is worth nothing. */
 		piece_wait(io, piece);
 	else
-		ring->err = piece_finish(io, piece) ?: may_go_on(io);
+		ring->err = piece_finish(io, piece);
+	/* It is too late to end a transfer early that is done. */
+	if (!ring->err && io->done < io->len)
+		ring->err = may_go_on(io);
 	ring->first = (ring->first + 1) % io->depth;
 	ring->nr--;
 }
@@ -293,7 +322,7 @@ static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 
 	if (from >= to)
 		return 0;
-	ring.pieces = kcalloc(io->depth, sizeof(*ring.pieces), GFP_KERNEL_ACCOUNT);
+	ring.pieces = kcalloc(io->depth, sizeof(*ring.pieces), DMAFILE_GFP);
 	if (!ring.pieces)
 		return -ENOMEM;
 	err = may_go_on(io);
@@ -455,9 +484,11 @@ int dmafile_transfer(struct dmafile_io *io)
 		else
 			err = move_range(io, io->at, end, false);
 	}
-	if (err < 0)
-		return err;
-	err = allocate(io, io->size);
+	if (err >= 0)
+		err = allocate(io, io->size);
+	/* The last word; what it answers comes too late. */
+	if (io->tell)
+		io->tell(io);
 	if (!err && io->born) {
 		/* Of the blocks at both ends, and of a file that was cut short meanwhile. */
 		dmafile_pages_zero(io->pages, round_down(io->at, DMAFILE_ALIGN), io->at);

@@ -49,7 +49,7 @@ enum dmafile_mode {
  * @interruptible: any signal ends it
  * @dsync: what is written is on the disk in the end
  * @tell: called now and then with how much is done, from the caller's process; not 0 ends the
- *	transfer with that error
+ *	transfer with that error, but for the last time, when it is over
  * @done: bytes moved, from the first on, without a gap
  * @mode: how, enum dmafile_mode
  * @alloc_ns: time of allocation

@@ -26,7 +26,7 @@
 /* 1 MiB and 64 KiB are what IOMMUs and large TLB entries like; then single pages. */
 static const unsigned int orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
 
-/* More than one bio is known to take. */
+/* What the number of a bio's segments, 16 bits of it, can say. */
 #define MAX_SEGMENTS	65535U
 
 /* Allocates at most @left pages, in one piece; lowers @max_order where it had to take less. */
@@ -56,7 +56,7 @@ static int make_room(struct dmafile_pages *pages)
 
 	if (pages->nr < pages->room)
 		return 0;
-	chunks = kvmalloc_array(room, sizeof(*chunks), GFP_KERNEL_ACCOUNT);
+	chunks = kvmalloc_array(room, sizeof(*chunks), DMAFILE_GFP);
 	if (!chunks)
 		return -ENOMEM;
 	if (pages->nr)
@@ -215,11 +215,12 @@ struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u6
 				   unsigned int *nr)
 {
 	unsigned int chunk = dmafile_pages_chunk(pages, at);
-	unsigned int room = min(dmafile_pages_chunk(pages, at + *len - 1) - chunk + 1, MAX_SEGMENTS);
+	unsigned int last_chunk = dmafile_pages_chunk(pages, at + *len - 1);
+	unsigned int room = min(last_chunk - chunk + 1, MAX_SEGMENTS);
 	u64 left = *len;
 	struct bio_vec *bvec;
 
-	bvec = kvmalloc_array(room, sizeof(*bvec), GFP_KERNEL_ACCOUNT);
+	bvec = kvmalloc_array(room, sizeof(*bvec), DMAFILE_GFP);
 	if (!bvec)
 		return NULL;
 	for (*nr = 0; left && *nr < room; chunk++) {

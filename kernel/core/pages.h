@@ -4,7 +4,14 @@
 #define _DMAFILE_PAGES_H
 
 #include <linux/bvec.h>
+#include <linux/gfp.h>
 #include <linux/types.h>
+
+/*
+ * For all that is not pages itself. It counts for the caller's cgroup, too, and its limit is an
+ * error, not a call for the OOM killer.
+ */
+#define DMAFILE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
 /* The largest allocation: 1 MiB with pages of 4 KiB, what devices map as one segment. */
 #define DMAFILE_MAX_ORDER	8

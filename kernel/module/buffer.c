@@ -23,20 +23,18 @@
  * @pages: the memory, all of it from the beginning to the end
  * @io: held for writing by what fills it from a file, for reading by what goes to one
  * @over: woken when @io is given back
- * @lock: protects @attachments, @vaddr and @vmaps
+ * @lock: protects @attachments and @vaddr
  * @attachments: struct dmafile_attachment
- * @vaddr: the kernel's mapping, while @vmaps
- * @vmaps: how many asked for it
+ * @vaddr: the kernel's mapping, while somebody wants it
  * @origin: for fdinfo, which shows it as the exporter's name
  */
 struct dmafile_buffer {
 	struct dmafile_pages pages;
 	struct rw_semaphore io;
 	wait_queue_head_t over;
-	struct mutex lock; /* attachments, vaddr, vmaps */
+	struct mutex lock; /* attachments, vaddr */
 	struct list_head attachments;
 	void *vaddr;
-	unsigned int vmaps;
 	const char *origin;
 };
 
@@ -45,13 +43,13 @@ struct dmafile_buffer {
  * @dev: the device
  * @table: the memory as this device sees it
  * @node: in the buffer's list
- * @mapped: addresses are in @table
+ * @direction: of the DMA for which addresses are in @table; DMA_NONE while there are none
  */
 struct dmafile_attachment {
 	struct device *dev;
 	struct sg_table table;
 	struct list_head node;
-	bool mapped;
+	enum dma_data_direction direction;
 };
 
 static int dmafile_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
@@ -74,6 +72,7 @@ static int dmafile_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *att
 		sg_set_page(sg, buffer->pages.chunks[i].page,
 			    dmafile_chunk_pages(&buffer->pages, i) << PAGE_SHIFT, 0);
 	attachment->dev = attach->dev;
+	attachment->direction = DMA_NONE;
 	attach->priv = attachment;
 
 	mutex_lock(&buffer->lock);
@@ -104,7 +103,8 @@ static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 	/* Not while someone walks the list to synchronise what is mapped. */
 	mutex_lock(&buffer->lock);
 	err = dma_map_sgtable(attachment->dev, &attachment->table, direction, 0);
-	attachment->mapped = !err;
+	if (!err)
+		attachment->direction = direction;
 	mutex_unlock(&buffer->lock);
 	return err ? ERR_PTR(err) : &attachment->table;
 }
@@ -116,7 +116,7 @@ static void dmafile_unmap(struct dma_buf_attachment *attach, struct sg_table *ta
 	struct dmafile_attachment *attachment = attach->priv;
 
 	mutex_lock(&buffer->lock);
-	attachment->mapped = false;
+	attachment->direction = DMA_NONE;
 	dma_unmap_sgtable(attachment->dev, table, direction, 0);
 	mutex_unlock(&buffer->lock);
 }
@@ -127,11 +127,13 @@ static int dmafile_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direct
 	struct dmafile_attachment *attachment;
 
 	mutex_lock(&buffer->lock);
-	if (buffer->vmaps)
+	if (buffer->vaddr)
 		invalidate_kernel_vmap_range(buffer->vaddr, dmabuf->size);
 	list_for_each_entry(attachment, &buffer->attachments, node)
-		if (attachment->mapped)
-			dma_sync_sgtable_for_cpu(attachment->dev, &attachment->table, direction);
+		/* A device that only reads has nothing for us but what it was given. */
+		if (attachment->direction != DMA_NONE && attachment->direction != DMA_TO_DEVICE)
+			dma_sync_sgtable_for_cpu(attachment->dev, &attachment->table,
+						 attachment->direction);
 	mutex_unlock(&buffer->lock);
 	return 0;
 }
@@ -142,12 +144,12 @@ static int dmafile_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_directio
 	struct dmafile_attachment *attachment;
 
 	mutex_lock(&buffer->lock);
-	if (buffer->vmaps)
+	if (buffer->vaddr)
 		flush_kernel_vmap_range(buffer->vaddr, dmabuf->size);
 	list_for_each_entry(attachment, &buffer->attachments, node)
-		if (attachment->mapped)
+		if (attachment->direction != DMA_NONE)
 			dma_sync_sgtable_for_device(attachment->dev, &attachment->table,
-						    direction);
+						    attachment->direction);
 	mutex_unlock(&buffer->lock);
 	return 0;
 }
@@ -195,22 +197,19 @@ static void *map_all(const struct dmafile_pages *pages)
 	return vaddr;
 }
 
+/* The core asks once, however many there are who want it. */
 static int dmafile_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
-	int err = 0;
+	void *vaddr = map_all(&buffer->pages);
 
+	if (!vaddr)
+		return -ENOMEM;
 	mutex_lock(&buffer->lock);
-	if (!buffer->vmaps)
-		buffer->vaddr = map_all(&buffer->pages);
-	if (buffer->vaddr) {
-		buffer->vmaps++;
-		iosys_map_set_vaddr(map, buffer->vaddr);
-	} else {
-		err = -ENOMEM;
-	}
+	buffer->vaddr = vaddr;
 	mutex_unlock(&buffer->lock);
-	return err;
+	iosys_map_set_vaddr(map, vaddr);
+	return 0;
 }
 
 static void dmafile_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
@@ -218,10 +217,8 @@ static void dmafile_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	struct dmafile_buffer *buffer = dmabuf->priv;
 
 	mutex_lock(&buffer->lock);
-	if (!--buffer->vmaps) {
-		vunmap(buffer->vaddr);
-		buffer->vaddr = NULL;
-	}
+	vunmap(buffer->vaddr);
+	buffer->vaddr = NULL;
 	mutex_unlock(&buffer->lock);
 	iosys_map_clear(map);
 }
@@ -269,7 +266,7 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 	struct dmafile_buffer *buffer;
 	struct dma_buf *dmabuf;
 
-	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
+	buffer = kzalloc(sizeof(*buffer), DMAFILE_GFP);
 	if (!buffer) {
 		kfree(origin);
 		return ERR_PTR(-ENOMEM);
@@ -331,8 +328,19 @@ static int wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible
 }
 
 /**
- * dmafile_buffer_begin - have a buffer to oneself for I/O
+ * dmafile_buffer_is - whether a dma-buf is one of ours
  * @dmabuf: any dma-buf
+ *
+ * Return: whether it is.
+ */
+bool dmafile_buffer_is(const struct dma_buf *dmabuf)
+{
+	return dmabuf->ops == &dmafile_buffer_ops;
+}
+
+/**
+ * dmafile_buffer_begin - have a buffer to oneself for I/O
+ * @dmabuf: one of ours
  * @fill: it will be written to, not only read
  * @interruptible: any signal ends the waiting, not only one that kills
  *
@@ -340,14 +348,12 @@ static int wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible
  * That is what keeps two requests from each other; a device that starts later on is its driver's
  * affair, as with any dma-buf.
  *
- * Return: its memory; -EXDEV where the buffer is of somebody else, -EINTR at a signal.
+ * Return: its memory, or -EINTR at a signal.
  */
 struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
 
-	if (dmabuf->ops != &dmafile_buffer_ops)
-		return ERR_PTR(-EXDEV);
 	if (lock(buffer, fill, interruptible))
 		return ERR_PTR(-EINTR);
 	if (wait_for_fences(dmabuf, fill, interruptible)) {

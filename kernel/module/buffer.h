@@ -9,6 +9,7 @@
 
 struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
 				      const char *origin);
+bool dmafile_buffer_is(const struct dma_buf *dmabuf);
 struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible);
 void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill);
 

@@ -3,12 +3,15 @@
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
 
+#include <linux/bits.h>
 #include <linux/fs.h>
 #include <linux/io_uring.h>
 #ifdef DMAFILE_HAVE_URING_SQE
 #include <linux/io_uring/cmd.h>
 #endif
 #include <linux/module.h>
+
+#include "dmafile.h"
 
 #ifdef DMAFILE_HAVE_BARE_NAMESPACE
 #define DMAFILE_IMPORT_NS(ns)	MODULE_IMPORT_NS(ns)
@@ -33,13 +36,35 @@ static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 #endif
 }
 
+/* In a command's flags, none of io_uring's own; they are cleared when the command comes in. */
+#define DMAFILE_URING_KEPT	BIT(24)
+
 /* What user space has put into the command of an SQE. */
-static inline const void *dmafile_uring_payload(const struct io_uring_cmd *cmd)
+static inline struct dmafile_uring_cmd dmafile_uring_payload(const struct io_uring_cmd *cmd)
 {
 #ifdef DMAFILE_HAVE_URING_SQE
-	return io_uring_sqe_cmd(cmd->sqe);
+	const struct dmafile_uring_cmd *payload = io_uring_sqe_cmd(cmd->sqe);
+
+	if (cmd->flags & DMAFILE_URING_KEPT)
+		return *(const struct dmafile_uring_cmd *)cmd->pdu;
 #else
-	return cmd->cmd;
+	const struct dmafile_uring_cmd *payload = cmd->cmd;
+#endif
+	return (struct dmafile_uring_cmd) {
+		.request = READ_ONCE(payload->request),
+		.reserved = READ_ONCE(payload->reserved),
+	};
+}
+
+/*
+ * Keeps it for when the command comes again, in a worker. Linux 6.12, unlike 6.1, has it look at
+ * the SQE in the ring even then, where there may be another by that time.
+ */
+static inline void dmafile_uring_keep(struct io_uring_cmd *cmd, struct dmafile_uring_cmd payload)
+{
+#ifdef DMAFILE_HAVE_URING_SQE
+	*(struct dmafile_uring_cmd *)cmd->pdu = payload;
+	cmd->flags |= DMAFILE_URING_KEPT;
 #endif
 }
 

@@ -16,17 +16,16 @@ static long dmafile_ioctl(struct file *file, unsigned int cmd, unsigned long arg
 
 static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 {
-	const struct dmafile_uring_cmd *payload = dmafile_uring_payload(cmd);
-	u64 address, reserved;
+	struct dmafile_uring_cmd payload = dmafile_uring_payload(cmd);
 
 	/* It sleeps: a worker of the ring does it, with the submitter's files and memory. */
-	if (issue_flags & IO_URING_F_NONBLOCK)
+	if (issue_flags & IO_URING_F_NONBLOCK) {
+		dmafile_uring_keep(cmd, payload);
 		return -EAGAIN;
-	address = READ_ONCE(payload->request);
-	reserved = READ_ONCE(payload->reserved);
-	if (reserved)
+	}
+	if (payload.reserved)
 		return -EINVAL;
-	return dmafile_request(cmd->cmd_op, u64_to_user_ptr(address));
+	return dmafile_request(cmd->cmd_op, u64_to_user_ptr(payload.request));
 }
 
 static const struct file_operations dmafile_fops = {

@@ -5,6 +5,7 @@
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
+#include <linux/nospec.h>
 #include <linux/overflow.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
@@ -40,8 +41,8 @@ module_param(in_order, bool, 0644);
 MODULE_PARM_DESC(in_order, "Allocate all before the first read, to compare. Default is N.");
 
 /*
- * The gathers that a transfer has at least, where a call does not say: what is not covered by I/O is
- * the first of them, and of the reads the last.
+ * The gathers that a transfer has at least, where a call does not say: what is not covered by I/O
+ * is the first of them, and of the reads the last.
  */
 #define GATHERS		16
 
@@ -139,9 +140,15 @@ static int tell(struct dmafile_io *io)
 
 static int set_up(struct call *call, u32 flags, u64 gather, u64 progress)
 {
+	u32 reserved = 0;
+
 	if (gather > DMAFILE_MAX_GATHER || !IS_ALIGNED(progress, sizeof(u64)))
 		return -EINVAL;
 	call->progress = u64_to_user_ptr(progress);
+	if (progress && get_user(reserved, &call->progress->reserved))
+		return -EFAULT;
+	if (reserved)
+		return -EINVAL;
 	call->io.gather = gather;
 	call->io.depth = current_depth();
 	call->io.max_order = READ_ONCE(max_order);
@@ -168,15 +175,23 @@ static void count(const struct dmafile_io *io, int err)
 /* What fdinfo shows as exp_name: one line of words, and the file's name last. */
 static const char *origin_of(const struct dmafile_io *io)
 {
+	/* Not as long as it is now: a file may be renamed meanwhile. */
+	const size_t size = NAME_MAX + 128;
 	char *text, *at;
 
 	if (!io)
-		return kstrdup("dmafile", GFP_KERNEL_ACCOUNT);
-	text = kasprintf(GFP_KERNEL_ACCOUNT, "dmafile bytes=%llu mode=%s%s%s file=%pD", io->done,
-			 io->mode & DMAFILE_DIRECT ? "direct" : "",
-			 io->mode & DMAFILE_BOUNCED ? "bounced" : "",
-			 io->mode & DMAFILE_BUFFERED ? "buffered" : "", io->file);
-	for (at = text; at && *at; at++)
+		return kstrdup("dmafile", DMAFILE_GFP);
+	text = kmalloc(size, DMAFILE_GFP);
+	if (!text)
+		return NULL;
+	at = text + scnprintf(text, size, "dmafile bytes=%llu mode", io->done);
+	at += scnprintf(at, text + size - at, "%s%s%s",
+			io->mode & DMAFILE_DIRECT ? "+direct" : "",
+			io->mode & DMAFILE_BOUNCED ? "+bounced" : "",
+			io->mode & DMAFILE_BUFFERED ? "+buffered" : "");
+	text[strcspn(text, "+")] = '=';
+	scnprintf(at, text + size - at, " file=%pD", io->file);
+	for (at = text; *at; at++)
 		if (iscntrl(*at))
 			*at = '?';
 	return text;
@@ -345,7 +360,7 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 	io->wait_ns = ktime_get_ns() - begun;
 	err = dmafile_transfer(io);
 	dmafile_buffer_end(dmabuf, !io->write);
-	if (!err && io->done < io->len && !(rw->flags & DMAFILE_SHORT_OK))
+	if (!err && io->done < io->len && (!(rw->flags & DMAFILE_SHORT_OK) || !io->done))
 		err = -ENODATA;
 	rw->mode = io->mode;
 	rw->submit_ns = io->submit_ns;
@@ -382,8 +397,10 @@ static int do_rw(void *request, struct publication *out)
 		err = PTR_ERR(call.io.file);
 		goto put_buffer;
 	}
+	if (!dmafile_buffer_is(dmabuf))
+		err = -EXDEV;
 	/* Who was given a buffer to look at shall not fill it. */
-	if (!write && !(dmabuf->file->f_mode & FMODE_WRITE))
+	else if (!write && !(dmabuf->file->f_mode & FMODE_WRITE))
 		err = -EBADF;
 	if (!err)
 		err = rw(request_rw, dmabuf, &call);
@@ -411,7 +428,7 @@ static const struct {
  * @cmd: which
  * @address: its structure, in the caller's memory
  *
- * Return: 0 or an error, as include/uapi's dmafile.h says for each.
+ * Return: 0 or an error, as uapi/dmafile.h says for each.
  */
 int dmafile_request(unsigned int cmd, void __user *address)
 {
@@ -428,6 +445,7 @@ int dmafile_request(unsigned int cmd, void __user *address)
 
 	if (cmd != _IO(DMAFILE_IOC_MAGIC, nr) || nr >= ARRAY_SIZE(requests))
 		return -ENOTTY;
+	nr = array_index_nospec(nr, ARRAY_SIZE(requests));
 	if (get_user(size, (u32 __user *)address))
 		return -EFAULT;
 	if (size < requests[nr].size)

@@ -32,7 +32,7 @@
 
 /**
  * struct dmafile_info - what this module does, and its limits
- * @size: sizeof(struct dmafile_info)
+ * @size: sizeof(struct dmafile_info); out: that of the module's
  * @version: out: DMAFILE_VERSION
  * @features: out: DMAFILE_FEATURE_*
  * @max_buffer: out: the largest buffer; parameter max_buffer_mb, or all of memory
@@ -75,8 +75,9 @@ struct dmafile_alloc {
 
 /**
  * struct dmafile_progress - what a running request and its caller tell each other
- * @bytes: bytes that are there, from the first one on; written after every gather
- * @stop: not zero: end early, with ECANCELED; read before every gather
+ * @bytes: bytes that are there, from the first one on; written after every gather, and in the end
+ * @stop: not zero: end early, with ECANCELED; read before every gather, not while waiting for
+ *	devices or other requests
  * @reserved: 0
  *
  * Lies in the caller's memory, aligned to 8 bytes.
@@ -88,13 +89,20 @@ struct dmafile_progress {
 };
 
 /* struct dmafile_alloc_read and dmafile_rw: flags */
-/* The file may end early: success, with fewer bytes; else ENODATA. */
+/* The file may end early: success, with fewer bytes, though not without any; else ENODATA. */
 #define DMAFILE_SHORT_OK	0x1
 /* Any signal ends it, with EINTR; else only those that kill. */
 #define DMAFILE_INTERRUPTIBLE	0x2
-/* EINVAL instead of buffered I/O or a copy where O_DIRECT can't be had for all of it. */
+/*
+ * EINVAL, before anything moves, instead of buffered I/O or a copy where O_DIRECT can't be had for
+ * all of it, and an error where the file system refuses it. Some (btrfs, tmpfs) take it and use the
+ * page cache all the same.
+ */
 #define DMAFILE_STRICT		0x4
-/* All is allocated before the first read: the order to compare with (AR-21). */
+/*
+ * All is allocated before the first read: the order to compare with (AR-21). Of buffered reads none
+ * is begun ahead.
+ */
 #define DMAFILE_IN_ORDER	0x8
 /* RW only, exactly one of them. */
 #define DMAFILE_READ		0x10	/* file to buffer */
@@ -120,9 +128,9 @@ struct dmafile_progress {
  *	align, direct I/O needs no copy
  * @buffer_size: of the buffer; 0: what is needed, rounded up to pages. All around the file's bytes
  *	is zero
- * @gather: bytes allocated before they are read, in pages; 0: a sixteenth of @length, within 1 MiB
- *	and the info's gather. Smaller at the beginning and at the end, so that reading starts early
- *	and ends early
+ * @gather: bytes allocated before they are read, rounded up to pages, at most max_gather; 0: a
+ *	sixteenth of @length, within 1 MiB and the info's gather. Smaller at the beginning and at
+ *	the end, so that reading starts early and ends early
  * @progress: the address of a struct dmafile_progress, or 0
  * @fd: out: the dma-buf; there only when all bytes are
  * @mode: out: DMAFILE_MODE_*
@@ -132,10 +140,10 @@ struct dmafile_progress {
  * @wait_ns: out: waiting for reads,
  * @copy_ns: out: copying what had come beside its place
  *
- * Errors: EBADF for a file that is not open for reading, EISDIR and EINVAL for what has no such
- * bytes, ENODATA for an empty file or one that ends early, EOVERFLOW beyond what offsets can say,
- * E2BIG above max_buffer, ENOMEM, EINTR, ECANCELED, EMFILE, and those of the file system and disk.
- * After an error nothing is left.
+ * Errors: EFAULT for an address, EBADF for a file that is not open for reading, EISDIR and EINVAL
+ * for what has no such bytes, ENODATA for an empty file or one that ends early, EOVERFLOW beyond
+ * what offsets can say, E2BIG above max_buffer, ENOMEM, EINTR, ECANCELED, EMFILE, and those of the
+ * file system and disk. After an error nothing is left.
  */
 struct dmafile_alloc_read {
 	__u32 size;
@@ -162,7 +170,7 @@ struct dmafile_alloc_read {
  * @size: sizeof(struct dmafile_rw)
  * @flags: DMAFILE_READ or DMAFILE_WRITE, and DMAFILE_SHORT_OK, DMAFILE_INTERRUPTIBLE,
  *	DMAFILE_STRICT, DMAFILE_IN_ORDER, DMAFILE_DSYNC
- * @fd: a dma-buf of this module
+ * @fd: a dma-buf of this module; with DMAFILE_READ, open for writing
  * @file_fd: a regular file or block device, open for it, without O_APPEND
  * @file_offset: the first byte in the file
  * @buffer_offset: the first byte in the buffer
@@ -178,8 +186,9 @@ struct dmafile_alloc_read {
  *
  * Waits until devices are done with the buffer (its fences), and for requests on the same buffer
  * that may not run beside this one. Errors: EXDEV for a dma-buf of somebody else, EBADF for a file
- * that is not open for it, EINVAL outside the buffer, otherwise as struct dmafile_alloc_read. After
- * an error the range of the buffer (or file) behind @bytes is undefined, and nothing else touched.
+ * or dma-buf that is not open for it, EINVAL for what is no dma-buf and outside the buffer,
+ * otherwise as struct dmafile_alloc_read. After an error, and where the file ends early, the range
+ * of the buffer (or file) behind @bytes is undefined, and nothing else touched.
  */
 struct dmafile_rw {
 	__u32 size;
@@ -206,6 +215,8 @@ struct dmafile_rw {
  *
  * sqe->cmd_op is one of DMAFILE_IOC_*; the result is that of the ioctl. The request runs in a
  * worker of the ring; cancelling it (IORING_ASYNC_CANCEL) is a signal, see DMAFILE_INTERRUPTIBLE.
+ * A command that is linked to others, or drained, needs IOSQE_ASYNC: without it Linux 6.12 may look
+ * at its SQE when there is another in its place.
  */
 struct dmafile_uring_cmd {
 	__u64 request;
