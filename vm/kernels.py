@@ -48,7 +48,8 @@ class Kernel:
     @property
     def build(self) -> Path:
         """The tree that modules for it are built with: Debian's headers, or where it was built."""
-        headers = list((self.image.parents[1] / HEADERS / "usr" / "src").glob("linux-headers-*"))
+        beside = self.image.parents[1]
+        headers = [*(beside / HEADERS / "usr" / "src").glob("linux-headers-*"), beside / "build"]
         trees = [
             one for one in (*headers, *self.image.parents) if (one / "Module.symvers").exists()
         ]
@@ -66,13 +67,18 @@ def cache() -> Path:
 
 
 def find(name: str) -> Kernel:
-    """The kernel of that name: the newest in the cache, fetched if there is none."""
+    """The kernel of that name: the newest in the cache, fetched or built if there is none."""
+    # It needs what this module has.
+    import small
+
     if name in STOCK:
         return cached(name) or fetch(name)
+    if name in small.CONFIGS:
+        return small.find(name)
     if name in OURS:
         raise Unavailable(
             f"the kernel `{name}` is not part of this version; "
-            f"take {' or '.join(STOCK)}, or the path of an image that you built"
+            f"take {', '.join((*STOCK, *small.CONFIGS))}, or the path of an image that you built"
         )
     image = Path(name).absolute()
     if not image.is_file():
@@ -225,9 +231,9 @@ def call(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Keeps others from filling the cache at the same time."""
+def alone(part: str = "") -> Iterator[None]:
+    """Keeps others from filling the cache, or one part of it, at the same time."""
     cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "lock").open("w") as lock:
+    with (cache() / f"lock{part and '-'}{part}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

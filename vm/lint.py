@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Checks the kernel part: gcc's and sparse's warnings on both stock kernels, and its style.
+
+`make kernel-lint`. Nothing may be said; what is said is printed, and the exit status is 1.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import kernels
+import module
+import small
+from kernels import Unavailable, need
+
+CHECKPATCH = ["--no-tree", "--strict", "--terse", "--show-types", "--no-summary", "--file"]
+
+
+def main() -> None:
+    try:
+        need("sparse", "command", "-v", "sparse")
+        for name in kernels.STOCK:
+            print(f"kernel-lint: gcc and sparse, {name}")
+            warnings(kernels.find(name).build)
+        print("kernel-lint: checkpatch")
+        said = style()
+    except Unavailable as error:
+        sys.exit(f"kernel-lint: {error}")
+    if said:
+        sys.exit(f"kernel-lint: checkpatch:\n{said}")
+
+
+def warnings(tree: Path) -> None:
+    """Unavailable with what gcc (W=1) and sparse (C=2) have to say."""
+    with tempfile.TemporaryDirectory(prefix="dmafile-lint-") as folder:
+        module.build(tree, Path(folder), ["W=1", "C=2"])
+
+
+def style() -> str:
+    """What checkpatch has to say of all C under kernel/."""
+    need("perl", "command", "-v", "perl")
+    checkpatch = small.source() / "scripts" / "checkpatch.pl"
+    files = sorted(str(path) for path in module.SOURCES.rglob("*.[ch]"))
+    command = [str(checkpatch), *CHECKPATCH, *files]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout + result.stderr
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Small kernels out of Debian's source of Linux 6.12, built into the cache; kernel/config says how.
+
+They have built in what vm/run needs; nothing of them is installed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import kernels
+from kernels import HERE, Kernel, Unavailable, alone, call, need
+
+CONFIG = HERE.parent / "kernel" / "config"
+CONFIGS = {"base": ("base",), "base-debug": ("base", "debug")}
+"""Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
+
+SOURCE = "linux-source-6.12"
+
+Settings = Mapping[str, str]
+"""What is asked of, or true for, each option: y, m, n, a number, or a string in its quotes."""
+
+
+def find(name: str) -> Kernel:
+    """The kernel of that name and these settings: built now unless it is in the cache."""
+    linux = source()
+    wanted = settings("\n".join((CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]))
+    key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
+    place = kernels.cache() / name / key.hexdigest()[:12]
+    # Not for two at a time, and others may fetch and boot theirs meanwhile.
+    with alone(name):
+        if not (place / "boot").exists():
+            build(name, linux, wanted, place)
+    [image] = (place / "boot").iterdir()
+    return Kernel(image)
+
+
+def settings(text: str) -> Settings:
+    found = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r"(CONFIG_\w+)=(.+)", line):
+            found[match[1]] = match[2]
+        elif match := re.fullmatch(r"# (CONFIG_\w+) is not set", line):
+            found[match[1]] = "n"
+    return found
+
+
+def source() -> Path:
+    """Debian's source of Linux 6.12: the newest in the cache, fetched if there is none."""
+    with alone(SOURCE):
+        return unpacked() or unpack()
+
+
+def unpacked() -> Path | None:
+    """The newest source in the cache, in a folder that says its version."""
+    trees = list((kernels.cache() / "source").glob(f"{SOURCE}_*/{SOURCE}"))
+    return max(trees, key=lambda tree: tree.parent.stat().st_mtime, default=None)
+
+
+def unpack() -> Path:
+    """Brings the newest source into the cache."""
+    need("xz-utils", "command", "-v", "xz")
+    with alone():
+        apt = kernels.Apt()
+        version = apt.fields(SOURCE)["Version"]
+        place = kernels.cache() / "source" / f"{SOURCE}_{version.replace('/', '_')}"
+        print(f"vm: fetching {SOURCE} {version} (150 MB, unpacked 1.6 GB, once)", file=sys.stderr)
+        with kernels.replacing(place) as partial:
+            apt.unpack([f"{SOURCE}={version}"], partial)
+            archive = partial / "usr" / "src" / f"{SOURCE}.tar.xz"
+            call(["tar", "-C", str(partial), "-xf", str(archive)])
+            shutil.rmtree(partial / "usr")
+    return place / SOURCE
+
+
+def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
+    """Configures, builds, and puts the image and its modules where Debian's are.
+
+    Goes on where an interrupted build ended; place/boot comes last.
+    """
+    for package, command in (("build-essential", "cc"), ("bc", "bc"), ("perl", "perl")):
+        need(package, "command", "-v", command)
+    for package in ("flex", "bison"):
+        need(package, "command", "-v", package)
+    need("kmod", "command", "-v", "depmod")
+    need("libelf-dev", "test", "-e", "/usr/include/libelf.h")
+    version = linux.parent.name.partition("_")[2]
+    tree = place / "build"
+    print(
+        f"vm: building {name} of Linux {version} (up to an hour on two cores, once; it writes to "
+        f"{place / 'log'})",
+        file=sys.stderr,
+    )
+    tree.mkdir(parents=True, exist_ok=True)
+    with (place / "log").open("w+") as log:
+        file = place / "wanted"
+        file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+        make = ["make", "-C", str(linux), f"O={tree}"]
+        step([*make, f"KCONFIG_ALLCONFIG={file}", "alldefconfig"], log.fileno())
+        compare(wanted, settings((tree / ".config").read_text()))
+        jobs = f"-j{len(os.sched_getaffinity(0))}"
+        step([*make, jobs, "bzImage", "modules"], log.fileno())
+        step([*make, f"INSTALL_MOD_PATH={place}", "modules_install"], log.fileno())
+    release = (tree / "include" / "config" / "kernel.release").read_text().strip()
+    prune(tree)
+    partial = place / "partial"
+    partial.mkdir(exist_ok=True)
+    shutil.copyfile(tree / "arch" / "x86" / "boot" / "bzImage", partial / f"vmlinuz-{release}")
+    partial.rename(place / "boot")
+
+
+def step(command: list[str], log: int) -> None:
+    environment = {**os.environ, "KBUILD_BUILD_USER": "dmafile", "KBUILD_BUILD_HOST": "vm"}
+    # What a surrounding make(1) has asked for is not for this one.
+    environment.pop("MAKEFLAGS", None)
+    result = subprocess.run(command, stdout=log, stderr=log, env=environment)
+    if result.returncode:
+        end = os.pread(log, 4000, max(0, os.fstat(log).st_size - 4000)).decode(errors="replace")
+        raise Unavailable(f"`{' '.join(command)}` failed:\n{end}")
+
+
+def compare(wanted: Settings, got: Settings) -> None:
+    """A setting whose dependencies are missing is dropped without a word; here it is said."""
+    lost = [
+        f"{name} is {got.get(name, 'n')}, not {value}"
+        for name, value in wanted.items()
+        if got.get(name, "n") != value
+    ]
+    if lost:
+        raise Unavailable(f"this Linux can't be configured as kernel/config says: {lost}")
+
+
+def prune(tree: Path) -> None:
+    """Deletes objects: modules are built with the tools and headers that stay."""
+    for top in tree.iterdir():
+        if top.name not in ("scripts", "tools"):
+            for path in (top, *top.rglob("*")):
+                if path.suffix in (".o", ".a", ".cmd") and path.is_file():
+                    path.unlink()
