@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * load FILE [WORD...]
+ * load FILE [WORD...] [-- COMMAND...]
  *
  * One request, for whoever breaks what it depends on: prints RESULT BYTES MODE, RESULT an errno or
- * 0, and then, where a buffer came of it, its bytes, which are not compared here. WORD is one of
+ * 0; then, where there is a buffer, its bytes, which are not compared here; or it becomes COMMAND,
+ * with the buffer's descriptor in DMAFILE_FD. WORD is one of
  *	buffered	without O_DIRECT
  *	write=SIZE	RW WRITE of a patterned buffer of that size, else ALLOC_READ
  *	read=SIZE	RW READ into a buffer of that size
  *	times=N		so often, the last one counts; every one must end alike
  *	length=SIZE, offset=SIZE, gather=SIZE, flags=BITS
- *	print		the bytes too
+ *	print		the buffer's bytes too
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -22,6 +23,7 @@ static const char * const names[] = {
 };
 
 static bool buffered, print;
+static char **command;
 
 static void print_all(const __u8 *data, size_t left)
 {
@@ -39,7 +41,7 @@ static int read_new(int file, struct dmafile_alloc_read *load)
 {
 	*load = (struct dmafile_alloc_read) {
 		.size = sizeof(*load),
-		.fd_flags = O_RDWR | O_CLOEXEC,
+		.fd_flags = O_RDWR,
 		.flags = words[FLAGS],
 		.file_fd = file,
 		.file_offset = words[OFFSET],
@@ -78,7 +80,9 @@ static void read_words(int argc, char **argv)
 	unsigned int word;
 	int i;
 
-	for (i = 2; i < argc; i++) {
+	for (i = 2; i < argc && !command; i++) {
+		if (!strcmp(argv[i], "--"))
+			command = argv + i + 1;
 		buffered |= !strcmp(argv[i], "buffered");
 		print |= !strcmp(argv[i], "print");
 		for (word = 0; word < ARRAY_SIZE(names); word++)
@@ -119,6 +123,15 @@ int main(int argc, char **argv)
 	after = dup(0);
 	must(after == before + (fd >= 0), "descriptors: %d, then %d", before, after);
 	close(after);
+	if (command) {
+		char number[16];
+
+		must(!result, "%s: %s", argv[1], why(result));
+		snprintf(number, sizeof(number), "%d", fd);
+		setenv("DMAFILE_FD", number, true);
+		execv(command[0], command);
+		must(false, "%s: %s", command[0], strerror(errno));
+	}
 	printf("%d %llu %u\n", -result, moves ? rw.bytes : load.bytes, moves ? rw.mode : load.mode);
 	if (print && fd >= 0)
 		print_all(map_buffer(fd, PROT_READ), size_of(fd));

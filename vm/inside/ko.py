@@ -1,0 +1,328 @@
+"""What dmafile.ko does in a machine: the programs of kernel/tests, on every file system, on disks
+that are slow, broken or full, and within limits.
+
+    ko.py PROGRAMS PART FOLDER...    in the machine, as root, with dmafile.ko loaded
+
+PART is one of the functions here. Ends with an assertion or a program's line `not ok`, or with a
+line that counts the programs.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults import SECTOR, call, mapped, on_disk
+from loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo
+
+PARAMETERS = Path("/sys/module/dmafile/parameters")
+STATS = Path("/sys/kernel/debug/dmafile/stats")
+GATHER = "gather=65536"
+DSYNC = "flags=0x40"
+FRAME = 1280 * 720 * 4
+"""What importer.c takes for one picture."""
+
+WORDS: Mapping[str, Sequence[str]] = {"btrfs": ["-k"], "f2fs": ["-k"], "tmpfs": ["-m"]}
+"""What bytes.c is told of a file system: see there."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What load.c says."""
+
+    result: int
+    moved: int
+    mode: int
+    data: bytes
+
+
+class Programs:
+    """Starts them, in the machine's own memory, and counts."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path("/tmp/programs")
+        shutil.copytree(folder, self.folder)
+        self.count = 0
+
+    def run(self, *words: str | Path) -> None:
+        """One that judges by itself, and says what it has seen."""
+        self.count += 1
+        print(f"# {' '.join(map(str, words))}", flush=True)
+        start = time.monotonic()
+        done = subprocess.run([self.folder / words[0], *map(str, words[1:])])
+        assert done.returncode == 0, f"{words}: exit status {done.returncode}"
+        print(f"# {time.monotonic() - start:.0f} s", flush=True)
+        self.nothing_is_left(str(words))
+
+    def load(self, path: Path, *words: str, before: Sequence[str] = ()) -> Done:
+        """One request, and what became of it."""
+        self.count += 1
+        command = [*before, str(self.folder / "load"), str(path), *words]
+        done = subprocess.run(command, capture_output=True)
+        assert done.returncode == 0, f"{words}: {done.stdout[:200]!r} {done.stderr.decode()}"
+        self.nothing_is_left(str(words))
+        line, _, data = done.stdout.partition(b"\n")
+        result, size, mode = map(int, line.split())
+        return Done(result, size, mode, data)
+
+    def given(self, path: Path, *command: str) -> bytes:
+        """What a program prints that inherits a buffer with the file in it."""
+        self.count += 1
+        words = [str(self.folder / "load"), str(path), GATHER, "--", *command]
+        done = subprocess.run(words, capture_output=True)
+        assert done.returncode == 0, f"{words}: {done.stdout[:200]!r} {done.stderr.decode()}"
+        self.nothing_is_left(str(words))
+        return done.stdout
+
+    def nothing_is_left(self, case: str) -> None:
+        # The last test of buffer.c unloads the module.
+        if STATS.exists():
+            assert "buffers 0\nbuffer_bytes 0\n" in STATS.read_text(), f"{case}: a buffer stays"
+
+
+@contextlib.contextmanager
+def parameter(name: str, value: object) -> Iterator[None]:
+    file = PARAMETERS / name
+    before = file.read_text()
+    file.write_text(str(value))
+    yield
+    file.write_text(before)
+
+
+@contextlib.contextmanager
+def loop(image: Path, size: int) -> Iterator[Path]:
+    """A block device of a size."""
+    with image.open("wb") as disk:
+        disk.truncate(size)
+    device = call("losetup", "--find", "--show", str(image)).strip()
+    yield Path(device)
+    call("losetup", "--detach", device)
+    image.unlink()
+
+
+def short(programs: Programs, folder: Path) -> None:
+    """One of each sort, in less than half a minute."""
+    programs.run("bytes", "-s", folder)
+    programs.run("table", folder)
+
+
+def every_byte(programs: Programs, *folders: Path) -> None:
+    for folder in folders:
+        words = WORDS.get(File(folder / "file", b"").file_system, [])
+        programs.run("bytes", *words, folder)
+    # A size of which no page is a multiple, and one on which a request of any size fits.
+    for size in (3 * 65536 + 1536, 6 * 65536):
+        with loop(folders[0] / "disk", size) as device:
+            programs.run("bytes", device)
+    with parameter("max_order", 0):
+        programs.run("bytes", "-s", folders[0])
+    with parameter("in_order", "Y"):
+        programs.run("bytes", "-s", folders[0])
+    with parameter("depth", 1):
+        programs.run("bytes", "-s", folders[0])
+    fragmented(programs, folders[0])
+
+
+def fragmented(programs: Programs, folder: Path) -> None:
+    """All free memory is single pages: a load is made of those, and of nothing else."""
+    file = File(folder / "large", BLOB * 4)
+    file.path.write_bytes(file.data)
+    file.evict()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    # What is large is taken; then every other page of it is given back.
+    held = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 24 * MIB, flags=mmap.MAP_PRIVATE)
+    held.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, len(held), mmap.PAGESIZE):
+        held[at] = 1
+    for at in range(0, len(held), 2 * mmap.PAGESIZE):
+        held.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
+    large = sum(
+        int(count) << order
+        for line in Path("/proc/buddyinfo").read_text().splitlines()
+        for order, count in enumerate(line.split()[4:])
+        if order >= 4
+    )
+    print(f"# {large * 4} KiB free in pieces of 64 KiB and more", flush=True)
+    assert large * mmap.PAGESIZE < len(file.data), "memory is not fragmented"
+    for words in ([], ["buffered"]):
+        done = programs.load(file.path, "print", *words)
+        assert (done.result, done.moved) == (0, len(file.data)), done.result
+        assert done.data == file.data, difference(done.data, file.data)
+    held.close()
+    file.path.unlink()
+
+
+def calls(programs: Programs, folder: Path) -> None:
+    """What may be asked, and by whom; the last program unloads the module."""
+    programs.run("table", folder)
+    programs.run("ring", folder)
+    programs.run("race", "20", folder)
+    programs.run("leak", folder)
+    programs.run("random", "60", str(time.time_ns() % 1000000), folder)
+    importers(programs, folder)
+    programs.run("buffer", folder)
+
+
+def importers(programs: Programs, folder: Path) -> None:
+    """Drivers and programs that know nothing of dmafile see the file."""
+    # One input and one output, HDMI, and no other nodes.
+    vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
+    call("modprobe", "vivid", *vivid.split())
+    importer = str(programs.folder / "importer")
+    file = File.of(folder / "frame", FRAME)
+    for how in (["vgem"], ["vivid"], ["send", importer, "receive"]):
+        seen = programs.given(file.path, importer, *how)
+        assert seen == file.data, f"{how[0]}: {difference(seen, file.data)}"
+
+
+def breakage(programs: Programs, folder: Path) -> None:
+    slow_disk(programs, folder)
+    broken_disk(programs, folder)
+    full_disk(programs, folder)
+    cgroup(programs, folder)
+
+
+def slow_disk(programs: Programs, folder: Path) -> None:
+    def table(device: str, sectors: int, path: Path) -> Sequence[str]:
+        # Reads wait for 100 ms, writes don't.
+        return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
+
+    with mapped(folder, table) as file:
+        programs.run("slow", file.path)
+        programs.run("ring", folder, file.path)
+
+
+def broken_disk(programs: Programs, folder: Path) -> None:
+    """Some sectors in the middle of a file can be neither read nor written."""
+    bad = 5 * MIB + 4096
+
+    def table(device: str, sectors: int, path: Path) -> Sequence[str]:
+        start = on_disk(path, bad) // SECTOR
+        return (
+            f"0 {start} linear {device} 0",
+            f"{start} 8 error",
+            f"{start + 8} {sectors - start - 8} linear {device} {start + 8}",
+        )
+
+    with mapped(folder, table) as file:
+        size = len(file.data)
+        for words in ([], ["buffered"]):
+            file.evict()
+            done = programs.load(file.path, GATHER, "print", *words)
+            assert (done.result, done.data) == (errno.EIO, b""), done.result
+            done = programs.load(file.path, GATHER, "print", f"read={size}", *words)
+            assert done.result == errno.EIO, done.result
+            assert bad - 65536 < done.moved <= bad, done.moved
+            assert done.data[: done.moved] == file.data[: done.moved], "what was told is not there"
+            # What can be read is.
+            done = programs.load(file.path, f"length={5 * MIB}", "print", *words)
+            assert done.result == 0 and done.data == file.data[: 5 * MIB], done.result
+            done = programs.load(file.path, f"offset={6 * MIB}", "print", *words)
+            assert done.result == 0 and done.data == file.data[6 * MIB :], done.result
+            done = programs.load(file.path, GATHER, "print", DSYNC, f"write={size}", *words)
+            assert done.result == errno.EIO, done.result
+            assert done.moved <= bad, done.moved
+            with file.path.open("rb") as reader:
+                there = reader.read(done.moved)
+            assert there == done.data[: done.moved], difference(there, done.data[: done.moved])
+            file = File(file.path, there + done.data[done.moved :])
+            with contextlib.suppress(OSError):
+                rewrite(file)
+
+
+def rewrite(file: File) -> None:
+    """All but what can't be written."""
+    with file.path.open("r+b") as writer:
+        writer.write(file.data)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def full_disk(programs: Programs, folder: Path) -> None:
+    mount = Path("/run/full")
+    mount.mkdir()
+    for fs in ("ext4", "xfs"):
+        with loop(folder / "small", 320 * MIB if fs == "xfs" else 16 * MIB) as device:
+            call(f"mkfs.{fs}", "-q", str(device))
+            call("mount", str(device), str(mount))
+            room = os.statvfs(mount).f_bavail * os.statvfs(mount).f_bsize
+            if room > 16 * MIB:
+                os.posix_fallocate(
+                    os.open(mount / "most", os.O_RDWR | os.O_CREAT), 0, room - 16 * MIB
+                )
+            for words in ([], ["buffered"]):
+                path = mount / "file"
+                path.write_bytes(b"")
+                done = programs.load(path, GATHER, "print", f"write={24 * MIB}", *words)
+                assert done.result == errno.ENOSPC, f"{fs}: {done.result}"
+                assert MIB < done.moved < 24 * MIB, f"{fs}: {done.moved}"
+                there = path.read_bytes()[: done.moved]
+                assert there == done.data[: done.moved], f"{fs}: what was told is not there"
+                path.unlink()
+            unmount(mount)
+
+
+def unmount(mount: Path) -> None:
+    """Once all files there are closed: the kernel does some of that in its own time."""
+    for _ in range(50):
+        if not subprocess.run(["umount", mount], stderr=subprocess.DEVNULL).returncode:
+            return
+        time.sleep(0.1)
+    call("umount", str(mount))
+
+
+def leave_free(mount: Path, size: int) -> None:
+    """Takes all of a file system but so much."""
+    free = os.statvfs(mount).f_bavail * os.statvfs(mount).f_bsize
+    if free > size:
+        with (mount / "most").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free - size)
+
+
+def cgroup(programs: Programs, folder: Path) -> None:
+    """A limit on memory is an error, and nobody is killed."""
+    subprocess.run(
+        "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True
+    )
+    (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
+    GROUP.mkdir()
+    (GROUP / "memory.max").write_text(str(32 * MIB))
+    for mib, want in ((16, 0), (31, None), (33, errno.ENOMEM), (128, errno.ENOMEM)):
+        file = File(folder / "file", BLOB * (mib // 8 + 1))
+        file.path.write_bytes(file.data[: mib * MIB])
+        for words in ([], ["buffered"]):
+            file.evict()
+            done = programs.load(file.path, *words, before=ENTER)
+            assert want is None or done.result == want, f"{mib} MiB: {done.result}"
+    file.path.unlink()
+    events = (GROUP / "memory.events").read_text().split()
+    assert events[events.index("oom_kill") + 1] == "0", events
+    # What was charged was given back.
+    for _ in range(50):
+        left = int((GROUP / "memory.current").read_text())
+        if left < 4 * MIB:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{left} bytes are still charged")
+
+
+PARTS: Mapping[str, Callable[..., None]] = {
+    one.__name__: one for one in (short, every_byte, calls, breakage)
+}
+
+
+def main(folder: str, part: str, *folders: str) -> None:
+    programs = Programs(folder)
+    PARTS[part](programs, *map(Path, folders))
+    print(f"{programs.count} programs ran")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
