@@ -4,9 +4,10 @@
 
 use crate::error::{Result, errno_name};
 use crate::facts::{File, Host};
+use crate::module;
 use crate::options::Pages;
 use crate::plan::registered_need;
-use crate::sys::{Errno, dmabuf, file, host, map::Mapping, memfd};
+use crate::sys::{Errno, dmabuf, dmafile, file, host, map::Mapping, memfd};
 use serde::Serialize;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -79,7 +80,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
         udmabuf(&host),
     ];
     checks.extend(heaps());
-    checks.push(module());
+    checks.push(dmafile_ko());
     checks.push(memory(&host));
     checks.push(container(&host));
     checks.push(file_system(path)?);
@@ -282,18 +283,33 @@ fn heaps() -> Vec<Check> {
     nodes.into_iter().map(check).collect()
 }
 
-fn module() -> Check {
+fn dmafile_ko() -> Check {
     let name = "dmafile.ko";
-    match file::try_node(Path::new("/dev/dmafile")) {
-        Ok(()) => Check::new(name, Health::Good, "/dev/dmafile can be opened"),
-        Err(errno) => {
-            let errno = errno_name(errno.raw_os_error());
-            Check::new(name, Health::Missing, format!("/dev/dmafile: {errno}")).remedy(
-                "none yet: this version comes without it; it will make dma-bufs on kernels without \
-                 heaps and udmabuf",
-            )
+    let error = match module::open() {
+        Ok((_, module)) => {
+            let found = format!(
+                "version {}: {}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
+                module.version,
+                module.abilities(),
+                module.max_buffer >> 20,
+                module.gather >> 20,
+                module.depth
+            );
+            return Check::new(name, Health::Good, found);
         }
+        Err(error) => error,
+    };
+    let remedy = error.remedy_text().to_string();
+    let mut found = error.remedy("").to_string();
+    let is_there = Path::new(dmafile::NODE).exists();
+    if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
+        found += "; without heaps and udmabuf it is the way to a dma-buf here";
     }
+    let health = match is_there {
+        true => Health::Fair,
+        false => Health::Missing,
+    };
+    Check::new(name, health, found).remedy(remedy)
 }
 
 fn memory(host: &Host) -> Check {

@@ -132,8 +132,9 @@ impl Error {
 
 /// Each `--option` of a text, as [`Error::for_library`] says.
 fn without_dashes(text: &str, others: &[(&str, &str)]) -> String {
-    const VALUES: [&str; 8] = [
-        "anon", "auto", "buffered", "direct", "huge", "memfd", "thp", "udmabuf",
+    const VALUES: [&str; 10] = [
+        "anon", "auto", "buffered", "direct", "dma-buf", "dmafile", "huge", "memfd", "thp",
+        "udmabuf",
     ];
     let is_part = |c: char| c.is_ascii_lowercase() || c == '-';
     let (mut made, mut rest) = (String::new(), text);

@@ -318,6 +318,32 @@ impl Layout {
         bytes
     }
 
+    /// Whether all of `[start, end)` is data of one file, without a hole.
+    pub(crate) fn is_one_run(&self, start: u64, end: u64) -> bool {
+        // There is a gap between two files.
+        let mut at = start;
+        let without_gap = self.runs.iter().all(|run| {
+            let follows = run.start == at;
+            at = run.end;
+            follows
+        });
+        without_gap && at == end
+    }
+
+    /// The same data, wherever it is now.
+    pub(crate) fn without_cache(&mut self) {
+        for run in &mut self.runs {
+            run.cached = false;
+        }
+        self.runs.dedup_by(|next, last| {
+            let joins = last.end == next.start;
+            if joins {
+                last.end = next.end;
+            }
+            joins
+        });
+    }
+
     /// Bytes of data that are (or are not) cached.
     pub(crate) fn bytes(&self, cached: bool) -> u64 {
         let runs = self.runs.iter().filter(|run| run.cached == cached);

@@ -27,6 +27,7 @@ pub mod format;
 mod load;
 mod method;
 mod model;
+mod module;
 mod options;
 pub mod pins;
 mod plan;

@@ -4,13 +4,14 @@ use crate::buffer::{self, Buffer, Lent, Memory};
 use crate::error::{Error, Result};
 use crate::facts::{File, Host, Layout};
 use crate::model::Shard;
+use crate::module;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
 use crate::sys::usage;
 use crate::trace;
-use crate::transfer::Transfer;
 use crate::transfer::meter::{Meter, Phase};
+use crate::transfer::{self, Outcome, Transfer};
 use crate::verify::{Check, Verified, Verify};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -251,8 +252,8 @@ impl Load {
     pub fn plan(mut self) -> Result<Plan> {
         plan::check(&self.request)?;
         let source = self.origin.open()?;
-        self.look_at_place()?;
-        let decided = self.decide(&source);
+        let reasons = self.look_at_place()?;
+        let decided = self.decide(&source, reasons);
         source.forget_misses();
         decided.map(|decided| decided.plan)
     }
@@ -270,25 +271,20 @@ impl Load {
         let clock = Clock::start();
         plan::check(&self.request)?;
         let source = self.origin.open()?;
-        self.look_at_place()?;
+        let reasons = self.look_at_place()?;
         let opened = clock.begin.elapsed();
-        let decided = self.decide(&source)?;
+        let decided = self.decide(&source, reasons)?;
         let plan = &decided.plan;
         let meter = self.meter(&clock, &decided.layout);
         meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
         meter.add_step(Phase::Plan, opened);
 
         let mut reasons = plan.reasons.clone();
-        let start = meter.now();
-        let kind = self.request.kind.clone();
-        let mut memory = buffer::make(&kind, plan, self.request.pages, &mut reasons)?;
-        meter.add_step(Phase::Alloc, start);
-        let outcome = self.transfer(&decided, &source, &*memory, &meter)?;
-        let start = meter.now();
-        memory
-            .finish()
-            .map_err(|errno| buffer::cannot_export(errno, &plan.kind))?;
-        meter.add_step(Phase::Export, start);
+        let born = self.born(&decided, &source, &meter, &mut reasons)?;
+        let (memory, outcome) = match born {
+            Some(born) => born,
+            None => self.made(&decided, &source, &meter, &mut reasons)?,
+        };
         let buffer = |memory| Buffer::new(memory, plan.kind.clone(), plan.lead, plan.bytes);
         let report = Report::of(&decided, &meter, &clock, reasons, outcome, &*memory);
         Ok(Loaded {
@@ -324,7 +320,7 @@ impl Load {
         plan::check(&self.request)?;
         let source = self.origin.open()?;
         let opened = clock.begin.elapsed();
-        let decided = self.decide(&source)?;
+        let decided = self.decide(&source, Vec::new())?;
         let meter = self.meter(&clock, &decided.layout);
         meter.add_until(Phase::Open, std::time::Duration::ZERO, opened);
         meter.add_step(Phase::Plan, opened);
@@ -336,9 +332,62 @@ impl Load {
         ))
     }
 
-    /// Memory that exists sets bounds to the plan.
-    fn look_at_place(&mut self) -> Result<()> {
+    /// Memory and bytes in one step, where the plan says so.
+    fn born(
+        &self,
+        decided: &Decided,
+        source: &Source,
+        meter: &Meter<'_>,
+        reasons: &mut Vec<Reason>,
+    ) -> Result<Option<(Box<dyn Memory>, Outcome)>> {
+        let Decided {
+            plan,
+            layout,
+            checks,
+            ..
+        } = decided;
+        if !plan.born_full {
+            return Ok(None);
+        }
+        let born = transfer::born(plan, layout, source, meter, &self.cancel, checks, reasons);
+        source.forget_misses();
+        let born = born?;
+        if born.is_some() {
+            meter.tell_progress(true);
+        }
+        Ok(born)
+    }
+
+    /// Memory, and bytes into it.
+    fn made(
+        &self,
+        decided: &Decided,
+        source: &Source,
+        meter: &Meter<'_>,
+        reasons: &mut Vec<Reason>,
+    ) -> Result<(Box<dyn Memory>, Outcome)> {
+        let plan = &decided.plan;
+        let start = meter.now();
+        let mut memory = buffer::make(&self.request.kind, plan, self.request.pages, reasons)?;
+        meter.add_step(Phase::Alloc, start);
+        let outcome = self.transfer(decided, source, &*memory, meter)?;
+        let start = meter.now();
+        memory
+            .finish()
+            .map_err(|errno| buffer::cannot_export(errno, &plan.kind))?;
+        meter.add_step(Phase::Export, start);
+        Ok((memory, outcome))
+    }
+
+    /// Memory that exists sets bounds to the plan, and so does who makes it. The reasons for a kind
+    /// that was left to us.
+    fn look_at_place(&mut self) -> Result<Vec<Reason>> {
         let request = &mut self.request;
+        let mut reasons = Vec::new();
+        if matches!(request.kind, Kind::DmaBuf) {
+            let best = buffer::best_dma_buf(request.pages);
+            (request.kind, reasons) = best.map_err(|error| error.at("dma-buf"))?;
+        }
         match &request.kind {
             Kind::Fd { fd, number, at } => {
                 let (place, dma_buf) = buffer::look_at(fd.as_fd(), *number, *at)?;
@@ -350,12 +399,19 @@ impl Load {
                 request.dma_buf = Some(facts.map_err(|error| error.at(place))?);
             }
             Kind::Udmabuf => buffer::look_at_udmabuf()?,
+            Kind::Dmafile => {
+                // Its own method asks nothing of the mapping.
+                let try_pin = !matches!(request.method, Method::Auto | Method::Module);
+                let facts = buffer::look_at_dmafile(try_pin);
+                request.dma_buf = Some(facts.map_err(|error| error.at("dmafile"))?);
+            }
             _ => {}
         }
-        Ok(())
+        Ok(reasons)
     }
 
-    fn decide(&mut self, source: &Source) -> Result<Decided> {
+    /// Makes the plan, `reasons` being those for what is decided already.
+    fn decide(&mut self, source: &Source, reasons: Vec<Reason>) -> Result<Decided> {
         let request = &mut self.request;
         let ranged = request.offset != 0 || request.length.is_some();
         let only = match &self.reach {
@@ -377,11 +433,15 @@ impl Load {
         let look = self.request.io == Io::Auto
             && matches!(
                 self.request.method,
-                Method::Auto | Method::Uring | Method::Threads | Method::Bounce
+                Method::Auto | Method::Uring | Method::Threads | Method::Bounce | Method::Module
             )
             && file.direct_refused.is_none();
-        let layout = Layout::of(source, start, end, look, only);
+        let mut layout = Layout::of(source, start, end, look, only);
         let mut plan = plan::decide(&self.request, &file, &host, &layout)?;
+        plan.reasons.splice(0..0, reasons);
+        if plan.first().method == Method::Module {
+            layout.without_cache();
+        }
         let checks = match &self.verify {
             Some(_) if only.is_some() => {
                 let why = "chosen tensors have no digest of their own: load whole files";
@@ -429,7 +489,7 @@ impl Load {
         source: &Source,
         memory: &dyn Memory,
         meter: &Meter<'_>,
-    ) -> Result<crate::transfer::Outcome> {
+    ) -> Result<Outcome> {
         let transfer = Transfer {
             plan: &decided.plan,
             layout: &decided.layout,
@@ -563,7 +623,7 @@ impl Report {
         meter: &Meter<'_>,
         clock: &Clock,
         mut reasons: Vec<Reason>,
-        outcome: crate::transfer::Outcome,
+        outcome: Outcome,
         memory: &dyn Memory,
     ) -> Self {
         let plan = &decided.plan;
@@ -573,6 +633,13 @@ impl Report {
             reasons.push(Reason {
                 about: "got",
                 choice: pages.clone(),
+                why,
+            });
+        }
+        if let Some((choice, why)) = module::modes(meter.modes()) {
+            reasons.push(Reason {
+                about: "mode",
+                choice,
                 why,
             });
         }

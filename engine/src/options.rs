@@ -37,8 +37,11 @@ pub enum Kind {
     Udmabuf,
     /// A dma-buf from `/dev/dma_heap/NAME`.
     Heap(String),
-    /// A dma-buf from dmafile.ko.
+    /// A dma-buf from dmafile.ko, which reads files straight into its pages.
     Dmafile,
+    /// A dma-buf, whichever kind this machine makes best: [`Kind::Dmafile`], [`Kind::Udmabuf`] or
+    /// the system heap's, the first that works. A buffer names the kind that it became.
+    DmaBuf,
     /// Memory handed in by the caller; [`Load::run_into`](crate::Load::run_into) sets it.
     #[doc(hidden)]
     Caller,
@@ -79,6 +82,7 @@ impl fmt::Display for Kind {
             Self::Udmabuf => f.write_str("udmabuf"),
             Self::Heap(name) => write!(f, "heap:{name}"),
             Self::Dmafile => f.write_str("dmafile"),
+            Self::DmaBuf => f.write_str("dma-buf"),
             Self::Caller => f.write_str("caller"),
         }
     }
@@ -87,14 +91,15 @@ impl fmt::Display for Kind {
 impl FromStr for Kind {
     type Err = Error;
 
-    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`. `fd:N`
-    /// duplicates the descriptor; EBADF where N is not open.
+    /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
+    /// `dma-buf`. `fd:N` duplicates the descriptor; EBADF where N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
             "memfd" => return Ok(Self::Memfd),
             "udmabuf" => return Ok(Self::Udmabuf),
             "dmafile" => return Ok(Self::Dmafile),
+            "dma-buf" => return Ok(Self::DmaBuf),
             _ => {}
         }
         if let Some(name) = text.strip_prefix("heap:")
@@ -123,7 +128,7 @@ impl FromStr for Kind {
         }
         Err(Error::usage(
             "--to",
-            format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile"),
+            format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"),
         ))
     }
 }
@@ -209,6 +214,8 @@ words! {
         Sendfile = "sendfile",
         /// splice(2) through a pipe into the buffer's descriptor.
         Splice = "splice",
+        /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
+        Module = "module",
     }
 }
 
@@ -257,7 +264,14 @@ mod tests {
 
     #[test]
     fn kinds_are_parsed_strictly() {
-        for word in ["anon", "memfd", "udmabuf", "heap:system", "dmafile"] {
+        for word in [
+            "anon",
+            "memfd",
+            "udmabuf",
+            "heap:system",
+            "dmafile",
+            "dma-buf",
+        ] {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
         }
         for word in [

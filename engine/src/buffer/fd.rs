@@ -1,6 +1,7 @@
 //! `fd:N`: a memfd or a dma-buf that exists already.
 
 use super::dmabuf::DmaBufs;
+use super::dmafile::module_behind;
 use super::memfd::{MAPPED, seal};
 use super::pages::Tactic;
 use super::{Memory, cannot_map};
@@ -55,7 +56,8 @@ pub(crate) fn look_at(
             lacking: 0,
             hugetlb: false,
         };
-        return Ok((place, Some(DmaBufFacts { unpinnable })));
+        let module = module_behind(fd);
+        return Ok((place, Some(DmaBufFacts { unpinnable, module })));
     }
     let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {

@@ -22,6 +22,7 @@ pub(crate) fn look_at_heap(name: &str) -> Result<DmaBufFacts> {
     let map = Mapping::chain(&[(fd.as_fd(), page_size())]).map_err(cannot_map)?;
     Ok(DmaBufFacts {
         unpinnable: map.region().can_be_pinned(0).err(),
+        module: None,
     })
 }
 

@@ -1,8 +1,10 @@
 //! Memory that holds a file's bytes, one file a kind.
 
 mod anon;
+mod best;
 mod caller;
 mod dmabuf;
+mod dmafile;
 mod fd;
 mod heap;
 mod memfd;
@@ -19,7 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+pub(crate) use best::best_dma_buf;
 pub(crate) use caller::Lent;
+pub(crate) use dmafile::{born, look_at_dmafile};
 pub(crate) use fd::look_at;
 pub(crate) use heap::look_at_heap;
 pub(crate) use udmabuf::look_at_udmabuf;
@@ -169,8 +173,9 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Memory>> 
         Kind::Fd { fd, .. } => return fd::existing(fd, plan, pages),
         Kind::Udmabuf => Box::new(udmabuf::Udmabuf::new(plan, pages)?),
         Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
-        Kind::Dmafile | Kind::Caller => {
-            unreachable!("the plan refuses them, or brings its own memory")
+        Kind::Dmafile => return Ok(Box::new(dmafile::make(plan)?)),
+        Kind::DmaBuf | Kind::Caller => {
+            unreachable!("it has become another kind, or brings its own memory")
         }
     };
     if pages == Pages::Huge {

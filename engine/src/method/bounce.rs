@@ -98,6 +98,7 @@ fn in_ring(
         region: blocks,
         steady: true,
         descriptor: None,
+        dma_buf: None,
         feed: job.feed,
         meter: job.meter,
         cancel: job.cancel,

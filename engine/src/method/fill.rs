@@ -50,7 +50,8 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
 pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
     loop {
         let input = job.source.buffered(extent.file);
-        let got = pread(job, input, &extent).map_err(|errno| failed(job, extent.file, errno))?;
+        let got =
+            pread(job, input, &extent).map_err(|errno| failed(job.source, extent.file, errno))?;
         match judge(job, &extent, got, false)? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
@@ -65,8 +66,8 @@ pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
     loop {
         let got = match pread(job, job.input(left.file)?, &left) {
             Ok(got) => got,
-            Err(errno) if is_refusal(errno) => return Err(refused(job, errno)),
-            Err(errno) => return Err(failed(job, left.file, errno).into()),
+            Err(errno) if is_refusal(errno) => return Err(refused(job.source, errno)),
+            Err(errno) => return Err(failed(job.source, left.file, errno).into()),
         };
         match judge(job, &left, got, true)? {
             Rest::Nothing => return Ok(()),
@@ -91,17 +92,17 @@ pub(super) fn is_refusal(errno: Errno) -> bool {
 }
 
 /// Direct I/O was promised at open and refused at a read.
-pub(super) fn refused(job: &Job<'_>, errno: Errno) -> Stop {
+pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
     Stop::NotDirect(
         Error::os("direct read refused", errno)
-            .at(job.source.whole())
+            .at(source.whole())
             .remedy("use --io buffered, or leave it to --io auto"),
     )
 }
 
 /// A read at `offset` that failed for good.
-pub(super) fn failed(job: &Job<'_>, offset: u64, errno: Errno) -> Error {
-    Error::os("cannot read", errno).at(job.source.place(offset))
+pub(super) fn failed(source: &Source, offset: u64, errno: Errno) -> Error {
+    Error::os("cannot read", errno).at(source.place(offset))
 }
 
 /// Memory whose owner has cut it short, at byte `at` of it.

@@ -26,7 +26,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             match file::copy_mapped(&from, offset + done, &job.region, at, extent.need - done) {
                 Ok(0) | Err(Errno::FAULT) => return Err(fault(job, extent.file + done).into()),
                 Ok(got) => done += got,
-                Err(errno) => return Err(failed(job, extent.file + done, errno).into()),
+                Err(errno) => return Err(failed(job.source, extent.file + done, errno).into()),
             }
         }
         Ok(false)

@@ -6,6 +6,7 @@
 mod bounce;
 mod fill;
 mod mmap;
+mod module;
 mod pool;
 mod sendfile;
 mod splice;
@@ -23,6 +24,7 @@ use crate::transfer::meter::{Meter, Phase, ROW_COPIES, ROW_READS};
 use std::os::fd::BorrowedFd;
 
 pub(crate) use fill::cut_short;
+pub(crate) use module::{Birth, born};
 pub(crate) use pool::copy_cached;
 
 /// What a method is given.
@@ -35,6 +37,8 @@ pub(crate) struct Job<'a> {
     pub steady: bool,
     /// The buffer's descriptor, for methods that write into one.
     pub descriptor: Option<BorrowedFd<'a>>,
+    /// The dma-buf that the buffer is, where it is one, for the module that makes such.
+    pub dma_buf: Option<BorrowedFd<'a>>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
@@ -99,6 +103,7 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Bounce => bounce::run(job),
         Method::Sendfile => sendfile::run(job),
         Method::Splice => splice::run(job),
+        Method::Module => module::run(job),
     }
 }
 
@@ -159,6 +164,9 @@ pub(crate) fn serves(rung: Rung, request: &Request, pages: Pages) -> Result<(), 
             Err("a mapping of a file always goes through the page cache".to_string())
         }
         Method::Sendfile | Method::Splice => writes_into(request, pages),
+        Method::Module if request.module().is_none() => {
+            Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
+        }
         _ => Ok(()),
     }
 }
@@ -192,6 +200,10 @@ pub(crate) fn describe(rung: Rung, asked: Method) -> String {
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",
         (Method::Splice, ..) => "copied inside the kernel, through a pipe",
+        (Method::Module, true, _) => "the disk writes into the buffer's own pages, in one call",
+        (Method::Module, false, _) => {
+            "the kernel copies from the page cache into the buffer's own pages"
+        }
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {

@@ -15,7 +15,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     })?;
     let to = own.as_fd();
     work(job, Lane::Main, 0, |extent| {
-        let fail = |done, errno| Stop::Failed(failed(job, extent.file + done, errno));
+        let fail = |done, errno| Stop::Failed(failed(job.source, extent.file + done, errno));
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         pipe::seek(to, extent.at).map_err(|errno| fail(done, errno))?;
@@ -26,7 +26,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
                 Ok(got) => done += got,
                 Err(errno) if job.rung.direct && is_refusal(errno) => {
-                    return Err(refused(job, errno));
+                    return Err(refused(job.source, errno));
                 }
                 Err(errno) => return Err(fail(done, errno)),
             }

@@ -246,8 +246,8 @@ impl Pump<'_, '_> {
             // The ring will not wait for this one, so we do.
             Err(Errno::AGAIN) if direct => read_direct(job, flight.left).map(|()| Rest::Nothing),
             Err(Errno::AGAIN) => read_buffered(job, flight.left).map(|()| Rest::Nothing),
-            Err(errno) if direct && is_refusal(errno) => Err(refused(job, errno)),
-            Err(errno) => Err(Stop::Failed(failed(job, flight.left.file, errno))),
+            Err(errno) if direct && is_refusal(errno) => Err(refused(job.source, errno)),
+            Err(errno) => Err(Stop::Failed(failed(job.source, flight.left.file, errno))),
         };
         match rest {
             Ok(Rest::Again(left)) if self.stop.is_none() => {

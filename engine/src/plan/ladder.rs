@@ -50,7 +50,7 @@ pub(super) fn ladder(
     host: &Host,
     pages: Pages,
     landing: &Result<(), String>,
-    to_read: u64,
+    (to_copy, to_read): (u64, u64),
     reasons: &mut Reasons,
 ) -> Result<Vec<Rung>> {
     let rung = |method, direct, registered| Rung {
@@ -67,8 +67,21 @@ pub(super) fn ladder(
         rung(Method::Bounce, true, true),
         rung(Method::Bounce, true, false),
     ];
+    // Whichever way most of the bytes come better.
+    let module = match request.io == Io::Auto && to_copy > to_read {
+        true => vec![rung(Method::Module, false, false)],
+        false => vec![
+            rung(Method::Module, true, false),
+            rung(Method::Module, false, false),
+        ],
+    };
     let asked = request.method;
     let all: Vec<Rung> = match asked {
+        Method::Auto if request.module().is_some() => {
+            let last = rung(Method::Threads, false, false);
+            module.into_iter().chain([last]).collect()
+        }
+        Method::Module => module,
         Method::Auto => match (landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
                 reasons.add("not", uring[1], why.clone());
@@ -89,7 +102,8 @@ pub(super) fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
-    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 {
+    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && request.module().is_none()
+    {
         // Nothing for the disk to do.
         return Ok(vec![rung(Method::Threads, false, false)]);
     }
@@ -100,7 +114,7 @@ pub(super) fn ladder(
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => match &file.direct_refused {
                 Some(why) => Err(why.clone()),
-                None if rung.method == Method::Bounce => Ok(()),
+                None if matches!(rung.method, Method::Bounce | Method::Module) => Ok(()),
                 None => landing.clone(),
             },
             _ => Ok(()),

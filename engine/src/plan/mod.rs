@@ -28,7 +28,8 @@ pub struct Rung {
 impl Rung {
     /// Reads land where their bytes belong, in whole units of the file's direct alignment.
     pub(crate) fn lands_whole(self) -> bool {
-        self.direct && self.method != Method::Bounce
+        // dmafile.ko sees to parts of a block by itself.
+        self.direct && !matches!(self.method, Method::Bounce | Method::Module)
     }
 }
 
@@ -89,6 +90,8 @@ pub struct Plan {
     pub gather: u64,
     /// When pages come into being.
     pub allocation: Allocation,
+    /// Memory and bytes come into being in one step, of dmafile.ko.
+    pub born_full: bool,
     /// Multiple that direct reads keep to.
     pub align: u64,
     /// Where the wanted bytes start in the buffer, so that file and memory are congruent; or as
@@ -193,9 +196,15 @@ pub(crate) fn decide(
     let pages = pages::pages(request, host, end - start, spread, &mut reasons)?;
     let landing = ladder::landing(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let mut ladder = ladder::ladder(request, file, host, pages, &landing, to_read, &mut reasons)?;
+    let parts = (to_copy, to_read);
+    let mut ladder = ladder::ladder(request, file, host, pages, &landing, parts, &mut reasons)?;
 
     let first = ladder[0];
+    // One call reads in one way.
+    let (to_copy, to_read) = match first.method {
+        Method::Module => (0, to_copy + to_read),
+        _ => parts,
+    };
     let block = request.block.unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
@@ -219,13 +228,31 @@ pub(crate) fn decide(
         reasons.add("depth", most, why);
         queue_depth = most;
     }
-    let gather = request.gather.unwrap_or(DEFAULT_GATHER).max(block);
+    let module = request.module().filter(|_| first.method == Method::Module);
+    let usual = module.map_or(DEFAULT_GATHER, |module| module.gather);
+    let mut gather = request.gather.unwrap_or(usual).max(block);
     if request.gather.is_some_and(|asked| asked < block) {
         let asked = request.gather.unwrap_or(0);
         return Err(Error::usage(
             "--gather",
             format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
         ));
+    }
+
+    if let Some(module) = module {
+        if gather > module.max_gather {
+            let why = "dmafile.ko allocates no more at a time";
+            reasons.add("gather", module.max_gather, why);
+            gather = module.max_gather;
+        }
+        if request
+            .queue_depth
+            .is_some_and(|asked| asked != module.depth)
+        {
+            let why = "gathers in flight: dmafile.ko's parameter depth";
+            reasons.add("depth", module.depth, why);
+        }
+        queue_depth = module.depth;
     }
 
     let window = ladder::window(&mut ladder, host, pages, block, queue_depth, &mut reasons);
@@ -236,7 +263,10 @@ pub(crate) fn decide(
         first.to_string(),
         method::describe(first, request.method),
     );
-    let allocation = allocation(request, pages, first, end - start, &mut reasons);
+    let one_run = layout.is_one_run(start, end);
+    let allocation = allocation(request, pages, first, end - start, one_run, &mut reasons);
+    let born_full = makes_and_fills(request, first, one_run)
+        && matches!(allocation, Allocation::Ahead | Allocation::Before);
 
     if request.check_memory {
         let page = match pages {
@@ -245,7 +275,7 @@ pub(crate) fn decide(
         };
         let need = match request.kind {
             // Their pages come into being all at once, those of holes too.
-            Kind::Heap(_) | Kind::Udmabuf => capacity,
+            Kind::Heap(_) | Kind::Udmabuf | Kind::Dmafile => capacity,
             _ => spread(page),
         };
         let need = request.place.map_or(need, |place| need.min(place.lacking));
@@ -266,6 +296,7 @@ pub(crate) fn decide(
         queue_depth,
         gather,
         allocation,
+        born_full,
         align: file.align,
         lead,
         floor,
@@ -302,10 +333,6 @@ fn kind(request: &Request) -> Result<String> {
             .remedy(remedy))
     };
     match &request.kind {
-        Kind::Dmafile => refuse(
-            "dmafile.ko is not part of this version",
-            "load with --to memfd",
-        ),
         Kind::Caller if request.place.is_none() => {
             refuse("no memory was handed in", "call Load::run_into")
         }
@@ -323,6 +350,19 @@ fn describe_io(
     match (request.io, &file.direct_refused) {
         (Io::Direct | Io::Buffered, _) => reasons.add("io", request.io, "asked for"),
         (Io::Auto, Some(why)) => reasons.add("io", Io::Buffered, why.clone()),
+        (Io::Auto, None) if first.method == Method::Module => {
+            let (cached, all) = (layout.bytes(true), layout.bytes(true) + layout.bytes(false));
+            let choice = if first.direct {
+                Io::Direct
+            } else {
+                Io::Buffered
+            };
+            let why = format!(
+                "{cached} of {all} bytes are cached, and one call reads in one way ({})",
+                layout.learned
+            );
+            reasons.add("io", choice, why);
+        }
         (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
             reasons.add("io", Io::Buffered, format!("what {} is for", first.method));
         }
@@ -343,6 +383,7 @@ fn allocation(
     pages: Pages,
     first: Rung,
     bytes: u64,
+    one_run: bool,
     reasons: &mut Reasons,
 ) -> Allocation {
     let into_descriptor = matches!(first.method, Method::Sendfile | Method::Splice);
@@ -350,6 +391,11 @@ fn allocation(
         (request.allocation, "asked for")
     } else if matches!(request.kind, Kind::Caller) {
         (Allocation::InRead, "the caller's memory is there")
+    } else if makes_and_fills(request, first, one_run) {
+        (
+            Allocation::Ahead,
+            "dmafile.ko allocates while it reads, in one call: the buffer is born full",
+        )
     } else if request.dma_buf.is_some() {
         (Allocation::InRead, "a dma-buf has its pages from the start")
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
@@ -380,6 +426,11 @@ fn allocation(
     };
     reasons.add("allocation", choice, why);
     choice
+}
+
+/// Whether a buffer can come into being with its bytes in it: one new one, of one run of one file.
+fn makes_and_fills(request: &Request, first: Rung, one_run: bool) -> bool {
+    first.method == Method::Module && matches!(request.kind, Kind::Dmafile) && one_run
 }
 
 /// Refuses early what cannot fit. `need` are the bytes of the pages that hold data: holes take no

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::facts;
+use crate::module::Module;
 use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
 
 /// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
@@ -45,6 +46,13 @@ impl Default for Request {
     }
 }
 
+impl Request {
+    /// dmafile.ko, where the memory is one of its dma-bufs.
+    pub(crate) fn module(&self) -> Option<Module> {
+        self.dma_buf?.module
+    }
+}
+
 /// What is true of memory that exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
@@ -67,6 +75,8 @@ pub(crate) struct Place {
 pub(crate) struct DmaBufFacts {
     /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
     pub unpinnable: Option<rustix::io::Errno>,
+    /// dmafile.ko, where it is one of its own.
+    pub module: Option<Module>,
 }
 
 /// Checks the values of a request that need no file.

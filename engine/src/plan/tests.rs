@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::facts::{File, Run};
+use crate::module::Module;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -396,6 +397,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
     let dma_buf = |pins: bool| Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: (!pins).then_some(rustix::io::Errno::FAULT),
+            module: None,
         }),
         ..Request::default()
     };
@@ -440,6 +442,7 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
     let request = |depth| Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
+            module: None,
         }),
         queue_depth: depth,
         ..Request::default()
@@ -465,6 +468,7 @@ fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
         let request = Request {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
+                module: None,
             }),
             method,
             io: Io::Direct,
@@ -494,9 +498,10 @@ fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
     let refused = |kind: &str| {
         let request = Request {
             kind: kind.parse().unwrap(),
-            dma_buf: kind
-                .starts_with("heap")
-                .then_some(DmaBufFacts { unpinnable: None }),
+            dma_buf: kind.starts_with("heap").then_some(DmaBufFacts {
+                unpinnable: None,
+                module: None,
+            }),
             ..Request::default()
         };
         decide(&request, &file(GIB), &poor, &sparse).is_err()
@@ -537,6 +542,7 @@ fn a_ring_is_small_however_much_is_asked_for() {
     let request = Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
+            module: None,
         }),
         queue_depth: Some(4096),
         block: Some(64 * MIB),
@@ -568,4 +574,121 @@ fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
     let asked = pages(Kind::Udmabuf, Pages::Thp);
     assert_eq!(asked.pages, Pages::Thp);
     assert!(why(&asked, "pages", "thp").contains("vmap"));
+}
+
+/// A request for a dma-buf of dmafile.ko.
+fn of_module(kind: Kind) -> Request {
+    let module = Module {
+        version: 1,
+        features: 0xf,
+        max_buffer: 16 * GIB,
+        gather: 32 * MIB,
+        max_gather: GIB,
+        depth: 4,
+        align: 4096,
+    };
+    Request {
+        kind,
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: None,
+            module: Some(module),
+        }),
+        ..Request::default()
+    }
+}
+
+#[test]
+fn the_module_fills_its_own_dma_bufs() {
+    let request = of_module(Kind::Dmafile);
+    let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+    let want = ["module direct", "module buffered", "threads buffered"];
+    assert_eq!(ladder_of(&plan), want);
+    assert!(plan.born_full && plan.allocation == Allocation::Ahead);
+    assert_eq!((plan.gather, plan.queue_depth), (32 * MIB, 4));
+    assert!(why(&plan, "allocation", "ahead").contains("born full"));
+    assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
+
+    // One that exists is there, and so it is not born.
+    let exists = Request {
+        place: Some(Place {
+            bytes: GIB,
+            address: 0,
+            at: None,
+            empty: false,
+            lacking: 0,
+            hugetlb: false,
+        }),
+        ..of_module(Kind::Memfd)
+    };
+    let plan = plan_for(&exists, &file(GIB), &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), want);
+    assert!(!plan.born_full && plan.allocation == Allocation::InRead);
+
+    // Others are not for it.
+    let asked = Request {
+        method: Method::Module,
+        ..Request::default()
+    };
+    let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
+    assert!(
+        error.to_string().contains("--to dmafile (EOPNOTSUPP)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_module_reads_in_the_way_in_which_most_bytes_come() {
+    let plan = |cached: u64, io| {
+        let runs = [(0, cached, true), (cached, GIB, false)];
+        let runs = runs.into_iter().filter(|run| run.0 < run.1);
+        let layout = Layout {
+            runs: runs
+                .map(|(start, end, cached)| Run { start, end, cached })
+                .collect(),
+            learned: "told".to_string(),
+            wanted: vec![(0, GIB)],
+        };
+        let request = Request {
+            io,
+            ..of_module(Kind::Dmafile)
+        };
+        decide(&request, &file(GIB), &host(), &layout).unwrap()
+    };
+    let mostly = plan(600 * MIB, Io::Auto);
+    assert_eq!(ladder_of(&mostly), ["module buffered", "threads buffered"]);
+    assert!(why(&mostly, "io", "buffered").contains("629145600 of 1073741824 bytes are cached"));
+    let hardly = plan(400 * MIB, Io::Auto);
+    assert_eq!(hardly.first().to_string(), "module direct");
+    for plan in [mostly, hardly] {
+        assert!(plan.born_full);
+        assert_eq!((plan.to_copy, plan.to_read), (0, GIB));
+    }
+    assert_eq!(ladder_of(&plan(GIB, Io::Direct)), ["module direct"]);
+    assert_eq!(plan(GIB, Io::Auto).io(), Io::Buffered);
+}
+
+#[test]
+fn what_has_holes_is_made_and_then_filled() {
+    let request = of_module(Kind::Dmafile);
+    let run = |start, end| Run {
+        start,
+        end,
+        cached: false,
+    };
+    let plan = |runs| {
+        let layout = Layout {
+            runs,
+            learned: "told".to_string(),
+            wanted: vec![(0, GIB)],
+        };
+        decide(&request, &file(GIB), &host(), &layout).unwrap()
+    };
+    for runs in [
+        vec![run(MIB, GIB)],
+        vec![run(0, MIB)],
+        vec![run(0, MIB), run(2 * MIB, GIB)],
+    ] {
+        assert!(!plan(runs).born_full);
+    }
+    assert!(plan(vec![run(0, MIB), run(MIB, GIB)]).born_full);
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod dmabuf;
+pub(crate) mod dmafile;
 pub(crate) mod file;
 pub(crate) mod host;
 pub(crate) mod map;

@@ -3,7 +3,7 @@
 use crate::transfer::feed::Extent;
 use crate::{Progress, ProgressFn};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,10 @@ pub(crate) struct Meter<'a> {
     phases: [AtomicU64; Phase::ALL.len()],
     direct: AtomicU64,
     buffered: AtomicU64,
+    /// Bytes that a call which still runs says are there.
+    under_way: AtomicU64,
+    /// How dmafile.ko says that it moved bytes.
+    modes: AtomicU32,
     clock: Mutex<IoClock>,
     allocations: Mutex<Vec<(Duration, Duration)>>,
     exports: Mutex<Vec<(Duration, Duration)>>,
@@ -116,6 +120,8 @@ impl<'a> Meter<'a> {
             phases: Default::default(),
             direct: AtomicU64::new(0),
             buffered: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
+            modes: AtomicU32::new(0),
             clock: Mutex::default(),
             allocations: Mutex::default(),
             exports: Mutex::default(),
@@ -133,14 +139,17 @@ impl<'a> Meter<'a> {
 
     /// Adds the time since `from` to a phase.
     pub(crate) fn add(&self, phase: Phase, from: Duration) {
-        let nanos = (self.now() - from).as_nanos() as u64;
-        self.phases[phase as usize].fetch_add(nanos, Ordering::Relaxed);
+        self.add_time(phase, self.now() - from);
+    }
+
+    /// Adds a time that somebody else has taken.
+    pub(crate) fn add_time(&self, phase: Phase, time: Duration) {
+        self.phases[phase as usize].fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// A step that has ended already.
     pub(crate) fn add_until(&self, phase: Phase, from: Duration, to: Duration) {
-        let nanos = (to - from).as_nanos() as u64;
-        self.phases[phase as usize].fetch_add(nanos, Ordering::Relaxed);
+        self.add_time(phase, to - from);
         if let Some(spans) = &self.spans {
             let (name, row, length) = (phase.name(), ROW_MAIN, to - from);
             lock(spans).push(Span {
@@ -200,6 +209,23 @@ impl<'a> Meter<'a> {
         self.span("alloc", ROW_ALLOC, start, at, bytes);
     }
 
+    /// Memory was allocated and read into by one call, from `start` to now. Allocation took `alloc`
+    /// of it, the first gather's `first`, and from then on reads were in flight.
+    pub(crate) fn allocated_in_reads(
+        &self,
+        start: Duration,
+        alloc: Duration,
+        first: Duration,
+        bytes: u64,
+    ) {
+        self.add_time(Phase::Alloc, alloc);
+        let (now, reads) = (self.now(), start + first);
+        // When the later ones were is not known, and nothing hangs on it.
+        lock(&self.allocations).push((start, start + alloc));
+        lock(&self.clock).busy.push((reads.min(now), now));
+        self.span("alloc", ROW_ALLOC, start, 0, bytes);
+    }
+
     /// What others will import was made, of `bytes` of memory, from `start` to now.
     pub(crate) fn exported(&self, start: Duration, bytes: u64) {
         self.add(Phase::Export, start);
@@ -255,17 +281,31 @@ impl<'a> Meter<'a> {
     pub(crate) fn landed(&self, extent: &Extent, direct: bool) {
         let counter = if direct { &self.direct } else { &self.buffered };
         counter.fetch_add(extent.need - extent.head, Ordering::Relaxed);
-        if let Some((landed, more)) = &self.landed {
-            let mut landed = lock(landed);
-            landed.beyond.insert(extent.at, extent.at + extent.need);
-            landed.advance();
-            more.notify_all();
-        }
+        self.in_place(extent.at, extent.at + extent.need);
         self.tell_progress(false);
     }
 
-    /// A hole: nothing moves, and its zeros are in place.
-    pub(crate) fn skipped(&self, at: u64, end: u64) {
+    /// A call that still runs has put so many bytes in place, which count when it has ended.
+    pub(crate) fn under_way(&self, bytes: u64) {
+        self.under_way.store(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            self.tell_progress(false);
+        }
+    }
+
+    /// How dmafile.ko says that it moved some of the bytes.
+    pub(crate) fn add_mode(&self, mode: u32) {
+        self.modes.fetch_or(mode, Ordering::Relaxed);
+    }
+
+    /// How it moved all of them; 0 where it moved none.
+    pub(crate) fn modes(&self) -> u32 {
+        self.modes.load(Ordering::Relaxed)
+    }
+
+    /// What lies between two places in memory is there: it has come, or nothing is to come where
+    /// zeros are.
+    pub(crate) fn in_place(&self, at: u64, end: u64) {
         if let Some((landed, more)) = &self.landed {
             let mut landed = lock(landed);
             landed.beyond.insert(at, end);
@@ -315,8 +355,9 @@ impl<'a> Meter<'a> {
         };
         if last || (due && won()) {
             let (direct, buffered) = self.moved();
+            let under_way = self.under_way.load(Ordering::Relaxed);
             progress(Progress {
-                done: direct + buffered,
+                done: (direct + buffered + under_way).min(self.total),
                 total: self.total,
             });
         }
@@ -360,7 +401,7 @@ mod tests {
         meter.landed(&extent(10, 10), true);
         meter.landed(&extent(0, 5), true);
         assert_eq!(meter.wait_landed(0), Some(5));
-        meter.skipped(5, 10);
+        meter.in_place(5, 10);
         assert_eq!(meter.wait_landed(5), Some(20));
         meter.over();
         assert_eq!(meter.wait_landed(20), None);

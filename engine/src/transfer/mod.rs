@@ -2,6 +2,7 @@
 //!
 //! Total time tends to `T(first gather) + max(T(remaining allocation), T(I/O))` (AR-22).
 
+mod born;
 pub(crate) mod feed;
 pub(crate) mod meter;
 
@@ -16,6 +17,7 @@ use crate::source::Source;
 use crate::sys::Errno;
 use crate::sys::usage::Bell;
 use crate::verify::{Check, Hasher, Verified};
+pub(crate) use born::born;
 use feed::{Cut, Feed, FileRange};
 use meter::{Meter, Phase, ROW_VERIFY};
 
@@ -66,11 +68,14 @@ impl Transfer<'_> {
             Ok(Vec::new())
         };
         self.finish(&feed)?;
-        let verified = self.checks.iter().zip(digests?);
-        outcome.verified = verified
-            .map(|(check, digest)| check.judge(digest))
-            .collect::<Result<_>>()?;
+        outcome.verified = self.judge(digests?)?;
         Ok(outcome)
+    }
+
+    /// Compares digests with what is expected.
+    fn judge(&self, digests: Vec<String>) -> Result<Vec<Verified>> {
+        let pairs = self.checks.iter().zip(digests);
+        pairs.map(|(check, digest)| check.judge(digest)).collect()
     }
 
     /// Reads, while one thread allocates ahead and another hashes what has landed. Where no
@@ -115,10 +120,10 @@ impl Transfer<'_> {
     /// The ranges of the file for the method and for the copy lane.
     fn lanes(&self) -> (Vec<FileRange>, Vec<FileRange>) {
         let (mut main, mut copy) = (Vec::new(), Vec::new());
-        self.meter.skipped(0, self.plan.lead);
+        self.meter.in_place(0, self.plan.lead);
         let mut done = self.plan.offset;
         for run in &self.layout.runs {
-            self.meter.skipped(self.at(done), self.at(run.start));
+            self.meter.in_place(self.at(done), self.at(run.start));
             done = run.end;
             if run.cached {
                 copy.push((run.start, run.end));
@@ -144,7 +149,7 @@ impl Transfer<'_> {
             main.extend([middle].iter().filter(|r| r.0 < r.1));
         }
         self.meter
-            .skipped(self.at(done), self.at(self.plan.offset + self.plan.bytes));
+            .in_place(self.at(done), self.at(self.plan.offset + self.plan.bytes));
         (main, copy)
     }
 
@@ -202,6 +207,10 @@ impl Transfer<'_> {
             steady: self.memory.steady().is_some()
                 && (self.plan.pages != Pages::Huge || self.plan.allocation != Allocation::InRead),
             descriptor: self.memory.descriptor(),
+            dma_buf: match &self.memory.dma_bufs()[..] {
+                [one] => Some(one.fd),
+                _ => None,
+            },
             feed,
             meter: self.meter,
             cancel: self.cancel,

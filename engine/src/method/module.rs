@@ -1,0 +1,360 @@
+//! `module`: dmafile.ko moves the bytes, between the file and the pages behind its own dma-bufs: a
+//! whole run of them in one call, many gathers in flight, nothing pinned, mapped or copied.
+
+use super::fill::{cut_short, failed, is_refusal, refused};
+use super::{Job, Stop};
+use crate::CancelToken;
+use crate::error::Error;
+use crate::module::{self, Module};
+use crate::plan::Plan;
+use crate::source::Source;
+use crate::sys::dmafile::{self, BUFFERED, How, Moved, Progress, Range};
+use crate::sys::{Errno, map};
+use crate::transfer::feed::{Extent, Feed, Lane, Take};
+use crate::transfer::meter::{Meter, Phase, ROW_READS};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+/// How often a running call is looked at: for progress, and to end it.
+const LOOK: Duration = Duration::from_millis(10);
+/// A call of less is over before anybody looks.
+const SHORT: u64 = 4 << 20;
+/// How much the module allocates before its first read (FIRST_GATHER of kernel/core/io.c).
+const FIRST_GATHER: u64 = 2 << 20;
+
+/// Moves the main lane into a buffer that exists.
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let dma_buf = job
+        .dma_buf
+        .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
+    let (node, module) = module::open().map_err(Stop::Refused)?;
+    let mut next = job.feed.wait(Lane::Main);
+    while let Some(first) = next.take() {
+        let mut run = vec![first];
+        // What follows without a gap is moved by the same call.
+        while let Take::Extent(extent) = job.feed.take(Lane::Main) {
+            let last = run[run.len() - 1];
+            if (extent.file, extent.at) == (last.file + last.need, last.at + last.need) {
+                run.push(extent);
+            } else {
+                next = Some(extent);
+                break;
+            }
+        }
+        let whole = Range {
+            file: first.file,
+            at: first.at,
+            len: run.iter().map(|extent| extent.need).sum(),
+        };
+        let mut done = 0;
+        for (range, strict) in parts(whole, job.plan, module.align) {
+            let moved = part(job, (&node, &module), dma_buf, range, strict);
+            done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
+            if let Err((_, stop)) = moved {
+                match &stop {
+                    Stop::Failed(error) => job.feed.stop(Some(error.clone())),
+                    Stop::Refused(_) | Stop::NotDirect(_) => {
+                        run.extend(next);
+                        put_back(job.feed, &run, done);
+                    }
+                }
+                return Err(stop);
+            }
+        }
+        if next.is_none() {
+            next = job.feed.wait(Lane::Main);
+        }
+    }
+    Ok(())
+}
+
+/// Moves one range of a run by one call: how many bytes came, and what ended it early.
+fn part(
+    job: &Job<'_>,
+    (node, module): (&OwnedFd, &Module),
+    dma_buf: BorrowedFd<'_>,
+    range: Range,
+    strict: bool,
+) -> Result<u64, (u64, Stop)> {
+    let input = job.input(range.file);
+    let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
+    let how = how(job.plan, strict);
+    let start = job.meter.now();
+    job.meter.io_begins();
+    let watch = Watch {
+        source: job.source,
+        meter: job.meter,
+        cancel: job.cancel,
+        feed: Some(job.feed),
+        module,
+        range,
+    };
+    let inside = Range {
+        file: offset,
+        ..range
+    };
+    let read = |progress: &_| dmafile::read(node.as_fd(), dma_buf, file, inside, how, progress);
+    let (moved, end) = watch.over(read);
+    job.meter.io_ends();
+    account(job.meter, &moved, range, start);
+    if moved.bytes > 0 {
+        let extent = Extent {
+            file: range.file,
+            at: range.at,
+            len: moved.bytes,
+            need: moved.bytes,
+            head: 0,
+            run_end: range.at + range.len,
+        };
+        job.meter.landed(&extent, moved.mode != BUFFERED);
+    }
+    match end {
+        Ok(()) if must_be_direct(job.plan) && moved.mode == BUFFERED => {
+            Err((0, refused(job.source, Errno::OPNOTSUPP)))
+        }
+        Ok(()) => Ok(moved.bytes),
+        Err(errno) => Err((moved.bytes, watch.stop(errno, moved.bytes, job.rung.direct))),
+    }
+}
+
+/// A buffer that is to come into being with the bytes of a file in it.
+pub(crate) struct Birth<'a> {
+    pub plan: &'a Plan,
+    pub source: &'a Source,
+    pub meter: &'a Meter<'a>,
+    pub cancel: &'a CancelToken,
+    /// Allocation comes before the first read.
+    pub in_order: bool,
+}
+
+/// Makes and fills it in one call: a gather is read while the next one is allocated.
+pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
+    let Birth {
+        plan,
+        source,
+        meter,
+        ..
+    } = *birth;
+    let (node, module) = module::open().map_err(Stop::Refused)?;
+    let range = Range {
+        file: plan.offset,
+        at: plan.lead,
+        len: plan.bytes,
+    };
+    let direct = plan.first().direct;
+    let input = match direct {
+        true => source.direct(range.file).map_err(str::to_string),
+        false => Ok(source.buffered(range.file)),
+    };
+    let (file, offset) = input
+        .map_err(|why| Stop::NotDirect(Error::new("no direct I/O", why).at(source.whole())))?;
+    let how = How {
+        in_order: birth.in_order,
+        ..how(plan, must_be_direct(plan))
+    };
+    let watch = Watch {
+        source,
+        meter,
+        cancel: birth.cancel,
+        feed: None,
+        module: &module,
+        range,
+    };
+    let inside = Range {
+        file: offset,
+        ..range
+    };
+    let start = meter.now();
+    let mut told = 0;
+    let made = watch.over(|progress| {
+        let made =
+            dmafile::allocate_and_read(node.as_fd(), file, inside, plan.capacity, how, progress);
+        told = progress.bytes();
+        made
+    });
+    let (fd, moved) = made.map_err(|errno| watch.stop(errno, told, direct))?;
+    account(meter, &moved, range, start);
+    let first = match birth.in_order {
+        true => moved.alloc,
+        false => moved
+            .alloc
+            .mul_f64(FIRST_GATHER as f64 / plan.capacity.max(FIRST_GATHER) as f64),
+    };
+    meter.allocated_in_reads(start, moved.alloc, first, plan.capacity);
+    let extent = Extent {
+        file: range.file,
+        at: range.at,
+        len: range.len,
+        need: range.len,
+        head: 0,
+        run_end: range.at + range.len,
+    };
+    meter.landed(&extent, moved.mode != BUFFERED);
+    Ok(fd)
+}
+
+/// A range in parts that one call moves each, and whether it shall be refused where `O_DIRECT` cannot
+/// do all of a part without a copy. Asked for by name, it must, but for blocks of which only a part is
+/// wanted, and where file and buffer are not congruent.
+fn parts(range: Range, plan: &Plan, align: u64) -> Vec<(Range, bool)> {
+    let congruent = range.file % align == range.at % align;
+    if !must_be_direct(plan) || !congruent {
+        return vec![(range, false)];
+    }
+    let end = range.file + range.len;
+    let from = range.file.next_multiple_of(align).min(end);
+    let to = (end - end % align).max(from);
+    let part = |start: u64, end: u64| Range {
+        file: start,
+        at: range.at + (start - range.file),
+        len: end - start,
+    };
+    [
+        (part(range.file, from), false),
+        (part(from, to), true),
+        (part(to, end), false),
+    ]
+    .into_iter()
+    .filter(|(part, _)| part.len > 0)
+    .collect()
+}
+
+/// No other way than past the page cache is left by `--io`.
+fn must_be_direct(plan: &Plan) -> bool {
+    plan.ladder.iter().all(|rung| rung.direct)
+}
+
+fn how(plan: &Plan, strict: bool) -> How {
+    How {
+        gather: plan.gather.next_multiple_of(map::page_size()),
+        strict,
+        in_order: false,
+    }
+}
+
+/// Gives back what was not moved: `done` bytes of these extents, which follow each other, were.
+fn put_back(feed: &Feed, run: &[Extent], mut done: u64) {
+    let mut left = Vec::new();
+    for extent in run {
+        let skip = done.min(extent.need);
+        done -= skip;
+        if skip < extent.need {
+            left.push(Extent {
+                file: extent.file + skip,
+                at: extent.at + skip,
+                len: extent.len - skip,
+                need: extent.need - skip,
+                ..*extent
+            });
+        }
+    }
+    // The last one that is given back comes first.
+    for extent in left.into_iter().rev() {
+        feed.put_back(extent);
+    }
+}
+
+/// Times of a call, by phase, and what it says of how bytes came.
+fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
+    meter.add_time(Phase::Submit, moved.submit);
+    meter.add_time(Phase::Wait, moved.wait);
+    meter.add_time(Phase::Copy, moved.copy);
+    meter.add_mode(moved.mode);
+    meter.span("dmafile.ko", ROW_READS, start, range.file, moved.bytes);
+}
+
+/// Looks after a call while it runs.
+struct Watch<'a> {
+    source: &'a Source,
+    meter: &'a Meter<'a>,
+    cancel: &'a CancelToken,
+    /// What is filled is there already: others may go on with what has landed, or end it all.
+    feed: Option<&'a Feed>,
+    module: &'a Module,
+    range: Range,
+}
+
+impl Watch<'_> {
+    /// Runs a call, and tells those who wait how far it is.
+    fn over<T>(&self, call: impl FnOnce(&Progress) -> T) -> T {
+        let progress = Progress::default();
+        if self.range.len <= SHORT {
+            if self.cancel.is_set() {
+                progress.stop();
+            }
+            return call(&progress);
+        }
+        let over = (Mutex::new(false), Condvar::new());
+        std::thread::scope(|scope| {
+            let (progress, over) = (&progress, &over);
+            let spawn = std::thread::Builder::new().name("dmafile-watch".to_string());
+            // Where no thread is to be had (RLIMIT_NPROC), nobody sees how far it is.
+            let _watcher = spawn.spawn_scoped(scope, move || self.look(progress, over));
+            // In a panic too: the scope waits for the other thread.
+            let _ends = Ends(over);
+            call(progress)
+        })
+    }
+
+    fn look(&self, progress: &Progress, over: &(Mutex<bool>, Condvar)) {
+        let mut seen = 0;
+        let mut since = self.meter.now();
+        let mut ended = over.0.lock().expect(LOCK);
+        while !*ended {
+            if self.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
+                progress.stop();
+            }
+            let bytes = progress.bytes().min(self.range.len);
+            if bytes > seen {
+                let offset = self.range.file + seen;
+                self.meter
+                    .span("read", ROW_READS + 1, since, offset, bytes - seen);
+                since = self.meter.now();
+                if self.feed.is_some() {
+                    let at = self.range.at;
+                    self.meter.in_place(at + seen, at + bytes);
+                }
+                self.meter.under_way(bytes);
+                seen = bytes;
+            }
+            ended = over.1.wait_timeout(ended, LOOK).expect(LOCK).0;
+        }
+        drop(ended);
+        // From here on it is counted.
+        self.meter.under_way(0);
+    }
+
+    /// Why a call ended, `bytes` after the range's first.
+    fn stop(&self, errno: Errno, bytes: u64, direct: bool) -> Stop {
+        let at = self.range.file + bytes;
+        let place = self.source.place(at);
+        Stop::Failed(match errno {
+            Errno::CANCELED => Error::cancelled(place),
+            Errno::NODATA => cut_short(self.source, at),
+            errno if direct && is_refusal(errno) => return refused(self.source, errno),
+            Errno::NOMEM | Errno::TOOBIG | Errno::MFILE => {
+                module::cannot_allocate(errno, self.module).at(place)
+            }
+            // A dma-buf of somebody else after all, or a security policy.
+            Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS => {
+                let error = Error::os("dmafile.ko refuses", errno).at(place);
+                return Stop::Refused(error);
+            }
+            errno => failed(self.source, at, errno),
+        })
+    }
+}
+
+/// A lock that is poisoned.
+const LOCK: &str = "no holder of this lock panics";
+
+/// Says that a call is over.
+struct Ends<'a>(&'a (Mutex<bool>, Condvar));
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        *self.0.0.lock().expect(LOCK) = true;
+        self.0.1.notify_all();
+    }
+}

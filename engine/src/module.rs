@@ -1,0 +1,160 @@
+//! dmafile.ko as this process finds it: its node, what it does, its limits; or why it is of no use.
+
+use crate::error::{Error, Result};
+use crate::sys::dmafile::{self, NODE};
+use crate::sys::{Errno, map};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// What it does, as it says itself. Sizes are bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module {
+    /// Its version.
+    pub version: u32,
+    /// What it can do (DMAFILE_FEATURE_*).
+    pub features: u64,
+    /// The largest buffer that it makes.
+    pub max_buffer: u64,
+    /// How much it allocates before it reads that, where nobody says.
+    pub gather: u64,
+    /// The most that somebody may say.
+    pub max_gather: u64,
+    /// Gathers in flight, at most.
+    pub depth: u32,
+    /// Offsets in file and buffer that differ by a multiple of this need no copy.
+    pub align: u64,
+}
+
+/// Opens the node and asks.
+pub(crate) fn open() -> Result<(OwnedFd, Module)> {
+    let node = dmafile::open().map_err(cannot_open)?;
+    let info = dmafile::info(node.as_fd()).map_err(|errno| {
+        Error::os("cannot use dmafile.ko", errno)
+            .why(format!("{NODE} is somebody else's"))
+            .remedy("remove the module that made it, then modprobe dmafile")
+    })?;
+    if info.version < dmafile::VERSION || dmafile::FEATURES & !info.features != 0 {
+        let why = format!(
+            "it is too old: version {} with features {:#x}, where {} with {:#x} is needed",
+            info.version,
+            info.features,
+            dmafile::VERSION,
+            dmafile::FEATURES
+        );
+        return Err(Error::new("cannot use dmafile.ko", why)
+            .with_errno(Errno::PROTONOSUPPORT)
+            .at(NODE)
+            .remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
+    }
+    let module = Module {
+        version: info.version,
+        features: info.features,
+        max_buffer: info.max_buffer,
+        gather: info.gather,
+        max_gather: info.max_gather,
+        depth: info.depth,
+        align: u64::from(info.align).max(map::page_size()),
+    };
+    Ok((node, module))
+}
+
+/// The node cannot be opened: why, and what opens it.
+fn cannot_open(errno: Errno) -> Error {
+    let error = Error::os("cannot use dmafile.ko", errno);
+    match errno {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV => {
+            error.why(format!("there is no {NODE}")).remedy(
+                "modprobe dmafile, after make kernel-install (in a container, both on its host)",
+            )
+        }
+        Errno::ACCESS | Errno::PERM => {
+            error
+                .why(format!("{NODE} cannot be opened"))
+                .remedy(format!(
+                    "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
+                ))
+        }
+        _ => error.why(format!("{NODE} cannot be opened")),
+    }
+}
+
+/// It makes no buffer of that size.
+pub(crate) fn cannot_allocate(errno: Errno, module: &Module) -> Error {
+    let error = Error::os("cannot allocate the buffer", errno);
+    match errno {
+        Errno::NOMEM => error
+            .why("memory, or the limit of a cgroup, has no room for it")
+            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
+        Errno::TOOBIG => error
+            .why(format!(
+                "dmafile.ko makes up to {} bytes",
+                module.max_buffer
+            ))
+            .remedy(
+                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (--offset, \
+                 --length)",
+            ),
+        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+        _ => error,
+    }
+}
+
+impl Module {
+    /// What it can do, in words.
+    pub(crate) fn abilities(&self) -> String {
+        let names = dmafile::FEATURE_NAMES.iter();
+        let has = names.filter(|(bit, _)| self.features & bit != 0);
+        has.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// How it moved bytes, in words and in more of them.
+pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
+    let all = [
+        (
+            dmafile::DIRECT,
+            "direct",
+            "the disk wrote into the buffer's pages",
+        ),
+        (
+            dmafile::BOUNCED,
+            "bounced",
+            "direct reads beside their place, and a copy",
+        ),
+        (dmafile::BUFFERED, "buffered", "copied from the page cache"),
+    ];
+    let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
+    let join = |words: Vec<&str>, with| words.join(with);
+    (!had.is_empty()).then(|| {
+        (
+            join(had.iter().map(|one| one.1).collect(), "+"),
+            join(had.iter().map(|one| one.2).collect(), "; "),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_it_from_being_opened_has_a_remedy() {
+        let text = cannot_open(Errno::NOENT).to_string();
+        assert!(
+            text.contains("there is no /dev/dmafile (ENOENT); modprobe dmafile"),
+            "{text}"
+        );
+        let text = cannot_open(Errno::ACCESS).to_string();
+        assert!(
+            text.contains("cannot be opened (EACCES); join its group"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn modes_are_told_in_words() {
+        assert_eq!(modes(0), None);
+        let (word, why) = modes(dmafile::DIRECT | dmafile::BOUNCED).unwrap();
+        assert_eq!(word, "direct+bounced");
+        assert!(why.contains("; "), "{why}");
+    }
+}

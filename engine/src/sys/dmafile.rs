@@ -1,0 +1,393 @@
+//! dmafile.ko: dma-bufs of its own, and bytes between files and the pages behind them
+//! (kernel/uapi/dmafile.h).
+
+use super::{Errno, file, last_errno, memfd};
+use rustix::fs::{Mode, OFlags};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Its node.
+pub(crate) const NODE: &str = "/dev/dmafile";
+/// The version whose requests are spoken here; every newer one takes them (DMAFILE_VERSION).
+pub(crate) const VERSION: u32 = 1;
+
+/// What of it is used here: DMAFILE_FEATURE_ALLOC_READ, DMAFILE_FEATURE_READ.
+pub(crate) const FEATURES: u64 = 0x1 | 0x2;
+/// What it can do besides, and the names of all (DMAFILE_FEATURE_*).
+pub(crate) const FEATURE_NAMES: [(u64, &str); 4] = [
+    (0x1, "allocate and read in one step"),
+    (0x2, "read"),
+    (0x4, "write"),
+    (0x8, "io_uring"),
+];
+
+const MAGIC: u32 = 0xDE;
+const INFO: libc::Ioctl = libc::_IO(MAGIC, 0);
+const ALLOC: libc::Ioctl = libc::_IO(MAGIC, 1);
+const ALLOC_READ: libc::Ioctl = libc::_IO(MAGIC, 2);
+const RW: libc::Ioctl = libc::_IO(MAGIC, 3);
+
+const STRICT: u32 = 0x4;
+const IN_ORDER: u32 = 0x8;
+const READ: u32 = 0x10;
+const WRITE: u32 = 0x20;
+
+/// Bytes came by O_DIRECT, into the pages of the buffer themselves (DMAFILE_MODE_DIRECT).
+pub(crate) const DIRECT: u32 = 0x1;
+/// By O_DIRECT, and a copy (DMAFILE_MODE_BOUNCED).
+pub(crate) const BOUNCED: u32 = 0x2;
+/// Through the page cache (DMAFILE_MODE_BUFFERED).
+pub(crate) const BUFFERED: u32 = 0x4;
+
+/// struct dmafile_info.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Info {
+    size: u32,
+    /// Its version.
+    pub version: u32,
+    /// What it can do.
+    pub features: u64,
+    /// The largest buffer, in bytes.
+    pub max_buffer: u64,
+    /// How much it allocates before it reads that, in bytes, where a call does not say.
+    pub gather: u64,
+    /// The most that a call may say.
+    pub max_gather: u64,
+    /// Offsets in the file and in the buffer that differ by a multiple of this need no copy.
+    pub align: u32,
+    /// Gathers in flight, at most.
+    pub depth: u32,
+}
+
+/// struct dmafile_alloc.
+#[repr(C)]
+#[derive(Default)]
+struct Alloc {
+    size: u32,
+    fd_flags: u32,
+    flags: u32,
+    fd: i32,
+    length: u64,
+    alloc_ns: u64,
+}
+
+/// struct dmafile_alloc_read.
+#[repr(C)]
+#[derive(Default)]
+struct AllocRead {
+    size: u32,
+    fd_flags: u32,
+    flags: u32,
+    file_fd: i32,
+    file_offset: u64,
+    length: u64,
+    buffer_offset: u64,
+    buffer_size: u64,
+    gather: u64,
+    progress: u64,
+    fd: i32,
+    mode: u32,
+    bytes: u64,
+    alloc_ns: u64,
+    submit_ns: u64,
+    wait_ns: u64,
+    copy_ns: u64,
+}
+
+/// struct dmafile_rw.
+#[repr(C)]
+#[derive(Default)]
+struct Rw {
+    size: u32,
+    flags: u32,
+    fd: i32,
+    file_fd: i32,
+    file_offset: u64,
+    buffer_offset: u64,
+    length: u64,
+    gather: u64,
+    progress: u64,
+    mode: u32,
+    reserved: u32,
+    bytes: u64,
+    submit_ns: u64,
+    wait_ns: u64,
+    copy_ns: u64,
+}
+
+/// struct dmafile_progress: what a running request and its caller tell each other.
+#[repr(C, align(8))]
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    bytes: AtomicU64,
+    stop: AtomicU32,
+    reserved: u32,
+}
+
+impl Progress {
+    /// Bytes that are there, from the first one on.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// Ends the request before its next gather, with ECANCELED.
+    pub(crate) fn stop(&self) {
+        self.stop.store(1, Ordering::Relaxed);
+    }
+
+    fn address(&self) -> u64 {
+        std::ptr::from_ref(self).expose_provenance() as u64
+    }
+}
+
+/// Where bytes are in a file and in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub file: u64,
+    pub at: u64,
+    pub len: u64,
+}
+
+/// How a request moves its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// Bytes that are allocated, and handed to the file system, at a time.
+    pub gather: u64,
+    /// EINVAL rather than the page cache or a copy.
+    pub strict: bool,
+    /// All is allocated before the first read.
+    pub in_order: bool,
+}
+
+impl How {
+    fn flags(self) -> u32 {
+        let flag = |set, flag| if set { flag } else { 0 };
+        flag(self.strict, STRICT) | flag(self.in_order, IN_ORDER)
+    }
+}
+
+/// What a request has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    pub bytes: u64,
+    /// [`DIRECT`], [`BOUNCED`], [`BUFFERED`]; more than one where parts differ.
+    pub mode: u32,
+    pub alloc: Duration,
+    pub submit: Duration,
+    pub wait: Duration,
+    pub copy: Duration,
+}
+
+/// Opens the node.
+pub(crate) fn open() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    file::retry(|| rustix::fs::open(NODE, flags, Mode::empty()))
+}
+
+/// What it can do, and its limits (DMAFILE_IOC_INFO).
+pub(crate) fn info(node: BorrowedFd<'_>) -> Result<Info, Errno> {
+    let mut info = Info {
+        size: size_of::<Info>() as u32,
+        ..Info::default()
+    };
+    request(node, INFO, &mut info)?;
+    Ok(info)
+}
+
+/// Makes a dma-buf of `length` bytes, rounded up to whole pages, all of them zero
+/// (DMAFILE_IOC_ALLOC).
+pub(crate) fn allocate(node: BorrowedFd<'_>, length: u64) -> Result<OwnedFd, Errno> {
+    let mut alloc = Alloc {
+        size: size_of::<Alloc>() as u32,
+        fd_flags: FD_FLAGS,
+        length,
+        ..Alloc::default()
+    };
+    request(node, ALLOC, &mut alloc)?;
+    // SAFETY: a descriptor that the kernel has just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(alloc.fd) })
+}
+
+/// Makes a dma-buf of `size` bytes with a range of a file in it, and zeros around
+/// (DMAFILE_IOC_ALLOC_READ). The file's O_DIRECT chooses direct I/O; its position plays no part.
+pub(crate) fn allocate_and_read(
+    node: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    range: Range,
+    size: u64,
+    how: How,
+    progress: &Progress,
+) -> Result<(OwnedFd, Moved), Errno> {
+    let mut read = AllocRead {
+        size: size_of::<AllocRead>() as u32,
+        fd_flags: FD_FLAGS,
+        flags: how.flags(),
+        file_fd: file.as_raw_fd(),
+        file_offset: range.file,
+        length: range.len,
+        buffer_offset: range.at,
+        buffer_size: size,
+        gather: how.gather,
+        progress: progress.address(),
+        ..AllocRead::default()
+    };
+    request(node, ALLOC_READ, &mut read)?;
+    let moved = Moved {
+        bytes: read.bytes,
+        mode: read.mode,
+        alloc: Duration::from_nanos(read.alloc_ns),
+        submit: Duration::from_nanos(read.submit_ns),
+        wait: Duration::from_nanos(read.wait_ns),
+        copy: Duration::from_nanos(read.copy_ns),
+    };
+    // SAFETY: a descriptor that the kernel has just made for us.
+    Ok((unsafe { OwnedFd::from_raw_fd(read.fd) }, moved))
+}
+
+/// Reads a range of a file into one of its dma-bufs (DMAFILE_IOC_RW): what was moved, and how it
+/// ended. EXDEV for a dma-buf of somebody else.
+pub(crate) fn read(
+    node: BorrowedFd<'_>,
+    dma_buf: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    range: Range,
+    how: How,
+    progress: &Progress,
+) -> (Moved, Result<(), Errno>) {
+    let mut rw = Rw {
+        size: size_of::<Rw>() as u32,
+        flags: how.flags() | READ,
+        fd: dma_buf.as_raw_fd(),
+        file_fd: file.as_raw_fd(),
+        file_offset: range.file,
+        buffer_offset: range.at,
+        length: range.len,
+        gather: how.gather,
+        progress: progress.address(),
+        ..Rw::default()
+    };
+    let end = request(node, RW, &mut rw);
+    let moved = Moved {
+        bytes: rw.bytes,
+        mode: rw.mode,
+        alloc: Duration::ZERO,
+        submit: Duration::from_nanos(rw.submit_ns),
+        wait: Duration::from_nanos(rw.wait_ns),
+        copy: Duration::from_nanos(rw.copy_ns),
+    };
+    (moved, end)
+}
+
+/// Whether a dma-buf is one of its own, found by taking a byte out of it; it stays as it is.
+pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool {
+    let Ok(drain) = memfd::create("dmafile-probe", false) else {
+        return false;
+    };
+    let mut rw = Rw {
+        size: size_of::<Rw>() as u32,
+        flags: WRITE,
+        fd: dma_buf.as_raw_fd(),
+        file_fd: drain.as_fd().as_raw_fd(),
+        length: 1,
+        ..Rw::default()
+    };
+    request(node, RW, &mut rw).is_ok()
+}
+
+/// What its descriptors are open for.
+const FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
+
+/// Whoever is interrupted begins anew: a request that ends with EINTR has left nothing behind, and
+/// a process that is killed does not come here again.
+fn request<T>(node: BorrowedFd<'_>, number: libc::Ioctl, data: &mut T) -> Result<(), Errno> {
+    file::retry(|| {
+        // SAFETY: the structure is the kernel's own, begins with its size, and lives through the
+        // call; so do the descriptors and the progress that it names.
+        match unsafe { libc::ioctl(node.as_raw_fd(), number, std::ptr::from_mut(data)) } {
+            0 => Ok(()),
+            _ => Err(last_errno()),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+    use std::process::Command;
+
+    /// Sizes and places of members, and numbers, as a C compiler sees them in the header.
+    #[test]
+    fn structures_and_numbers_are_those_of_the_header() {
+        macro_rules! members {
+            ($rust:ident, $c:literal: $($member:ident),+) => {{
+                let mut list = vec![(format!("sizeof(struct {})", $c), size_of::<$rust>() as u64)];
+                $(list.push((
+                    format!("offsetof(struct {}, {})", $c, stringify!($member)),
+                    offset_of!($rust, $member) as u64,
+                ));)+
+                list
+            }};
+        }
+        let mut all = members!(Info, "dmafile_info": size, version, features, max_buffer, gather,
+            max_gather, align, depth);
+        all.extend(members!(Alloc, "dmafile_alloc": size, fd_flags, flags, fd, length, alloc_ns));
+        all.extend(
+            members!(AllocRead, "dmafile_alloc_read": size, fd_flags, flags, file_fd, file_offset,
+            length, buffer_offset, buffer_size, gather, progress, fd, mode, bytes, alloc_ns,
+            submit_ns, wait_ns, copy_ns),
+        );
+        all.extend(
+            members!(Rw, "dmafile_rw": size, flags, fd, file_fd, file_offset, buffer_offset,
+            length, gather, progress, mode, reserved, bytes, submit_ns, wait_ns, copy_ns),
+        );
+        all.extend(members!(Progress, "dmafile_progress": bytes, stop, reserved));
+        let numbers = [
+            ("DMAFILE_VERSION", VERSION.into()),
+            ("DMAFILE_IOC_INFO", INFO),
+            ("DMAFILE_IOC_ALLOC", ALLOC),
+            ("DMAFILE_IOC_ALLOC_READ", ALLOC_READ),
+            ("DMAFILE_IOC_RW", RW),
+            ("DMAFILE_FEATURE_ALLOC_READ", FEATURE_NAMES[0].0),
+            ("DMAFILE_FEATURE_READ", FEATURE_NAMES[1].0),
+            ("DMAFILE_FEATURE_WRITE", FEATURE_NAMES[2].0),
+            ("DMAFILE_FEATURE_URING_CMD", FEATURE_NAMES[3].0),
+            (
+                "DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ",
+                FEATURES,
+            ),
+            ("DMAFILE_STRICT", STRICT.into()),
+            ("DMAFILE_IN_ORDER", IN_ORDER.into()),
+            ("DMAFILE_READ", READ.into()),
+            ("DMAFILE_WRITE", WRITE.into()),
+            ("DMAFILE_MODE_DIRECT", DIRECT.into()),
+            ("DMAFILE_MODE_BOUNCED", BOUNCED.into()),
+            ("DMAFILE_MODE_BUFFERED", BUFFERED.into()),
+        ];
+        all.extend(numbers.map(|(name, value)| (name.to_string(), value)));
+
+        let dir = tempfile::tempdir().unwrap();
+        let (source, object) = (dir.path().join("check.c"), dir.path().join("check.o"));
+        let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/uapi/dmafile.h");
+        let mut text = format!("#include <stddef.h>\n#include \"{header}\"\n");
+        for (what, value) in &all {
+            text += &format!("_Static_assert(({what}) == {value}ULL, \"{what}\");\n");
+        }
+        std::fs::write(&source, text).unwrap();
+        let cc = std::env::var("CC").unwrap_or_else(|_| "cc".to_string());
+        let built = Command::new(cc)
+            .arg("-c")
+            .arg(&source)
+            .arg("-o")
+            .arg(&object)
+            .output();
+        let built = built.expect("a C compiler");
+        assert!(
+            built.status.success(),
+            "{}",
+            String::from_utf8_lossy(&built.stderr)
+        );
+    }
+}
