@@ -29,11 +29,13 @@ pub struct Options {
     pub size: usize,
     /// Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
     /// memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
-    /// it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME", "dmafile".
+    /// it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME",
+    /// "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here).
     pub to: *const c_char,
     /// Size of its pages: "auto" (default), "4k", "thp", "huge".
     pub pages: *const c_char,
-    /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice".
+    /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile",
+    /// "splice", "module".
     pub method: *const c_char,
     /// Past or through the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,

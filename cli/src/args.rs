@@ -43,8 +43,8 @@ pub struct Knobs {
     /// *.safetensors.index.json, or the first file of a split GGUF
     pub file: PathBuf,
 
-    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; fd:N, which exists, or fd:N@OFFSET, a
-    /// part of it
+    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf, the best of the last three
+    /// that works here; fd:N, which exists, or fd:N@OFFSET, a part of it
     #[arg(long, value_name = "KIND", default_value = "memfd")]
     pub to: String,
 
@@ -57,7 +57,7 @@ pub struct Knobs {
     #[arg(long, value_name = "P", default_value = "auto", value_parser = word::<Pages>)]
     pub pages: Pages,
 
-    /// How bytes move: auto, uring, threads, read, mmap, bounce, sendfile, splice
+    /// How bytes move: auto, uring, threads, read, mmap, bounce, sendfile, splice, module
     #[arg(long, value_name = "M", default_value = "auto", value_parser = word::<Method>)]
     pub method: Method,
 

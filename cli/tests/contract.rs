@@ -216,7 +216,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile",
+            "--to: 'floppy' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf",
         ),
     ] {
         let mut command = dir.dmafile(&format!("load {args}"));
@@ -240,7 +240,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         ("load file --queue-depth many", "'--queue-depth <N>'"),
         (
             "load file --method slow",
-            "auto, uring, threads, read, mmap, bounce, sendfile, splice",
+            "auto, uring, threads, read, mmap, bounce, sendfile, splice, module",
         ),
         ("load file --pages 1g", "auto, 4k, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
@@ -296,14 +296,65 @@ fn without_udmabuf_the_remedy_is_named() {
 }
 
 #[test]
-fn kinds_of_later_versions_are_refused_with_the_remedy() {
+fn without_the_module_its_kind_and_its_method_are_refused_with_the_remedy() {
+    if std::path::Path::new("/dev/dmafile").exists() {
+        return skip("dmafile.ko is loaded");
+    }
     let dir = Dir::new();
     dir.file("file", 5000);
     assert_eq!(
         dir.refuses("file --to dmafile", 1),
-        "cannot make the buffer: dmafile: dmafile.ko is not part of this version (EOPNOTSUPP); \
-         load with --to memfd"
+        "cannot use dmafile.ko: dmafile: there is no /dev/dmafile (ENOENT); modprobe dmafile, after \
+         make kernel-install (in a container, both on its host)"
     );
+    let tail = "(EOPNOTSUPP); leave --method and --io to auto, or see `dmafile explain`";
+    assert_eq!(
+        dir.refuses("file --method module", 1),
+        format!(
+            "cannot load this way: module direct to memfd: dmafile.ko moves bytes into its own \
+             dma-bufs only: --to dmafile {tail}"
+        )
+    );
+    let doctor = dir.run("doctor file --json").ok().json();
+    let checks = doctor["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "dmafile.ko");
+    let check = check.unwrap();
+    assert_eq!(check["health"], "missing", "{check}");
+    let found = check["found"].as_str().unwrap();
+    assert!(
+        found.contains("there is no /dev/dmafile (ENOENT)"),
+        "{found}"
+    );
+    let remedy = check["remedy"].as_str().unwrap();
+    assert!(remedy.starts_with("modprobe dmafile"), "{remedy}");
+}
+
+#[test]
+fn a_dma_buf_is_the_best_one_or_says_why_there_is_none() {
+    let dir = Dir::new();
+    dir.file("file", 5000);
+    let nodes = ["/dev/dmafile", "/dev/udmabuf", "/dev/dma_heap/system"];
+    if nodes.iter().any(|node| std::path::Path::new(node).exists()) {
+        let plan = dir.run("explain file --to dma-buf --json").ok().json();
+        let kind = plan["kind"].as_str().unwrap();
+        assert!(
+            ["dmafile", "udmabuf", "heap:system"].contains(&kind),
+            "{plan}"
+        );
+        return;
+    }
+    let line = dir.refuses("file --to dma-buf", 1);
+    for part in [
+        "cannot make a dma-buf: dma-buf: dmafile: ",
+        "there is no /dev/dmafile (ENOENT)",
+        "; and udmabuf: ",
+        "there is no /dev/udmabuf (ENOENT)",
+        "; and heap:system: ",
+        "there is no /dev/dma_heap/system (ENOENT)",
+        "or --to memfd",
+    ] {
+        assert!(line.contains(part), "no {part:?} in {line}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(crate) struct Module {
     pub features: u64,
     /// The largest buffer that it makes.
     pub max_buffer: u64,
-    /// How much it allocates before it reads that, where nobody says.
+    /// How much it allocates before it reads that, at most, where nobody says.
     pub gather: u64,
     /// The most that somebody may say.
     pub max_gather: u64,

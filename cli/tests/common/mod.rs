@@ -17,7 +17,7 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 /// An ordinary user, for tests that run as root.
 pub const NOBODY: u32 = 65534;
-/// Every way of moving bytes, as `--method` names them.
+/// Every way of moving bytes into memory of any kind, as `--method` names them: all but `module`.
 pub const METHODS: [&str; 8] = [
     "auto", "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice",
 ];

@@ -79,7 +79,7 @@ fn part(
 ) -> Result<u64, (u64, Stop)> {
     let input = job.input(range.file);
     let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
-    let how = how(job.plan, strict);
+    let how = how(job.plan, module, strict);
     let start = job.meter.now();
     job.meter.io_begins();
     let watch = Watch {
@@ -151,7 +151,7 @@ pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
         .map_err(|why| Stop::NotDirect(Error::new("no direct I/O", why).at(source.whole())))?;
     let how = How {
         in_order: birth.in_order,
-        ..how(plan, must_be_direct(plan))
+        ..how(plan, &module, must_be_direct(plan))
     };
     let watch = Watch {
         source,
@@ -225,9 +225,13 @@ fn must_be_direct(plan: &Plan) -> bool {
     plan.ladder.iter().all(|rung| rung.direct)
 }
 
-fn how(plan: &Plan, strict: bool) -> How {
+fn how(plan: &Plan, module: &Module, strict: bool) -> How {
     How {
-        gather: plan.gather.next_multiple_of(map::page_size()),
+        gather: match plan.gather == module.gather {
+            // Nobody asked for another: no more than this, and less for what is small.
+            true => 0,
+            false => plan.gather.next_multiple_of(map::page_size()),
+        },
         strict,
         in_order: false,
     }

@@ -202,7 +202,7 @@ pub(crate) fn decide(
     let first = ladder[0];
     // One call reads in one way.
     let (to_copy, to_read) = match first.method {
-        Method::Module => (0, to_copy + to_read),
+        Method::Module if first.direct => (0, to_copy + to_read),
         _ => parts,
     };
     let block = request.block.unwrap_or(match first.method {

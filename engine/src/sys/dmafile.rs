@@ -51,7 +51,7 @@ pub(crate) struct Info {
     pub features: u64,
     /// The largest buffer, in bytes.
     pub max_buffer: u64,
-    /// How much it allocates before it reads that, in bytes, where a call does not say.
+    /// How much it allocates before it reads that, in bytes, at most, where a call does not say.
     pub gather: u64,
     /// The most that a call may say.
     pub max_gather: u64,
@@ -153,7 +153,7 @@ pub(crate) struct Range {
 /// How a request moves its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// Bytes that are allocated, and handed to the file system, at a time.
+    /// Bytes that are allocated, and handed to the file system, at a time; 0 leaves it to the module.
     pub gather: u64,
     /// EINVAL rather than the page cache or a copy.
     pub strict: bool,
