@@ -27,6 +27,7 @@ DIRECT = {
     "memfd": ("uring", "threads", "read", "sendfile", "splice"),
     "udmabuf": ("uring", "threads", "read", "sendfile", "splice"),
     "heap:system": ("bounce",),
+    "dmafile": ("module", "bounce"),
 }
 """Of each kind, what reads directly."""
 BUFFERED = ("threads", "read", "mmap")
@@ -113,7 +114,7 @@ class Faults:
         with mapped(folder, table) as file:
             self.machine = Machine()
             for way in self.ways():
-                words = [*way, f"--block={BLOCK}"]
+                words = [*way, f"--block={BLOCK}", f"--gather={BLOCK}"]
                 line = self.fails(file.path, words, "(EIO)", "the device failed to read")
                 # A block is read in one: what is named lies in the one with the byte.
                 assert bad - BLOCK < place(line, file.path) <= bad, f"{way}: {line}"
@@ -212,8 +213,8 @@ class Faults:
         self.loads.count += 1
         file.evict()
         command = [self.loads.dmafile, "load", str(file.path), "--io=direct", "--quiet", *words]
-        # One small read after the other.
-        command += [f"--block={block}", "--queue-depth=1", *STARTS]
+        # One small read after the other; of the module, as many as it keeps in flight.
+        command += [f"--block={block}", f"--gather={block}", "--queue-depth=1", *STARTS]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 

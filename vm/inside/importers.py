@@ -23,7 +23,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     subprocess.run(["modprobe", "vivid", *vivid.split()], check=True)
     file = File.of(Path(folder) / "file", FRAME)
     for kind in kinds:
-        small = [] if kind.startswith("heap:") else ["--pages=4k"]
+        small = ["--pages=4k"] if kind == "udmabuf" else []
         for how in (["vgem"], ["vivid"], ["send", importer, "receive"]):
             seen = loads.command(file, kind, *small, command=[importer, *how])
             assert seen == file.data, f"{kind}, {how[0]}: {difference(seen, file.data)}"

@@ -1,5 +1,5 @@
 /*
- * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME) filled with SENTINEL bytes,
+ * maker KIND SIZE FD COMMAND...   makes memory of a KIND (memfd, udmabuf, heap:NAME, dmafile) filled with SENTINEL bytes,
  * gives it the descriptor FD, and becomes COMMAND: what a load to `fd:FD` is given by somebody else.
  */
 #define _GNU_SOURCE
@@ -14,6 +14,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "../../kernel/uapi/dmafile.h"
 
 #define SENTINEL 0xa5
 
@@ -50,6 +52,16 @@ static int heap(const char *name, size_t size)
 	return data.fd;
 }
 
+static int dmafile(size_t size)
+{
+	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDWR | O_CLOEXEC, .length = size };
+	int node = open("/dev/dmafile", O_RDWR | O_CLOEXEC);
+
+	if (ioctl(node, DMAFILE_IOC_ALLOC, &alloc))
+		err(1, "/dev/dmafile");
+	return alloc.fd;
+}
+
 int main(int argc, char **argv)
 {
 	size_t size;
@@ -63,6 +75,8 @@ int main(int argc, char **argv)
 		fd = memfd(size);
 	else if (!strcmp(argv[1], "udmabuf"))
 		fd = udmabuf(size);
+	else if (!strcmp(argv[1], "dmafile"))
+		fd = dmafile(size);
 	else if (!strncmp(argv[1], "heap:", 5))
 		fd = heap(argv[1] + 5, size);
 	else

@@ -31,9 +31,11 @@ METHODS = {
     ),
     # Nothing but the CPU can write to what a heap gives: no disk, and no write(2).
     "heap:system": (("bounce",), BUFFERED),
+    "dmafile": (("module", "bounce"), (*BUFFERED, "module")),
 }
 """Of each kind, what moves bytes directly, and what does so through the page cache."""
-REFUSED = {"udmabuf": (), "heap:system": ("uring", "threads", "read", "sendfile", "splice")}
+UNPINNED = ("uring", "threads", "read", "sendfile", "splice")
+REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "dmafile": UNPINNED}
 """Of each kind, what cannot read directly."""
 NO_HUGE = ("sendfile", "splice")
 """hugetlbfs has no write(2)."""
@@ -118,6 +120,17 @@ class Matrix:
                     assert got == pages or (pages, when) == ("thp", "in-read"), (words, got)
         back()
 
+    def steps(self) -> None:
+        """In one step with the reads, allocated before them, and made and then filled."""
+        for size in (1, GATHER + 777):
+            file = self.file(size)
+            for when in ("ahead", "before", "in-read"):
+                for way in self.ways(self.whole):
+                    self.load(file, f"--allocation={when}", *way)
+                    words = ("--offset=777", "--length=1M", f"--allocation={when}", *way)
+                    if size > MIB + 777:
+                        self.load(file, *words, start=777, size=MIB)
+
     def refusals(self) -> None:
         """Methods that cannot reach such memory say so, and nothing is loaded."""
         file = self.file(5000)
@@ -144,11 +157,17 @@ def fills(loads: Loads, folder: Path, whole: bool) -> None:
         ways += [("--io=buffered",)]
         if File(folder / "file", b"").file_system != "tmpfs":
             ways += [("--io=direct",)]
-    for kind in ("memfd", "udmabuf", "heap:system"):
+    nodes = {
+        "udmabuf": "/dev/udmabuf",
+        "heap:system": "/dev/dma_heap/system",
+        "dmafile": "/dev/dmafile",
+    }
+    for kind in ("memfd", *(kind for kind, node in nodes.items() if Path(node).exists())):
         for size in (1, GATHER + 777) if whole else (GATHER + 777,):
             file = File.of(folder / "file", size)
             for words in ways:
-                loads.fill(file, kind, 2 * GATHER, *words)
+                report = loads.fill(file, kind, 2 * GATHER, *words)
+                assert (report["method"] == "module") == (kind == "dmafile"), (kind, report)
                 # In the middle of a page, of a block, and up to the last byte.
                 for at in (0, 777, MIB + 512, 2 * GATHER - size):
                     if at + size <= 2 * GATHER:
@@ -183,6 +202,8 @@ def cases(matrix: Matrix, first: bool) -> None:
     if matrix.kind == "udmabuf":
         # Whoever exports other dma-bufs chooses their pages.
         matrix.pages()
+    if matrix.kind == "dmafile":
+        matrix.steps()
     if not matrix.whole:
         matrix.methods()
     if first:

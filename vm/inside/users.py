@@ -2,7 +2,7 @@
 what `dmafile doctor` makes of each.
 
     users.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root; no KIND where no kernel
-                                                part gives dma-bufs
+                                                part gives dma-bufs; `dmafile` with the module
 """
 
 import json
@@ -14,7 +14,13 @@ from typing import Any
 
 from loads import BLOB, GROUP, MIB, File, Loads, as_user, setting
 
-NODES = {"udmabuf": Path("/dev/udmabuf"), "heap:system": Path("/dev/dma_heap/system")}
+NODES = {
+    "udmabuf": Path("/dev/udmabuf"),
+    "heap:system": Path("/dev/dma_heap/system"),
+    "dmafile": Path("/dev/dmafile"),
+}
+CHECKS = {"udmabuf": "udmabuf", "heap:system": "dma-heap", "dmafile": "dmafile.ko"}
+"""What `doctor` calls them."""
 LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 ROOM = 48 * MIB
 NO_RINGS = "/proc/sys/kernel/io_uring_disabled"
@@ -47,6 +53,10 @@ class Users:
             report = self.loads.load(file, kind, "--block=256K", io, user=True)
             if kind.startswith("heap:"):
                 continue
+            if kind == "dmafile":
+                # It pins nothing.
+                assert report["method"] == "module", report
+                continue
             reasons = [one["why"] for one in report["reasons"] if "registered" in one["choice"]]
             assert report["method"] == "uring" and "RLIMIT_MEMLOCK" in reasons[0], report
         check = self.doctor()["memlock"]
@@ -67,16 +77,19 @@ class Users:
         self.may(0o600)
         file = File.of(self.folder / "file", MIB)
         found = self.doctor()
-        for kind, node in NODES.items():
-            if kind in self.kinds:
-                line = self.loads.refused("load", str(file.path), "--to", kind, user=True)
-                assert f"{node} cannot be opened (EACCES)" in line and "; " in line, line
-            check = found["udmabuf" if kind == "udmabuf" else "dma-heap"]
-            assert check["found"] == f"{node} cannot be opened (EACCES)", check
+        for kind in self.kinds:
+            node = NODES[kind]
+            line = self.loads.refused("load", str(file.path), "--to", kind, user=True)
+            assert f"{node} cannot be opened (EACCES)" in line and "; " in line, line
+            check = found[CHECKS[kind]]
+            assert f"{node} cannot be opened (EACCES)" in check["found"], check
             assert check["remedy"] and "rule" in check["remedy"], check
+        line = self.loads.refused("load", str(file.path), "--to=dma-buf", user=True)
+        assert all(f"{NODES[kind]} cannot be opened" in line for kind in self.kinds), line
         self.may(0o666)
         found = self.doctor()
-        assert all("can be opened" in found[name]["found"] for name in ("udmabuf", "dma-heap"))
+        assert all(found[CHECKS[kind]]["health"] != "missing" for kind in self.kinds), found
+        assert all("EACCES" not in found[CHECKS[kind]]["found"] for kind in self.kinds), found
 
     def no_rings(self) -> None:
         """Without io_uring, threads load; what was asked for by name is refused."""
@@ -116,7 +129,7 @@ class Users:
             for kind in ("memfd", *self.kinds):
                 # The kernel charges what a heap gives to nobody.
                 if not kind.startswith("heap:"):
-                    for pages in ("4k", "thp"):
+                    for pages in ("auto",) if kind == "dmafile" else ("4k", "thp"):
                         self.fits_or_not(File(path, b""), kind, pages, mib * MIB)
         events = (GROUP / "memory.events").read_text().split()
         assert events[events.index("oom_kill") + 1] == "0", events
@@ -143,6 +156,11 @@ class Users:
             assert "; " in line, line
             assert found[name]["health"] == "missing", found[name]
             assert "dmafile.ko" in found[name]["remedy"], found[name]
+        line = self.loads.refused("load", str(file.path), "--to=dma-buf", user=True)
+        assert "there is no /dev/dmafile (ENOENT)" in line and "modprobe dmafile" in line, line
+        check = found["dmafile.ko"]
+        assert "the way to a dma-buf here" in check["found"], check
+        assert check["remedy"].startswith("modprobe dmafile"), check
 
 
 def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
