@@ -106,7 +106,8 @@ struct dmafile_options {
     /**
      * Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
      * memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
-     * it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME", "dmafile".
+     * it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME",
+     * "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here).
      */
     const char *to;
     /**
@@ -114,7 +115,8 @@ struct dmafile_options {
      */
     const char *pages;
     /**
-     * How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile", "splice".
+     * How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile",
+     * "splice", "module".
      */
     const char *method;
     /**

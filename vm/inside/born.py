@@ -97,7 +97,7 @@ class Born:
         """What the module, or the process, may not have is told apart, and nothing stays."""
         file = File.of(self.folder / "file", SIZE)
         back = setting(LARGEST, 1)
-        line = self.loads.refused("load", str(file.path), "--to=dmafile")
+        line = self.loads.refused("load", str(file.path), "--to=dmafile", "--quiet")
         back()
         assert "dmafile.ko makes up to 1048576 bytes (E2BIG); " in line, line
         # Enough for the process, the file and the node, and not for the dma-buf.
@@ -130,7 +130,7 @@ class Born:
             else:
                 Path(NODES[kind]).unlink()
             against.append(kind)
-        line = self.loads.refused("load", str(file.path), "--to=dma-buf")
+        line = self.loads.refused("load", str(file.path), "--to=dma-buf", "--quiet")
         assert "there is no /dev/dmafile (ENOENT)" in line and "modprobe dmafile" in line, line
 
 

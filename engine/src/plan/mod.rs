@@ -7,6 +7,7 @@ mod request;
 use crate::error::{Error, Result};
 use crate::facts::{self, Host, Layout};
 use crate::method;
+use crate::module;
 use crate::options::{Allocation, DEFAULT_GATHER, Io, Kind, Method, Pages};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -193,6 +194,12 @@ pub(crate) fn decide(
         }
     };
     let spread = |page| layout.spread(start.wrapping_sub(lead), page).min(capacity);
+    if let (Kind::Dmafile, Some(module)) = (&request.kind, request.module())
+        && capacity > module.max_buffer
+    {
+        let error = module::cannot_allocate(rustix::io::Errno::TOOBIG, &module);
+        return Err(error.at(format!("{kind}, {capacity} bytes")));
+    }
     let pages = pages::pages(request, host, end - start, spread, &mut reasons)?;
     let landing = ladder::landing(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));

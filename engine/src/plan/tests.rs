@@ -608,6 +608,14 @@ fn the_module_fills_its_own_dma_bufs() {
     assert!(why(&plan, "allocation", "ahead").contains("born full"));
     assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
 
+    let error = plan_for(&request, &file(17 * GIB), &host(), false).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("up to 17179869184 bytes (E2BIG); "),
+        "{error}"
+    );
+
     // One that exists is there, and so it is not born.
     let exists = Request {
         place: Some(Place {
