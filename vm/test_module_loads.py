@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from test_loads import MOUNTS, Programs, passed, programs, tools
 from test_run import FILE_SYSTEMS, ready
+from test_rust import built, passes
 
-__all__ = ["programs", "ready", "tools"]
+__all__ = ["built", "programs", "ready", "tools"]
 
 OTHERS = {"6.12": ("udmabuf", "heap:system"), "6.1": ()}
 """What a kernel has of itself, the better one first."""
@@ -29,10 +30,9 @@ def test_a_dma_buf_is_born_with_its_file(programs: Programs, kernel: str) -> Non
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@both
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
-def test_every_way_from_every_file_system(programs: Programs, fs: str, kernel: str) -> None:
-    options = ("--module", f"--kernel={kernel}", f"--fs={fs}", "--timeout=1800")
+def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
+    options = ("--module", f"--fs={fs}", "--timeout=1800")
     words = ("whole", "dmafile", "fd", "--", "/mnt")
     passed(programs.run("matrix", *words, options=options), "loads checked")
 
@@ -76,3 +76,9 @@ def test_faults_end_in_one_line_and_leave_nothing(
     options = ("--module", f"--kernel={kernel}", "--fs=ext4", "--fs=ext4")
     words = (str(tmp_path / "image"), "/mnt", "/mnt2", "dmafile")
     passed(programs.run("faults", *words, options=options), "faults checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_the_engine(built: Path) -> None:
+    passes(built / "dmabuf", "--module")

@@ -29,7 +29,11 @@ fn machine() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 
-const KINDS: [&str; 2] = ["udmabuf", "heap:system"];
+/// Kinds of the kernel's own, and dmafile.ko's where that is loaded.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    let module = Path::new("/dev/dmafile").exists().then_some("dmafile");
+    ["udmabuf", "heap:system"].into_iter().chain(module)
+}
 
 fn load(path: &Path, kind: &str) -> Load {
     Load::new(path).to(kind.parse().unwrap())
@@ -94,7 +98,7 @@ fn a_part_of_a_dma_buf_is_filled_and_nothing_else() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let file = std::fs::read(&path).unwrap();
-    for kind in KINDS {
+    for kind in kinds() {
         for (offset, at, len) in [
             (0_u64, 0_u64, 1_u64),
             (0, 4096, 8192),
@@ -146,7 +150,7 @@ fn all_of_a_dma_buf_is_filled_and_zeroed_behind() {
     let dir = dir();
     let path = cold(dir.path(), 70_001);
     let file = std::fs::read(&path).unwrap();
-    for kind in KINDS {
+    for kind in kinds() {
         let made = load(&cold(dir.path(), LEN as usize), kind).run().unwrap();
         let fd = made.buffer.into_fd().unwrap();
         let filled = Load::new(&path).to(Kind::fd(fd)).run().unwrap();
@@ -166,7 +170,7 @@ fn a_digest_is_of_what_the_dma_buf_holds() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let digest = common::file_digest(&path, 0, LEN);
-    for kind in KINDS {
+    for kind in kinds() {
         let right = format!("sha256={digest}").parse().unwrap();
         let loaded = load(&path, kind).verify(right).run().unwrap();
         assert_holds(&loaded.buffer, &std::fs::read(&path).unwrap(), kind);
@@ -187,7 +191,11 @@ fn dma_bufs_go_over_a_socket_with_where_the_bytes_lie() {
         ("udmabuf", "64", 1),
         ("udmabuf", "1", 3),
         ("heap:system", "1", 1),
+        ("dmafile", "1", 1),
     ] {
+        if !kinds().any(|one| one == kind) {
+            continue;
+        }
         std::fs::write(LIMIT, limit).unwrap();
         let loaded = load(&path, kind).offset(777).run();
         std::fs::write(LIMIT, &before).unwrap();
@@ -214,7 +222,7 @@ fn a_dma_buf_is_read_and_written_between_brackets_and_never_sealed() {
     let Some(_turn) = machine() else { return };
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
-    for kind in KINDS {
+    for kind in kinds() {
         let mut buffer = load(&path, kind).run().unwrap().buffer;
         buffer.access_mut().write_at(LEN - 3, b"end").unwrap();
         let mut bytes = [0; 3];
@@ -242,7 +250,7 @@ fn nothing_is_left_of_loads_that_succeed_and_of_loads_that_fail() {
             .filter(|line| line.contains("dmabuf") || line.contains("memfd"));
         (fds, mapped.count(), pinned())
     };
-    for kind in KINDS {
+    for kind in kinds() {
         load(&path, kind).run().unwrap();
         let before = count();
         for _ in 0..5 {

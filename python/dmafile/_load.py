@@ -62,7 +62,7 @@ def load(
         path: A regular file or a block device.
         to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `udmabuf` (a
             dma-buf over a memfd, or several), `heap:NAME` (a dma-buf from `/dev/dma_heap/NAME`),
-            `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of those three that works here),
+            `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
             `fd:N` (fill a memfd or a dma-buf that exists, from its start to its end), `fd:N@OFFSET`
             (only a part of it, from byte OFFSET on).
         pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
