@@ -252,11 +252,7 @@ def full_disk(programs: Programs, folder: Path) -> None:
         with loop(folder / "small", 320 * MIB if fs == "xfs" else 16 * MIB) as device:
             call(f"mkfs.{fs}", "-q", str(device))
             call("mount", str(device), str(mount))
-            room = os.statvfs(mount).f_bavail * os.statvfs(mount).f_bsize
-            if room > 16 * MIB:
-                os.posix_fallocate(
-                    os.open(mount / "most", os.O_RDWR | os.O_CREAT), 0, room - 16 * MIB
-                )
+            leave_free(mount, 16 * MIB)
             for words in ([], ["buffered"]):
                 path = mount / "file"
                 path.write_bytes(b"")
@@ -266,16 +262,7 @@ def full_disk(programs: Programs, folder: Path) -> None:
                 there = path.read_bytes()[: done.moved]
                 assert there == done.data[: done.moved], f"{fs}: what was told is not there"
                 path.unlink()
-            unmount(mount)
-
-
-def unmount(mount: Path) -> None:
-    """Once all files there are closed: the kernel does some of that in its own time."""
-    for _ in range(50):
-        if not subprocess.run(["umount", mount], stderr=subprocess.DEVNULL).returncode:
-            return
-        time.sleep(0.1)
-    call("umount", str(mount))
+            call("umount", str(mount))
 
 
 def leave_free(mount: Path, size: int) -> None:
