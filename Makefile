@@ -35,7 +35,9 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 # What ruff, mypy and pytest look at.
 SCRIPTS := attacks bench demo python scripts vm
 
-.PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension need-rust need-rust-tools need-test-tools
+.PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
+	module base base-debug kernel-lint kernel-test kernel-install kernel-uninstall kernel-version need-headers \
+	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +122,71 @@ uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
+# The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
+KDIR    ?= /lib/modules/$(shell uname -r)/build
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# Where DKMS looks, and systemd; these don't depend on PREFIX.
+DKMS    := $(STAGE)/usr/src/dmafile-$(VERSION)
+SYSTEM  := $(STAGE)/usr/lib
+HEADER  := $(STAGE)$(INCLUDEDIR)/linux/dmafile.h
+
+module: need-headers ## build dmafile.ko for this kernel, or the one whose headers are in KDIR=
+	@echo "module: for $(KDIR)"
+	@mkdir -p $(TARGET)/module
+	@cp -R --preserve=timestamps kernel/core kernel/module kernel/uapi $(TARGET)/module
+	@$(MAKE) --no-print-directory -C $(TARGET)/module/module KDIR=$(abspath $(KDIR))
+	@cp $(TARGET)/module/module/dmafile.ko $(TARGET)/dmafile.ko
+	@echo "module: $(TARGET)/dmafile.ko"
+
+base base-debug: ## build a small 6.12 kernel for vm/run, plain or with KASAN, lockdep and kmemleak (up to an hour, once)
+	@python3 vm/small.py $@
+
+kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6.1, checkpatch
+	@python3 vm/lint.py
+
+kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1 and base-debug in QEMU
+	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug first (up to an hour, once)"
+	@scripts/need dkms command -v dkms
+	MATRIX=1 $(PYTHON) -m pytest --quiet -rs vm/test_kernel.py vm/test_module*.py --durations=0 --durations-min=5 $(ARGS)
+
+kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
+	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"
+ifeq ($(DESTDIR),)
+	@scripts/need dkms command -v dkms
+	@$(MAKE) --no-print-directory need-headers
+endif
+	install -d $(DKMS) $(SYSTEM)/udev/rules.d $(SYSTEM)/sysusers.d $(SYSTEM)/modules-load.d $(dir $(HEADER))
+	cp -R kernel/core kernel/module kernel/uapi $(DKMS)
+	sed 's/@VERSION@/$(VERSION)/' kernel/dkms/dkms.conf.in > $(DKMS)/dkms.conf
+	install -m 644 kernel/dkms/60-dmafile.rules $(SYSTEM)/udev/rules.d/60-dmafile.rules
+	install -m 644 kernel/dkms/sysusers.conf $(SYSTEM)/sysusers.d/dmafile.conf
+	install -m 644 kernel/dkms/modules-load.conf $(SYSTEM)/modules-load.d/dmafile.conf
+	install -m 644 kernel/uapi/dmafile.h $(HEADER)
+ifeq ($(DESTDIR),)
+	getent group dmafile >/dev/null || groupadd --system dmafile
+	@! command -v udevadm >/dev/null || udevadm control --reload || true
+	@! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
+	dkms install dmafile/$(VERSION)
+	@modprobe dmafile || echo "kernel-install: dmafile.ko is not loaded; see docs/kernel.md on Secure Boot" >&2
+endif
+
+kernel-uninstall: ## remove what `make kernel-install` put there, except for the group
+	@echo "kernel-uninstall: $(DKMS) and what belongs to it"
+ifeq ($(DESTDIR),)
+	@! lsmod | grep -q '^dmafile ' || modprobe -r dmafile
+	@! command -v dkms >/dev/null || ! dkms status dmafile/$(VERSION) | grep -q . || dkms remove dmafile/$(VERSION) --all
+endif
+	rm -rf $(DKMS)
+	rm -f $(SYSTEM)/udev/rules.d/60-dmafile.rules $(SYSTEM)/sysusers.d/dmafile.conf \
+		$(SYSTEM)/modules-load.d/dmafile.conf $(HEADER)
+
+kernel-version:
+	@echo $(VERSION)
+
+need-headers:
+	@[ -e $(KDIR)/Makefile ] || { echo "make: no kernel headers in $(KDIR);" \
+		"on Debian, as root, type: apt-get install linux-headers-$$(uname -r)" >&2; exit 1; }
 
 build: need-rust
 	cargo build --release --locked

@@ -24,6 +24,8 @@ HEADERS = "headers"
 
 OURS = ("base", "base-debug", "series", "series-debug")
 
+MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+
 # Where Debian keeps what a user rarely calls.
 os.environ["PATH"] += ":/usr/sbin:/sbin"
 
@@ -228,6 +230,11 @@ def call(command: Sequence[str], folder: Path | None = None) -> str:
     if result.returncode:
         raise Unavailable(f"`{' '.join(command)}` failed:\n{result.stderr.strip()}")
     return result.stdout
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what a surrounding make(1) wants of those that it calls itself."""
+    return {name: value for name, value in os.environ.items() if name not in MAKE}
 
 
 @contextlib.contextmanager

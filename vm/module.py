@@ -13,9 +13,9 @@ from kernels import HERE, Kernel, Unavailable, need
 SOURCES = HERE.parent / "kernel"
 PARTS = ("core", "module", "uapi")
 """What the module is made of, below SOURCES."""
-SUFFIXES = (".c", ".h", "Kbuild")
+SUFFIXES = (".c", ".h", "Kbuild", "Makefile")
 
-# Nobody looks into it with bpftrace here, and it takes pahole, and what not all headers have.
+# Types for debuggers: nobody asks for them here, and not all headers have what it takes.
 NO_BTF = "CONFIG_DEBUG_INFO_BTF_MODULES="
 
 
@@ -47,8 +47,10 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
         target = folder / path.relative_to(SOURCES)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    command = ["make", "--silent", "-C", str(tree), f"M={folder / 'module'}", NO_BTF, *words]
-    result = subprocess.run([*command, "modules"], capture_output=True, text=True)
+    command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
+    result = subprocess.run(
+        [*command, "modules"], capture_output=True, text=True, env=kernels.environment()
+    )
     said = (result.stdout + result.stderr).replace(str(folder), "kernel")
     if result.returncode or said:
         raise Unavailable(f"dmafile.ko for {tree} does not build, or not silently:\n{said}")

@@ -115,10 +115,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
 
 
 def step(command: list[str], log: int) -> None:
-    environment = {**os.environ, "KBUILD_BUILD_USER": "dmafile", "KBUILD_BUILD_HOST": "vm"}
-    # What a surrounding make(1) has asked for is not for this one.
-    environment.pop("MAKEFLAGS", None)
-    result = subprocess.run(command, stdout=log, stderr=log, env=environment)
+    names = {"KBUILD_BUILD_USER": "dmafile", "KBUILD_BUILD_HOST": "vm"}
+    result = subprocess.run(command, stdout=log, stderr=log, env={**kernels.environment(), **names})
     if result.returncode:
         end = os.pread(log, 4000, max(0, os.fstat(log).st_size - 4000)).decode(errors="replace")
         raise Unavailable(f"`{' '.join(command)}` failed:\n{end}")
@@ -142,3 +140,16 @@ def prune(tree: Path) -> None:
             for path in (top, *top.rglob("*")):
                 if path.suffix in (".o", ".a", ".cmd") and path.is_file():
                     path.unlink()
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1] not in CONFIGS:
+        sys.exit(f"usage: vm/small.py {'|'.join(CONFIGS)}")
+    try:
+        print(find(sys.argv[1]).image)
+    except Unavailable as error:
+        sys.exit(f"vm: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import kernels
+import lint
 import machine
 import module
 import pytest
-from test_run import ready, vm
+from test_run import ROOT, ready, vm
 
 __all__ = ["ready"]
 
@@ -44,7 +46,7 @@ def test_a_module_is_built_once_for_the_same_sources(sources: Path) -> None:
 
 
 def tree() -> Path:
-    return Path(__file__).parents[1] / "kernel"
+    return ROOT / "kernel"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,61 @@ def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
 def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
     with pytest.raises(kernels.Unavailable, match=r"Module\.symvers"):
         module.find(kernels.Kernel(tmp_path / "bzImage"))
+
+
+# Checked
+
+
+def test_lint_has_nothing_to_say() -> None:
+    command = [str(ROOT / "vm" / "lint.py")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # Only sparse knows of address spaces, only W=1 of parameters that nobody sets.
+        ("int f(int __user *p); int f(int __user *p) { return *p; }", "noderef"),
+        ("int f(unsigned int a); int f(unsigned int a) { return a < 0; }", "always false"),
+    ],
+)
+def test_lint_sees_what_a_build_does_not(sources: Path, line: str, said: str) -> None:
+    with (sources / "module" / "stats.c").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(kernels.Unavailable, match=said):
+        lint.warnings(kernels.find("6.12").build)
+
+
+def test_lint_sees_style(sources: Path) -> None:
+    with (sources / "uapi" / "dmafile.h").open("a") as file:
+        file.write("extern int f( int a );\n")
+    assert "dmafile.h" in lint.style()
+
+
+# Installed
+
+
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
+    kernels.need("dkms", "command", "-v", "dkms")
+    stage, state = tmp_path / "stage", tmp_path / "state"
+    make = ["make", "-C", str(ROOT), f"DESTDIR={stage}", "PREFIX=/usr"]
+    subprocess.run([*make, "kernel-install"], check=True, capture_output=True)
+    version = kernels.call(["make", "-s", "-C", str(ROOT), "kernel-version"]).strip()
+    found = kernels.find(kernel)
+    release = found.image.name.removeprefix("vmlinuz-")
+    state.mkdir()
+    words = ["-m", "dmafile", "-v", version, "-k", release, "--kernelsourcedir", str(found.build)]
+    words += ["--dkmstree", str(state), "--sourcetree", str(stage / "usr" / "src")]
+    result = subprocess.run(["dkms", "build", *words], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "bad exit status" not in result.stdout + result.stderr
+    [built] = state.glob(f"dmafile/{version}/{release}/*/module/dmafile.ko")
+    loads = vm("--kernel", kernel, "--", "sh", "-c", f"insmod {built} && ls /dev/dmafile")
+    assert loads.stdout == b"/dev/dmafile\n", loads.stderr
+    subprocess.run([*make, "kernel-uninstall"], check=True, capture_output=True)
+    assert [path for path in stage.rglob("*") if path.is_file()] == []
 
 
 # Loaded
