@@ -121,6 +121,22 @@ status=$?
 for mount in $(awk '$2 ~ "^/mnt[0-9]*$" { print $2 }' /proc/mounts); do
 	umount "$mount" 2>/dev/null
 done
+# kmemleak looks twice, since what has changed in between was in use, and only at what is older than 5 seconds.
+leaks=/sys/kernel/debug/kmemleak
+if [ -e $leaks ]; then
+	sleep 6
+	echo scan >$leaks
+	echo scan >$leaks
+	cat $leaks >"$share/leaks"
+	if [ -s "$share/leaks" ]; then
+		# It says how many itself, but below warnings.
+		echo "<4>kmemleak: new suspected memory leaks:" >/dev/kmsg
+		head -n 200 "$share/leaks" | while IFS= read -r line; do
+			echo "<4>$line" >/dev/kmsg
+		done
+	fi
+fi
+
 echo $status >"$share/status.partial"
 mv "$share/status.partial" "$share/status"
 finish
