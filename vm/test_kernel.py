@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import kernels
@@ -10,7 +11,7 @@ import lint
 import machine
 import module
 import pytest
-from test_run import ROOT, ready, vm
+from test_run import FILE_SYSTEMS, ROOT, ready, vm
 
 __all__ = ["ready"]
 
@@ -177,3 +178,60 @@ def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> N
     assert result.stdout == b""
     assert b"vm: the guest could not be made" in result.stderr
     assert said in result.stderr
+
+
+# Small kernels
+
+
+def test_base_has_what_stock_kernels_have(small_base: str) -> None:
+    disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
+    mounts = ["/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1))]
+    script = """
+        ls /dev/udmabuf /dev/dma_heap/system /dev/dmafile /dev/dri/card0
+        modprobe vivid n_devs=1 && ls /dev/video0
+        for mount; do echo bytes >$mount/file && cat $mount/file; done
+    """
+    words = ["--kernel", small_base, "--module", *disks]
+    result = vm(*words, "--", "sh", "-c", script, "sh", *mounts)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == b""
+    said = result.stdout.decode().splitlines()
+    assert len(said) == 5 + len(mounts)
+    assert said[5:] == ["bytes"] * len(mounts)
+
+
+@pytest.fixture(params=["base", "base-debug"])
+def small_base(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    kernels.find(name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("faults", "found"),
+    [
+        # In this order: what the first finds turns lockdep off.
+        (
+            ("locks", "sleep", "freed"),
+            (
+                b"WARNING: possible circular locking dependency",
+                b"BUG: sleeping function called from invalid context",
+                b"BUG: KASAN: slab-use-after-free",
+            ),
+        ),
+        (("leak",), (b"kmemleak: new suspected memory leaks", b"leak+0x")),
+    ],
+)
+def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
+    kernel = kernels.find("base-debug")
+    shutil.copytree(ROOT / "vm" / "faulty", tmp_path / "faulty")
+    command = ["make", "-s", "-C", str(kernel.build), f"M={tmp_path / 'faulty'}", "modules"]
+    subprocess.run(command, check=True, env=kernels.environment())
+    load = f"insmod {tmp_path}/faulty/faulty.ko fault=$fault && rmmod faulty"
+    script = f"for fault; do {load} || exit; done"
+    log = tmp_path / "log"
+    words: list[str | Path] = ["--kernel=base-debug", "--kernel-log", log]
+    result = vm(*words, "--", "sh", "-c", script, "sh", *faults)
+    assert result.returncode == machine.COMPLAINT, result.stderr
+    for one in found:
+        assert one in log.read_bytes(), log.read_text()

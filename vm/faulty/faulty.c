@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Does what base-debug must find, one fault for each time it is loaded. */
+#include <linux/delay.h>
+#include <linux/module.h>
+#include <linux/mutex.h>
+#include <linux/slab.h>
+#include <linux/spinlock.h>
+
+static char *fault = "";
+module_param(fault, charp, 0);
+MODULE_PARM_DESC(fault, "locks, sleep, freed or leak");
+
+static DEFINE_MUTEX(one);
+static DEFINE_MUTEX(other);
+static DEFINE_SPINLOCK(spin);
+
+/* Two locks in both orders: nobody hangs yet. */
+static void locks(void)
+{
+	mutex_lock(&one);
+	mutex_lock(&other);
+	mutex_unlock(&other);
+	mutex_unlock(&one);
+
+	mutex_lock(&other);
+	mutex_lock(&one);
+	mutex_unlock(&one);
+	mutex_unlock(&other);
+}
+
+static void sleep(void)
+{
+	spin_lock(&spin);
+	usleep_range(1, 2);
+	spin_unlock(&spin);
+}
+
+static void freed(void)
+{
+	char *memory = kzalloc(64, GFP_KERNEL);
+
+	if (!memory)
+		return;
+	kfree(memory);
+	/* Hidden from the compiler, which would warn. */
+	OPTIMIZER_HIDE_VAR(memory);
+	READ_ONCE(memory[8]);
+}
+
+/* As many that no forgotten copy of a pointer, in a register or a stack, keeps all of them. */
+static void leak(void)
+{
+	int i;
+
+	for (i = 0; i < 16; i++) {
+		char *memory = kzalloc(3000, GFP_KERNEL);
+
+		OPTIMIZER_HIDE_VAR(memory);
+	}
+}
+
+static int __init faulty_init(void)
+{
+	if (!strcmp(fault, "locks"))
+		locks();
+	else if (!strcmp(fault, "sleep"))
+		sleep();
+	else if (!strcmp(fault, "freed"))
+		freed();
+	else if (!strcmp(fault, "leak"))
+		leak();
+	else
+		return -EINVAL;
+	return 0;
+}
+module_init(faulty_init);
+
+static void __exit faulty_exit(void)
+{
+}
+module_exit(faulty_exit);
+
+MODULE_DESCRIPTION("Faults that a kernel for debugging finds");
+MODULE_LICENSE("GPL");
