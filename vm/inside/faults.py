@@ -135,6 +135,7 @@ class Faults:
             for kind in self.kinds:
                 for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
                     process = self.start(file, f"--to={kind}")
+                    listens(process)
                     time.sleep(1)
                     process.send_signal(number)
                     process.communicate(timeout=60)
@@ -244,6 +245,18 @@ def mapped(folder: Path, table: Callable[[str, int, Path], Sequence[str]]) -> It
     call("dmsetup", "remove", name)
     call("losetup", "--detach", device)
     image.unlink()
+
+
+def listens(process: "subprocess.Popen[str]") -> None:
+    """Waits until a load has a handler for SIGINT: on a busy machine programs start slowly."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+        if int(caught, 16) & 1 << (signal.SIGINT - 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{process.args}: it never listened")
 
 
 def place(line: str, path: Path) -> int:

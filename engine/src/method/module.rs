@@ -48,7 +48,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             len: run.iter().map(|extent| extent.need).sum(),
         };
         let mut done = 0;
-        for (range, strict) in parts(whole, job.plan, module.align) {
+        for (range, strict) in parts(whole, must_be_direct(job.plan), module.align) {
             let moved = part(job, (&node, &module), dma_buf, range, strict);
             done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
             if let Err((_, stop)) = moved {
@@ -197,9 +197,9 @@ pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
 /// A range in parts that one call moves each, and whether it shall be refused where `O_DIRECT` cannot
 /// do all of a part without a copy. Asked for by name, it must, but for blocks of which only a part is
 /// wanted, and where file and buffer are not congruent.
-fn parts(range: Range, plan: &Plan, align: u64) -> Vec<(Range, bool)> {
+fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
     let congruent = range.file % align == range.at % align;
-    if !must_be_direct(plan) || !congruent {
+    if !must_be_direct || !congruent {
         return vec![(range, false)];
     }
     let end = range.file + range.len;
@@ -238,7 +238,15 @@ fn how(plan: &Plan, module: &Module, strict: bool) -> How {
 }
 
 /// Gives back what was not moved: `done` bytes of these extents, which follow each other, were.
-fn put_back(feed: &Feed, run: &[Extent], mut done: u64) {
+fn put_back(feed: &Feed, run: &[Extent], done: u64) {
+    // The last one that is given back comes first.
+    for extent in rest(run, done).into_iter().rev() {
+        feed.put_back(extent);
+    }
+}
+
+/// What is left of extents of which the first `done` bytes were moved.
+fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
     let mut left = Vec::new();
     for extent in run {
         let skip = done.min(extent.need);
@@ -253,10 +261,7 @@ fn put_back(feed: &Feed, run: &[Extent], mut done: u64) {
             });
         }
     }
-    // The last one that is given back comes first.
-    for extent in left.into_iter().rev() {
-        feed.put_back(extent);
-    }
+    left
 }
 
 /// Times of a call, by phase, and what it says of how bytes came.
@@ -360,5 +365,57 @@ impl Drop for Ends<'_> {
     fn drop(&mut self) {
         *self.0.0.lock().expect(LOCK) = true;
         self.0.1.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(file: u64, at: u64, len: u64) -> Range {
+        Range { file, at, len }
+    }
+
+    #[test]
+    fn what_must_be_direct_is_strict_but_for_parts_of_blocks() {
+        let whole = range(777, 4096 + 777, 20_000);
+        assert_eq!(parts(whole, false, 4096), [(whole, false)]);
+        let want = [
+            (range(777, 4873, 3319), false),
+            (range(4096, 8192, 16_384), true),
+            (range(20_480, 24_576, 297), false),
+        ];
+        let all = parts(whole, true, 4096);
+        assert_eq!(all.iter().map(|(part, _)| part.len).sum::<u64>(), 20_000);
+        assert_eq!(all, want);
+        // Beside their place there is no block that is not copied.
+        let askew = range(0, 1, 8192);
+        assert_eq!(parts(askew, true, 4096), [(askew, false)]);
+        // Less than a block.
+        let little = range(4097, 1, 100);
+        assert_eq!(parts(little, true, 4096), [(little, false)]);
+        let block = range(4096, 0, 4096);
+        assert_eq!(parts(block, true, 4096), [(block, true)]);
+    }
+
+    #[test]
+    fn what_has_come_is_not_given_back() {
+        let extent = |at: u64| Extent {
+            file: at + 1000,
+            at,
+            len: 100,
+            need: 100,
+            head: 0,
+            run_end: 300,
+        };
+        let run = [extent(0), extent(100), extent(200)];
+        assert_eq!(rest(&run, 0), run);
+        let left = rest(&run, 130);
+        let places: Vec<_> = left
+            .iter()
+            .map(|one| (one.file, one.at, one.need))
+            .collect();
+        assert_eq!(places, [(1130, 130, 70), (1200, 200, 100)]);
+        assert!(rest(&run, 300).is_empty());
     }
 }
