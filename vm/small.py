@@ -136,7 +136,7 @@ def compare(wanted: Settings, got: Settings) -> None:
 def prune(tree: Path) -> None:
     """Deletes objects: modules are built with the tools and headers that stay."""
     for top in tree.iterdir():
-        if top.name not in ("scripts", "tools"):
+        if top.name not in ("include", "scripts", "tools"):
             for path in (top, *top.rglob("*")):
                 if path.suffix in (".o", ".a", ".cmd") and path.is_file():
                     path.unlink()
