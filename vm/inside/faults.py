@@ -142,6 +142,7 @@ class Faults:
                     assert process.returncode == status, f"{kind}, {number}: {process.returncode}"
                     self.machine.is_as_it_was(f"{kind}, {number}")
                 process = self.start(file, f"--to={kind}")
+                listens(process)
                 time.sleep(1)
                 os.truncate(file.path, 2 * MIB)
                 out, line = process.communicate(timeout=60)
