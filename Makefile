@@ -36,7 +36,7 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 SCRIPTS := attacks bench demo python scripts vm
 
 .PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
-	module base base-debug kernel-lint kernel-test kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -149,6 +149,10 @@ kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, o
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug first (up to an hour, once)"
 	@scripts/need dkms command -v dkms
 	MATRIX=1 $(PYTHON) -m pytest --quiet -rs vm/test_kernel.py vm/test_module*.py --durations=0 --durations-min=5 $(ARGS)
+
+kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (15 minutes)
+	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
+	@python3 vm/overlap.py $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"

@@ -1,7 +1,8 @@
 """Counts the instructions of every way from a file into memory, on Debian's 6.12 in QEMU.
 
 All candidates run in one machine, in an order drawn anew each round, cold, and are compared as
-ratios within a round; docs/instructions.md tells how, and shows what came out.
+ratios within a round; docs/instructions.md tells how, and shows what came out; docs/kernel.md shows
+what dmafile.ko is to the others.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from common import table
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
-DOC = ROOT / "docs" / "instructions.md"
+DOCS = (ROOT / "docs" / "instructions.md", ROOT / "docs" / "kernel.md")
 RESULTS = ROOT / "bench" / "results"
 
 NORMAL = "copy to=heap method=read io=buffered"
@@ -71,6 +72,35 @@ MEMORY = [
     "make to=nothing",
 ]
 """Memory alone, created and closed, nothing read."""
+
+ALLOC_READ = copy("dmafile", "alloc-read", "direct")
+"""dmafile.ko: a dma-buf is created and filled in one step."""
+RW = copy("dmafile", "rw", "direct")
+"""dmafile.ko: a dma-buf of its own that is there is filled."""
+READ_INTO_ITS_MAPPING = copy("dmafile", "read", "buffered")
+ENGINE = "load to=dmafile method=module io=direct"
+POOL_MADE = f"{load('udmabuf', 'huge', 'uring', 'direct')} pool=made"
+"""For a udmabuf of huge pages that nobody has set aside."""
+
+MODULE = {
+    "the normal way: heap, `read()` into its mapping": NORMAL,
+    "heap, bounce": heap("bounce", "direct"),
+    "udmabuf, 4 KiB pages": load("udmabuf", "4k", "uring", "direct"),
+    "udmabuf, THP": load("udmabuf", "thp", "uring", "direct"),
+    "udmabuf, hugetlb, which were set aside": load("udmabuf", "huge", "uring", "direct"),
+    "udmabuf, hugetlb, set aside for it and given back": POOL_MADE,
+    "`ALLOC_READ`, direct": ALLOC_READ,
+    "`dmafile load --to dmafile`, direct": ENGINE,
+    "`ALLOC_READ`, buffered": copy("dmafile", "alloc-read", "buffered"),
+    "`ALLOC` alone, nothing read": "make to=dmafile",
+    "`ALLOC`, then `RW`, direct": RW,
+    "`ALLOC`, then `RW`, buffered": copy("dmafile", "rw", "buffered"),
+    "`ALLOC`, then `read()` into its mapping": READ_INTO_ITS_MAPPING,
+}
+"""What docs/kernel.md shows: ways to a dma-buf."""
+
+ZEROING = (1 << 20) / 8
+"""Instructions for a MiB: the kernel of this CPU zeroes a page with `rep stosq`, word by word."""
 
 LOADS = [load(*what, *way) for what in ((k, p) for k in KINDS for p in PAGES) for way in WAYS]
 HEAP_LOADS = [heap(*way) for way in HEAP_WAYS]
@@ -147,6 +177,7 @@ SCENARIOS = {
 def candidates() -> list[str]:
     """All of them, each once."""
     every = [*MEMORY, *(row.candidate for row in PUBLISHED), *SCENARIOS.values()]
+    every += MODULE.values()
     return list(dict.fromkeys([*every, *LOADS, *HEAP_LOADS, *BLOCKS.values()]))
 
 
@@ -198,6 +229,16 @@ GATES = [
         1.07,
     ),
 ]
+
+MODULE_GATES = [
+    Gate("ALLOC_READ, to normal", ALLOC_READ, NORMAL, 1 / 7),
+    Gate(
+        "ALLOC_READ, to a udmabuf, THP", ALLOC_READ, load("udmabuf", "thp", "uring", "direct"), 0.44
+    ),
+    Gate("ALLOC_READ, to its memory alone", ALLOC_READ, "make to=dmafile", 1.16),
+    Gate("dmafile load, to ALLOC_READ", ENGINE, ALLOC_READ, 1.95),
+]
+"""The same, with the module."""
 
 
 # Measuring
@@ -268,11 +309,9 @@ def build(folder: Path, profile: str) -> Path:
     return program
 
 
-# The pool is for the huge pages, and for one more load than there ever is at once.
 INSIDE = """
-echo $2 >/proc/sys/vm/nr_hugepages
 cp "$1" /tmp/ways
-shift 2
+shift
 echo about $(uname -r) >&2
 exec /tmp/ways /mnt/file "$@"
 """
@@ -286,6 +325,7 @@ def measure(
     seed: int = 1,
     timeout: int = 600,
     profile: str = "release",
+    module: bool = True,
 ) -> Measured:
     """Boots once; ends with CalledProcessError, and what was said, where that fails."""
     # Before it runs: what is edited meanwhile is not what is measured.
@@ -295,8 +335,9 @@ def measure(
         program, marks = build(folder, profile), folder / "marks"
         (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
         command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
+        command += ["--module"] if module else []
         command += [f"--memory={2048 + 8 * mib}M", "--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
-        command += [str(program), str(mib), str(mib), str(rounds), str(seed)]
+        command += [str(program), str(mib), str(rounds), str(seed)]
         command.append(str(folder / "candidates"))
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if result.returncode:
@@ -497,6 +538,37 @@ class Tables:
         head = ["kind", "pages", f"{sizes[-1] >> 10} MiB"]
         return table([*head, *(f"{block} KiB, to it" for block in sizes[:-1])], rows)
 
+    def module(self) -> str:
+        rows = []
+        for name, line in MODULE.items():
+            counts = self.measured.candidates[line].per_mib(self.measured.mib, whole)
+            above = thousands([one - ZEROING / 1000 for one in counts])
+            rows.append([name, *self.steps(line), above, self.ratio(line)])
+        return table(["", "create", "fill", "close", "above zeroing", "all, to normal"], rows)
+
+    def goals(self) -> str:
+        """What dmafile.ko is held to, and what came of it."""
+        floor = ZEROING * self.measured.mib
+        stock = {
+            "a udmabuf of hugetlb pages, which were set aside": load(
+                "udmabuf", "huge", "uring", "direct"
+            ),
+            "the same, set aside for it and given back": POOL_MADE,
+            "a udmabuf, THP": load("udmabuf", "thp", "uring", "direct"),
+        }
+        candidates = self.measured.candidates
+        rows = [["`ALLOC_READ`, to the normal way", "1/7 = 0.143", self.ratio(ALLOC_READ)]]
+        for name, line in stock.items():
+            pairs = zip(candidates[ALLOC_READ].runs, candidates[line].runs, strict=True)
+            ratios = [(whole(one) - floor) / (whole(other) - floor) for one, other in pairs]
+            rows.append([f"`ALLOC_READ` above zeroing, to {name}", "1/2", spread(ratios)])
+        fills = zip(candidates[RW].runs, candidates[READ_INTO_ITS_MAPPING].runs, strict=True)
+        ratios = [sum(one[1]) / sum(other[1]) for one, other in fills]
+        rows.append(
+            ["`RW` into a dma-buf, to `read()` into its mapping", "1/16 = 0.063", spread(ratios)]
+        )
+        return table(["", "at most", "measured here"], rows)
+
     def gates(self) -> str:
         rows = [
             [gate.name, f"{gate.limit:g}", self.ratio(gate.candidate, gate.against)]
@@ -545,7 +617,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help=f"write to {RESULTS.relative_to(ROOT)}, and the tables to {DOC.relative_to(ROOT)}",
+        help=f"write to {RESULTS.relative_to(ROOT)}, and the tables to {DOCS[0].parent.name}",
     )
     parser.add_argument(
         "--show", action="store_true", help="measure nothing; the tables of what was kept"
@@ -570,10 +642,11 @@ def main() -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(written(measured))
         print(f"Every run: {out}")
-    text = show(DOC.read_text(), measured)
-    if args.keep or args.show:
-        DOC.write_text(text)
-    print(text)
+    for doc in DOCS:
+        text = show(doc.read_text(), measured)
+        if args.keep or args.show:
+            doc.write_text(text)
+        print(text)
 
 
 def written(measured: Measured) -> str:

@@ -4,10 +4,26 @@ The limits are ratios, whose spread docs/instructions.md shows; whoever has a re
 a load does measures again (`make vm-bench ARGS=--keep`) and may move a limit.
 """
 
+import os
 import statistics
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from instructions import DOC, GATES, Candidate, Gate, Measured, candidates, measure, newest, pair
+from instructions import (
+    DOCS,
+    GATES,
+    MODULE_GATES,
+    READ_INTO_ITS_MAPPING,
+    RW,
+    Candidate,
+    Gate,
+    Measured,
+    candidates,
+    measure,
+    newest,
+    pair,
+)
 from instructions import show as shown
 from test_run import counting, ready
 
@@ -18,20 +34,49 @@ __all__ = ["counting", "ready"]
 def measured(counting: None) -> Measured:
     """One machine, and as few rounds as have a median; of what `cargo test` builds, whose own code,
     optimized too, is a small part of what is counted."""
-    lines = dict.fromkeys(line for gate in GATES for line in (gate.candidate, gate.against))
-    return measure(list(lines), rounds=3, profile="dev")
+    return measure(lines_of(GATES), rounds=3, profile="dev", module=False)
+
+
+@pytest.fixture(scope="module")
+def with_module(counting: None) -> Measured:
+    return measure([*lines_of(MODULE_GATES), RW, READ_INTO_ITS_MAPPING], rounds=3, profile="dev")
+
+
+def lines_of(gates: Sequence[Gate]) -> list[str]:
+    """What they compare, each once."""
+    return list(dict.fromkeys(line for gate in gates for line in (gate.candidate, gate.against)))
 
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
 def test_a_load_takes_no_more_than_it_should(gate: Gate, measured: Measured) -> None:
+    holds(gate, measured)
+
+
+@pytest.mark.parametrize("gate", MODULE_GATES, ids=lambda gate: gate.name)
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+def test_the_module_takes_no_more_than_it_should(gate: Gate, with_module: Measured) -> None:
+    holds(gate, with_module)
+
+
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+def test_to_fill_a_buffer_takes_a_sixteenth_of_a_read_into_its_mapping(
+    with_module: Measured,
+) -> None:
+    ours, theirs = (with_module.candidates[one].runs for one in (RW, READ_INTO_ITS_MAPPING))
+    ratios = [sum(one[1]) / sum(other[1]) for one, other in zip(ours, theirs, strict=True)]
+    assert statistics.median(ratios) < 1 / 16, ratios
+
+
+def holds(gate: Gate, measured: Measured) -> None:
     for line in (gate.candidate, gate.against):
         assert measured.candidates[line].refused is None, measured.candidates[line].refused
     ratios = measured.ratios(gate.candidate, gate.against)
     assert statistics.median(ratios) < gate.limit, ratios
 
 
-def test_the_document_shows_what_was_measured() -> None:
-    text = DOC.read_text()
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_the_document_shows_what_was_measured(doc: Path) -> None:
+    text = doc.read_text()
     assert shown(text, newest()) == text, "make vm-bench ARGS=--show"
 
 
@@ -39,7 +84,7 @@ def test_all_that_there_is_was_measured() -> None:
     assert list(newest().candidates) == candidates()
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
+@pytest.mark.parametrize("gate", [*GATES, *MODULE_GATES], ids=lambda gate: gate.name)
 def test_limits_are_as_wide_as_the_spread_asks_for(gate: Gate) -> None:
     ratios = newest().ratios(gate.candidate, gate.against)
     middle = statistics.median(ratios)

@@ -8,8 +8,14 @@
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
  *				over it, udmabuf the same, filled through the dma-buf
- *	make to=anon|memfd|heap|udmabuf|nothing pages=4k|thp|huge
+ *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
+ *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
+ *				mapping of one
+ *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
  *				creates and closes only; a udmabuf over a memfd that is there already
+ *
+ * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed;
+ * otherwise they have been there before, all zeroed, for nobody else's use.
  *
  * A round before the others compares what has been read, byte for byte, and is not to be counted. What it says:
  *
@@ -36,6 +42,7 @@
 
 #include <dmafile.h>
 
+#include "../../kernel/uapi/dmafile.h"
 #include "../mark.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -60,6 +67,7 @@ struct candidate {
 	const char *method;
 	const char *io;
 	const char *allocation;
+	const char *pool;
 	size_t block;
 	unsigned int queue_depth;
 	bool refused;
@@ -77,6 +85,7 @@ static int number_of_candidates;
 static const char *path;
 static size_t size;
 static unsigned char *wanted;
+static unsigned long huge_pages;
 static char why[1024];
 
 static int refuse(const char *what)
@@ -181,6 +190,21 @@ static int check_load(const struct dmafile_buffer *buffer)
 	return 0;
 }
 
+/* The pool of huge pages, as long as it is kept. */
+static void set_pool(unsigned long pages)
+{
+	static const char node[] = "/proc/sys/vm/nr_hugepages";
+	FILE *file = fopen(node, "r+");
+	unsigned long there = -1;
+
+	if (!file || fprintf(file, "%lu\n", pages) < 0 || fflush(file))
+		err(1, "%s", node);
+	rewind(file);
+	if (fscanf(file, "%lu", &there) != 1 || there != pages)
+		errx(1, "%s: %lu huge pages, not %lu", node, there, pages);
+	fclose(file);
+}
+
 static int run_load(const struct candidate *c, bool check)
 {
 	struct dmafile_options options = {
@@ -196,8 +220,15 @@ static int run_load(const struct candidate *c, bool check)
 	struct dmafile_buffer *buffer;
 	int error;
 
+	bool pool = is(c->pool, "made");
+
+	if (pool)
+		set_pool(0);
 	settle();
 	mark(START);
+	if (pool)
+		/* One more, as always. */
+		set_pool(size / HUGE_PAGE + 1);
 	mark(CREATED);
 	error = dmafile_load(path, &options, &buffer);
 	mark(FILLED);
@@ -211,8 +242,12 @@ static int run_load(const struct candidate *c, bool check)
 		printf("report %td %s\n", c - candidates, dmafile_buffer_report_json(buffer));
 	}
 	dmafile_buffer_free(buffer);
+	if (pool)
+		set_pool(0);
 	settle();
 	mark(CLOSED);
+	if (pool)
+		set_pool(huge_pages);
 	return 0;
 }
 
@@ -298,6 +333,23 @@ static int make_heap(struct memory *m)
 	return 0;
 }
 
+static int open_module(void)
+{
+	return open("/dev/dmafile", O_RDWR | O_CLOEXEC);
+}
+
+static int make_dmafile(struct memory *m)
+{
+	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDWR | O_CLOEXEC, .length = size };
+	int node = open_module();
+
+	if (node < 0 || ioctl(node, DMAFILE_IOC_ALLOC, &alloc))
+		return refuse("/dev/dmafile");
+	m->dmabuf = alloc.fd;
+	close(node);
+	return 0;
+}
+
 static int map_dmabuf(struct memory *m)
 {
 	m->map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, m->dmabuf, 0);
@@ -326,6 +378,8 @@ static int create_alone(const struct candidate *c, struct memory *m)
 		return make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")) ? -1 : 0;
 	if (is(c->to, "heap"))
 		return make_heap(m) || map_dmabuf(m) ? -1 : 0;
+	if (is(c->to, "dmafile"))
+		return make_dmafile(m);
 	if (is(c->to, "udmabuf"))
 		return make_udmabuf(m);
 	if (is(c->to, "nothing"))
@@ -373,6 +427,12 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+	if (is(c->to, "dmafile")) {
+		/* To be born full, it is created while it is filled. */
+		if (is(c->method, "alloc-read"))
+			return 0;
+		return make_dmafile(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+	}
 	if (make_memfd(c, m) || (!is(c->to, "memfd") && make_udmabuf(m)))
 		return -1;
 	if (is(c->to, "udmabuf"))
@@ -395,13 +455,39 @@ static ssize_t splice_on(int in, int pipes[2], int out, size_t len)
 	return came;
 }
 
-static int fill(const struct candidate *c, const struct memory *m, int in, int pipes[2])
+/* All at once, by dmafile.ko. */
+static int fill_by_module(const struct candidate *c, struct memory *m, int in)
+{
+	int node = open_module(), error;
+
+	if (node < 0)
+		return refuse("/dev/dmafile");
+	if (is(c->method, "rw")) {
+		struct dmafile_rw rw = {
+			.size = sizeof(rw), .flags = DMAFILE_READ, .fd = m->dmabuf, .file_fd = in, .length = size,
+		};
+
+		error = ioctl(node, DMAFILE_IOC_RW, &rw);
+	} else {
+		struct dmafile_alloc_read read = { .size = sizeof(read), .fd_flags = O_RDWR | O_CLOEXEC, .file_fd = in };
+
+		error = ioctl(node, DMAFILE_IOC_ALLOC_READ, &read);
+		if (!error)
+			m->dmabuf = read.fd;
+	}
+	close(node);
+	return error ? refuse(c->method) : 0;
+}
+
+static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
 {
 	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
 	int out = m->memfd >= 0 && !is(c->to, "udmabuf") ? m->memfd : m->dmabuf;
 	size_t done = 0;
 	ssize_t n;
 
+	if (is(c->method, "rw") || is(c->method, "alloc-read"))
+		return fill_by_module(c, m, in);
 	while (done < size) {
 		size_t len = size - done;
 
@@ -508,6 +594,8 @@ static void parse(struct candidate *c)
 			c->io = value;
 		else if (is(word, "allocation"))
 			c->allocation = value;
+		else if (is(word, "pool"))
+			c->pool = value;
 		else if (is(word, "block"))
 			c->block = strtoul(value, NULL, 0);
 		else if (is(word, "queue-depth"))
@@ -541,6 +629,9 @@ int main(int argc, char **argv)
 	srand48(atoi(argv[4]));
 	read_candidates(argv[5]);
 	make_file();
+	/* For the huge pages, and for one more load than there ever is at once. */
+	huge_pages = 2 * (size / HUGE_PAGE);
+	set_pool(huge_pages);
 
 	for (i = 0; i < number_of_candidates; i++)
 		order[i] = i;
