@@ -280,7 +280,8 @@ pub(crate) fn read(
     (moved, end)
 }
 
-/// Whether a dma-buf is one of its own, found by taking a byte out of it; it stays as it is.
+/// Whether a dma-buf is one of its own, found by asking for a byte to be written where no file has
+/// any: of those alone that is said (EOVERFLOW), and before it waits for devices.
 pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool {
     let Ok(drain) = memfd::create("dmafile-probe", false) else {
         return false;
@@ -290,10 +291,11 @@ pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool 
         flags: WRITE,
         fd: dma_buf.as_raw_fd(),
         file_fd: drain.as_fd().as_raw_fd(),
+        file_offset: i64::MAX as u64,
         length: 1,
         ..Rw::default()
     };
-    request(node, RW, &mut rw).is_ok()
+    request(node, RW, &mut rw) == Err(Errno::OVERFLOW)
 }
 
 /// What its descriptors are open for.
