@@ -4,6 +4,7 @@ importers.py DMAFILE HELPERS FOLDER KIND...    in the machine, as root
 """
 
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,14 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     # One input and one output, HDMI, and no other nodes.
     vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
     subprocess.run(["modprobe", "vivid", *vivid.split()], check=True)
+    ways = [["vgem"], ["vivid"], ["send", importer, "receive"]]
+    # There its ends cannot be connected: it has no control for that.
+    if os.uname().release.startswith("6.1."):
+        ways.remove(["vivid"])
     file = File.of(Path(folder) / "file", FRAME)
     for kind in kinds:
         small = ["--pages=4k"] if kind == "udmabuf" else []
-        for how in (["vgem"], ["vivid"], ["send", importer, "receive"]):
+        for how in ways:
             seen = loads.command(file, kind, *small, command=[importer, *how])
             assert seen == file.data, f"{kind}, {how[0]}: {difference(seen, file.data)}"
     if "udmabuf" in kinds:
