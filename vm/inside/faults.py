@@ -155,7 +155,7 @@ class Faults:
 
     def no_rings(self, folder: Path) -> None:
         """io_uring switched off: threads load, and who insists on a ring is told the remedy."""
-        if not os.path.exists("/proc/sys/kernel/io_uring_disabled"):
+        if not Path("/proc/sys/kernel/io_uring_disabled").exists():
             print("no sysctl switches io_uring off, which Linux 6.6 brought")
             return
         back = setting("/proc/sys/kernel/io_uring_disabled", 2)
