@@ -21,8 +21,9 @@ matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 both = pytest.mark.parametrize("kernel", sorted(OTHERS))
 
 
+@matrix
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix)])
+@both
 def test_a_dma_buf_is_born_with_its_file(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("born", "/mnt", *OTHERS[kernel], options=options), "loads checked")

@@ -387,7 +387,7 @@ fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
     let dir = dir();
     let len = 64 << 20;
     let path = cold(dir.path(), len as usize);
-    for method in Method::ALL {
+    for method in common::methods() {
         common::evict(&path);
         let fd = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, len).unwrap();
@@ -395,7 +395,7 @@ fn memory_that_its_owner_has_cut_short_is_not_handed_out_as_whole() {
         let early = Arc::new(AtomicBool::new(false));
         let cut = Arc::clone(&early);
         // At an odd place, so that what bounces is tried too.
-        let load = Load::new(&path).to(Kind::fd_at(fd, 1)).method(*method);
+        let load = Load::new(&path).to(Kind::fd_at(fd, 1)).method(method);
         let io = match method {
             Method::Auto | Method::Bounce => Io::Direct,
             _ => Io::Buffered,
@@ -432,7 +432,7 @@ fn loads_into_parts_of_one_memory_at_once_keep_to_their_parts() {
     let files: Vec<_> = (0..parts)
         .map(|part| cold(dir.path(), len as usize + part as usize))
         .collect();
-    for method in Method::ALL {
+    for method in common::methods() {
         let fd = common::memfd(parts * len);
         std::thread::scope(|scope| {
             for (part, path) in (0..).zip(&files) {
@@ -440,7 +440,7 @@ fn loads_into_parts_of_one_memory_at_once_keep_to_their_parts() {
                 scope.spawn(move || {
                     let load = Load::new(path)
                         .to(Kind::fd_at(fd, part * len))
-                        .method(*method);
+                        .method(method);
                     load.length(len).block(64 << 10).run().unwrap();
                 });
             }

@@ -1,7 +1,7 @@
 //! Files to load, and readers that are not ours to check what came.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use dmafile::Buffer;
+use dmafile::{Buffer, Method};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -140,6 +140,12 @@ fn first_word(text: &[u8]) -> String {
         .to_string();
     assert_eq!(word.len(), 64, "a digest of sha256sum");
     word
+}
+
+/// Every method that fills memory of whatever kind; `module` fills dma-bufs of its own.
+pub fn methods() -> impl Iterator<Item = Method> {
+    let any = |method: &Method| *method != Method::Module;
+    Method::ALL.iter().copied().filter(any)
 }
 
 /// A memfd of `len` bytes, as another program would make it.
