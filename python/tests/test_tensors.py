@@ -363,14 +363,21 @@ def best(action: Callable[[], object]) -> float:
 
 def test_ten_thousand_tensors_cost_little(folder: Path) -> None:
     path = folder / "many.safetensors"
+    offsets = range(0, 640_000, 64)
     names = (f"model.layers.{i // 10}.block.{i % 10}.weight" for i in range(10_000))
     safetensors.numpy.save_file({name: np.zeros((4, 4), np.float32) for name in names}, path)
-    assert best(lambda: dmafile.open_tensors(path)) < 10e-3
+    # Beside what does the like of it here and now: a time would say how busy the machine is.
+    raw = path.read_bytes()
+    header, data = raw[8 : 8 + int.from_bytes(raw[:8], "little")], raw[-640_000:]
+    parsing = best(lambda: json.loads(header))
+    assert best(lambda: dmafile.open_tensors(path)) < 2 * parsing
     whole = best(lambda: dmafile.load(path, to="anon"))
-    assert best(lambda: dmafile.numpy.load_file(path)) - whole < 10_000 * 2e-6
-    with dmafile.open_tensors(path) as file:
+    views = best(lambda: {at: np.frombuffer(data, "f4", 16, at).reshape(4, 4) for at in offsets})
+    assert best(lambda: dmafile.numpy.load_file(path)) - whole < 5 * views
+    with dmafile.open_tensors(path) as file, safetensors.safe_open(path, "np") as peer:
         keys = file.keys()[:500]
-        assert best(lambda: [file.get_tensor(key) for key in keys]) < 500 * 20e-6
+        theirs = best(lambda: [peer.get_tensor(key) for key in keys])
+        assert best(lambda: [file.get_tensor(key) for key in keys]) < 3 * theirs
 
 
 @pytest.fixture(scope="module")
