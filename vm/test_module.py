@@ -40,6 +40,7 @@ def inside(programs: Path, part: str, *folders: str, options: tuple[str, ...] = 
     return vm("--module", *options, "--", *python)
 
 
+@matrix
 def test_bytes_and_refusals(programs: Path) -> None:
     passed(inside(programs, "short", "/mnt", options=("--fs=ext4",)), "programs ran")
 
