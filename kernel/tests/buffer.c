@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "test.h"
+#include "../../vm/inside/drm.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -19,26 +20,7 @@ static const char *folder;
 static char path[4096];
 static __u8 shadow[LENGTH + PAGE];
 
-/* Of drm/drm.h and drm/vgem_drm.h, which are in a package of their own. */
-struct drm_version {
-	int version_major, version_minor, version_patchlevel;
-	size_t name_len;
-	char *name;
-	size_t date_len;
-	char *date;
-	size_t desc_len;
-	char *desc;
-};
-
-struct drm_gem_close {
-	__u32 handle, pad;
-};
-
-struct drm_prime_handle {
-	__u32 handle, flags;
-	__s32 fd;
-};
-
+/* Of drm/vgem_drm.h, which is in a package of its own. */
 struct drm_vgem_fence_attach {
 	__u32 handle, flags, out_fence, pad;
 };
@@ -47,10 +29,6 @@ struct drm_vgem_fence_signal {
 	__u32 fence, flags;
 };
 
-#define DRM_IOCTL_VERSION		_IOWR('d', 0x00, struct drm_version)
-#define DRM_IOCTL_GEM_CLOSE		_IOW('d', 0x09, struct drm_gem_close)
-#define DRM_IOCTL_PRIME_HANDLE_TO_FD	_IOWR('d', 0x2d, struct drm_prime_handle)
-#define DRM_IOCTL_PRIME_FD_TO_HANDLE	_IOWR('d', 0x2e, struct drm_prime_handle)
 #define DRM_IOCTL_VGEM_FENCE_ATTACH	_IOWR('d', 0x41, struct drm_vgem_fence_attach)
 #define DRM_IOCTL_VGEM_FENCE_SIGNAL	_IOW('d', 0x42, struct drm_vgem_fence_signal)
 #define VGEM_FENCE_WRITE		1
@@ -239,14 +217,6 @@ static void import(void)
 	close(other);
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 	close(device);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
 struct later {

@@ -22,14 +22,6 @@ static unsigned long seconds;
 static char path[4096];
 static __u8 shadow[SIZE];
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
 /* Its bytes are the pattern's, or zero where it has been cut and not yet been written again. */
 static bool one_of_both(const __u8 *map, __u64 len)
 {

@@ -19,14 +19,6 @@ static const char *path;
 static __u64 size;
 static __u8 *shadow;
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
 /* A request that a thread of its own has made, and how it ended. */
 struct running {
 	pthread_t thread;

@@ -102,16 +102,7 @@ class Faults:
     def broken_sectors(self, folder: Path) -> None:
         """A part of a device that cannot be read, in the middle of a file: dm-error."""
         bad = 5 * MIB + 4096
-
-        def table(device: str, sectors: int, path: Path) -> Sequence[str]:
-            start = on_disk(path, bad) // SECTOR
-            return (
-                f"0 {start} linear {device} 0",
-                f"{start} 8 error",
-                f"{start + 8} {sectors - start - 8} linear {device} {start + 8}",
-            )
-
-        with mapped(folder, table) as file:
+        with mapped(folder, broken(bad)) as file:
             self.machine = Machine()
             for way in self.ways():
                 words = [*way, f"--block={BLOCK}", f"--gather={BLOCK}"]
@@ -125,12 +116,7 @@ class Faults:
 
     def slow_disk(self, folder: Path) -> None:
         """In the middle of a load it is told to end, is killed, or its file is cut short."""
-
-        def table(device: str, sectors: int, path: Path) -> Sequence[str]:
-            # Reads wait for 100 ms, writes don't.
-            return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
-
-        with mapped(folder, table) as file:
+        with mapped(folder, slow) as file:
             self.machine = Machine()
             for kind in self.kinds:
                 for number, status in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
@@ -225,11 +211,32 @@ class Faults:
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
+Table = Callable[[str, int, Path], Sequence[str]]
+"""A table of the device mapper, for another disk, its size in sectors, and a file that is there."""
+
+
+def slow(device: str, sectors: int, path: Path) -> Sequence[str]:
+    """Reads wait for 100 ms, writes don't: dm-delay."""
+    return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
+
+
+def broken(bad: int) -> Table:
+    """The 4096 bytes of the file from that one on can be neither read nor written: dm-error."""
+
+    def table(device: str, sectors: int, path: Path) -> Sequence[str]:
+        start = on_disk(path, bad) // SECTOR
+        return (
+            f"0 {start} linear {device} 0",
+            f"{start} 8 error",
+            f"{start + 8} {sectors - start - 8} linear {device} {start + 8}",
+        )
+
+    return table
+
+
 @contextlib.contextmanager
-def mapped(folder: Path, table: Callable[[str, int, Path], Sequence[str]]) -> Iterator[File]:
-    """A file on a disk that the device mapper makes of another, by the table that is given; `table`
-    gets that other disk, its size in sectors, and the file.
-    """
+def mapped(folder: Path, table: Table) -> Iterator[File]:
+    """A file on a disk that the device mapper makes of another, by the table that is given."""
     image, mount, name = folder / "image", Path("/run/mapped"), "mapped"
     mount.mkdir(exist_ok=True)
     with image.open("wb") as disk:

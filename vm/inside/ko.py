@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import SECTOR, call, mapped, on_disk
+from faults import broken, call, mapped, slow
 from loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo
 
 PARAMETERS = Path("/sys/module/dmafile/parameters")
@@ -194,11 +194,7 @@ def breakage(programs: Programs, folder: Path) -> None:
 
 
 def slow_disk(programs: Programs, folder: Path) -> None:
-    def table(device: str, sectors: int, path: Path) -> Sequence[str]:
-        # Reads wait for 100 ms, writes don't.
-        return (f"0 {sectors} delay {device} 0 100 {device} 0 0",)
-
-    with mapped(folder, table) as file:
+    with mapped(folder, slow) as file:
         programs.run("slow", file.path)
         programs.run("ring", folder, file.path)
 
@@ -206,16 +202,7 @@ def slow_disk(programs: Programs, folder: Path) -> None:
 def broken_disk(programs: Programs, folder: Path) -> None:
     """Some sectors in the middle of a file can be neither read nor written."""
     bad = 5 * MIB + 4096
-
-    def table(device: str, sectors: int, path: Path) -> Sequence[str]:
-        start = on_disk(path, bad) // SECTOR
-        return (
-            f"0 {start} linear {device} 0",
-            f"{start} 8 error",
-            f"{start + 8} {sectors - start - 8} linear {device} {start + 8}",
-        )
-
-    with mapped(folder, table) as file:
+    with mapped(folder, broken(bad)) as file:
         size = len(file.data)
         for words in ([], ["buffered"]):
             file.evict()
