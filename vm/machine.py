@@ -71,6 +71,7 @@ class Wanted:
     disk_speed: int | None = None
     iommu: str = "off"
     cpus: int = 2
+    parallel: bool = False
     memory: int = 2 << 30
     as_user: bool = False
     as_member: bool = False
@@ -142,6 +143,11 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
+    add(
+        "--parallel",
+        action="store_true",
+        help="let CPUs run at the same time, not by turns; the kernel may, rarely, fail of it",
+    )
     add("--memory", type=size, default=standard.memory, metavar="SIZE", help="[2G]")
     add("--as-user", action="store_true", help="run COMMAND as user 1000, not as root")
     add(
@@ -242,8 +248,13 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
             )
             build_counter(folder / COUNTER)
         # The kernel's command line has no room for arguments.
-        arguments = shlex.join(["set", "--", INSIDE, str(kernel.modules), *wanted.fs])
-        variables = {"module": str(ko or ""), "parameters": wanted.module_options, "group": MEMBERS}
+        arguments = shlex.join(["set", "--", str(kernel.modules), *wanted.fs])
+        variables = {
+            "share": INSIDE,
+            "module": str(ko or ""),
+            "parameters": wanted.module_options,
+            "group": MEMBERS,
+        }
         lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         guest = (HERE / "guest.sh").read_text()
         (share / "guest.sh").write_text("\n".join([*lines, arguments, guest]))
@@ -297,20 +308,21 @@ def launch(
     """The command line of virtme-ng."""
     devices, settings = IOMMUS[wanted.iommu]
     words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
-    words += [
-        "--force-9p",
-        "--disable-kvm",
-        f"--cpus={wanted.cpus}",
-        f"--memory={wanted.memory >> 20}M",
-    ]
-    words += [f"--rwdir={INSIDE.lstrip('/')}={share}"]
-    # What the kernel says, from warnings up, goes to standard error. An oops ends the machine: what
-    # comes after one is worth nothing.
-    words.append("--show-boot-console")
-    for option in ("loglevel=5", "oops=panic", *settings):
-        words += ["--kopt", option]
-    words += ["--script-sh", f"sh {INSIDE}/guest.sh"]
-    words += ["--qemu-opts", *devices]
+    words += ["--force-9p", "--disable-kvm"]
+    words += [f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
+    # In this order: the first has the tag virtme.initmount0. What they say of the guest's folders
+    # is for an init that isn't used.
+    words += [f"--rwdir=share={share}", "--rodir=root=/"]
+    # What the kernel says, from warnings up, goes to standard error.
+    words += ["--show-boot-console", "--script-sh", "true", "--qemu-opts", *devices]
+    # The last -append is the one that counts. Ours has another first process: virtme-ng's takes
+    # longer than the kernel to start. An oops ends the machine: what comes after is worth nothing.
+    arguments = ["console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=5", "panic=-1"]
+    arguments += ["oops=panic", *settings, "init=/bin/sh", "--", str(share / "guest.sh")]
+    words += ["-append", shlex.join(arguments)]
+    # CPUs take turns. Were each a thread, one could translate code while another one patches it,
+    # and run what was there before: a jump label's breakpoint, which is an oops.
+    words += ["-accel", f"tcg,thread={'multi' if wanted.parallel else 'single'}"]
     if wanted.count_instructions:
         words += ["-plugin", f"{share.parent / COUNTER},out={share.parent / MARKS}"]
         # Time passes by instructions, and while there are none as it does outside: timer interrupts

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_run import ROOT, TARGET, ready, vm
+from test_run import ROOT, TARGET, build, ready, vm
 
 __all__ = ["ready"]
 
@@ -14,8 +14,7 @@ INSIDE = Path(__file__).parent / "inside" / "bindings.py"
 
 def exercise(folder: Path) -> Path:
     """The C program of capi/tests, with the library in it."""
-    build = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"]
-    subprocess.run(build, cwd=ROOT, check=True)
+    build()
     program = folder / "exercise"
     words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
     words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]

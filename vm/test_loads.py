@@ -11,7 +11,7 @@ from pathlib import Path
 
 import kernels
 import pytest
-from test_run import FILE_SYSTEMS, TARGET, Result, ready, vm
+from test_run import FILE_SYSTEMS, TARGET, Result, build, ready, vm
 
 __all__ = ["ready"]
 
@@ -39,8 +39,7 @@ class Programs:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """The command as `cargo test` has built it, and the helpers, static: few bytes to read."""
-    command = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-cli"]
-    subprocess.run(command, cwd=INSIDE.parents[1], check=True)
+    build()
     folder = tmp_path_factory.mktemp("programs")
     # Most of a debug build is what a debugger reads.
     built = TARGET / "debug" / "dmafile"

@@ -57,7 +57,8 @@ def test_every_byte(programs: Path, kernel: str, group: tuple[str, ...]) -> None
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_call(programs: Path, kernel: str) -> None:
-    options = (f"--kernel={kernel}", "--timeout=3600", "--fs=ext4")
+    # For races, CPUs must run at the same time.
+    options = (f"--kernel={kernel}", "--parallel", "--timeout=3600", "--fs=ext4")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kernels
 import pytest
-from test_run import ROOT, ready, vm
+from test_run import ROOT, build, ready, vm
 
 __all__ = ["ready"]
 
@@ -15,12 +15,10 @@ __all__ = ["ready"]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the programs that `cargo test` runs, by the names of their sources."""
-    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--package", "dmafile"]
-    command += ["--message-format=json", "--tests"]
-    lines = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
     folder = tmp_path_factory.mktemp("tests")
-    for line in map(json.loads, lines):
-        if line.get("executable") and line["profile"]["test"]:
+    for line in map(json.loads, build("--message-format=json").splitlines()):
+        ours = line.get("manifest_path") == str(ROOT / "engine" / "Cargo.toml")
+        if ours and line.get("executable") and line["profile"]["test"]:
             # Without what a debugger reads, there is little to fetch from the host.
             output = folder / line["target"]["name"]
             subprocess.run(["strip", "-o", output, line["executable"]], check=True)

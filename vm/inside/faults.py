@@ -189,9 +189,8 @@ class Faults:
         device = Path(f"/sys/dev/block/{number}").resolve()
         self.machine = Machine()
         running = [self.start(File(path, b""), f"--to={kind}", block="4K") for kind in self.kinds]
-        time.sleep(1.5)
         for process in running:
-            assert process.poll() is None, f"over too early: {process} {process.communicate()}"
+            reads(process)
         (device / "device/device/remove").write_text("1")
         for process, kind in zip(running, self.kinds, strict=True):
             out, line = process.communicate(timeout=120)
@@ -269,6 +268,18 @@ def listens(process: "subprocess.Popen[str]") -> None:
             return
         time.sleep(0.05)
     raise AssertionError("a load that never listened")
+
+
+def reads(process: "subprocess.Popen[str]") -> None:
+    """Waits until a load has read some of its file."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        assert process.poll() is None, f"over too early: {process} {process.communicate()}"
+        lines = Path(f"/proc/{process.pid}/io").read_text().splitlines()
+        if int(dict(line.split(": ") for line in lines)["read_bytes"]) > MIB:
+            return
+        time.sleep(0.05)
+    raise AssertionError("a load that never read")
 
 
 def place(line: str, path: Path) -> int:

@@ -22,6 +22,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     # One input and one output, HDMI, and no other nodes.
     vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
     subprocess.run(["modprobe", "vivid", *vivid.split()], check=True)
+    subprocess.run(["modprobe", "vgem"], check=True)
     ways = [["vgem"], ["vivid"], ["send", importer, "receive"]]
     # There its ends cannot be connected: it has no control for that.
     if os.uname().release.startswith("6.1."):

@@ -298,6 +298,7 @@ PARTS: Mapping[str, Callable[..., None]] = {
 
 def main(folder: str, part: str, *folders: str) -> None:
     programs = Programs(folder)
+    call("modprobe", "vgem")
     PARTS[part](programs, *map(Path, folders))
     print(f"{programs.count} programs ran")
 
