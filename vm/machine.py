@@ -318,6 +318,10 @@ def launch(
     # The last -append is the one that counts. Ours has another first process: virtme-ng's takes
     # longer than the kernel to start. An oops ends the machine: what comes after is worth nothing.
     arguments = ["console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=5", "panic=-1"]
+    # For kernels that mount their root themselves.
+    arguments += ["rootfstype=9p", "rootflags=version=9p2000.L,trans=virtio,access=any", "ro"]
+    # 256 of the old kind, which take a kernel with KASAN twelve seconds.
+    arguments.append("pty.legacy_count=0")
     arguments += ["oops=panic", *settings, "init=/bin/sh", "--", str(share / "guest.sh")]
     words += ["-append", shlex.join(arguments)]
     # CPUs take turns. Were each a thread, one could translate code while another one patches it,
