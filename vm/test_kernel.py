@@ -187,6 +187,7 @@ def test_base_has_what_stock_kernels_have(small_base: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
     mounts = ["/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1))]
     script = """
+        modprobe vgem
         ls /dev/udmabuf /dev/dma_heap/system /dev/dmafile /dev/dri/card0
         modprobe vivid n_devs=1 && ls /dev/video0
         for mount; do echo bytes >$mount/file && cat $mount/file; done
