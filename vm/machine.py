@@ -189,6 +189,8 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     options["count_instructions"] |= options["marks"] is not None
     if options["count_instructions"] and options["cpus"] not in (None, 1):
         parser.error("--count-instructions: one CPU is all that can be counted on")
+    if options["count_instructions"] and options["parallel"]:
+        parser.error("--count-instructions: one CPU has none to run in parallel with")
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     return Wanted(**options), command
 

@@ -228,6 +228,7 @@ def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
         (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
         (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--marks", "marks", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
+        (["--marks", "marks", "--parallel", "--", "true"], machine.USAGE, "in parallel"),
         (["--memory", "much", "--", "true"], machine.USAGE, "512M"),
         (["--"], machine.USAGE, "COMMAND"),
         (["true"], machine.USAGE, "unrecognized"),
