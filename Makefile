@@ -37,6 +37,9 @@ SCRIPTS := attacks bench demo python scripts vm
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
+# These take minutes each: whoever is free takes the next.
+KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
+
 .PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
 	module base base-debug kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
@@ -151,7 +154,7 @@ kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1 and base-debug in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug first (up to an hour, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(VM_TESTS) vm/test_kernel.py vm/test_module*.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_module*.py --durations=0 --durations-min=5 $(ARGS)
 
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (15 minutes)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
