@@ -41,7 +41,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 .PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
-	module base base-debug kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug series series-debug kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -148,13 +148,16 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 base base-debug: ## build a small 6.12 kernel for vm/run, plain or with KASAN, lockdep and kmemleak (up to an hour, once)
 	@python3 vm/small.py $@
 
+series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)
+	@python3 vm/small.py $@
+
 kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6.1, checkpatch
 	@python3 vm/lint.py
 
-kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1 and base-debug in QEMU
-	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug first (up to an hour, once)"
+kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
+	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_module*.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
 
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (15 minutes)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"

@@ -22,8 +22,6 @@ STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
 HEADERS = "headers"
 """The folder with a stock kernel's headers, beside its `boot`."""
 
-OURS = ("base", "base-debug", "series", "series-debug")
-
 MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 # Where Debian keeps what a user rarely calls.
@@ -77,15 +75,11 @@ def find(name: str) -> Kernel:
         return cached(name) or fetch(name)
     if name in small.CONFIGS:
         return small.find(name)
-    if name in OURS:
-        raise Unavailable(
-            f"the kernel `{name}` is not part of this version; "
-            f"take {', '.join((*STOCK, *small.CONFIGS))}, or the path of an image that you built"
-        )
     image = Path(name).absolute()
     if not image.is_file():
         raise Unavailable(
-            f"no kernel `{name}`: neither {', '.join((*STOCK, *OURS))}, nor an image at that path"
+            f"no kernel `{name}`: neither {', '.join((*STOCK, *small.CONFIGS))}, nor an image at "
+            "that path"
         )
     return Kernel(image)
 

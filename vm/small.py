@@ -14,11 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import kernels
+import series
 from kernels import HERE, Kernel, Unavailable, alone, call, need
 
 CONFIG = HERE.parent / "kernel" / "config"
-CONFIGS = {"base": ("base",), "base-debug": ("base", "debug")}
+CONFIGS = {
+    "base": ("base",),
+    "base-debug": ("base", "debug"),
+    "series": ("base",),
+    "series-debug": ("base", "debug"),
+}
 """Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
+PATCHED = ("series", "series-debug")
 
 SOURCE = "linux-source-6.12"
 
@@ -29,13 +36,19 @@ Settings = Mapping[str, str]
 def find(name: str) -> Kernel:
     """The kernel of that name and these settings: built now unless it is in the cache."""
     linux = source()
-    wanted = settings("\n".join((CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]))
+    texts = [(CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]]
+    wanted = settings("\n".join([f'CONFIG_LOCALVERSION="-dmafile-{name}"', *texts]))
     key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
     place = kernels.cache() / name / key.hexdigest()[:12]
     # Not for two at a time, and others may fetch and boot theirs meanwhile.
     with alone(name):
-        if not (place / "boot").exists():
-            build(name, linux, wanted, place)
+        patches = series.digest() if name in PATCHED else ""
+        applied = place / "applied"
+        if not (place / "boot").exists() or (patches and applied.read_text() != patches):
+            tree = series.tree(linux) if patches else linux
+            place.mkdir(parents=True, exist_ok=True)
+            applied.write_text(patches)
+            build(name, tree, wanted, place)
     [image] = (place / "boot").iterdir()
     return Kernel(image)
 
@@ -81,8 +94,11 @@ def unpack() -> Path:
 def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     """Configures, builds, and puts the image and its modules where Debian's are.
 
-    Goes on where an interrupted build ended; place/boot comes last.
+    Goes on where an interrupted build ended; place/boot comes last. A kernel of the series keeps
+    its objects, so that another patch takes minutes.
     """
+    # While it is built there is none.
+    shutil.rmtree(place / "boot", ignore_errors=True)
     for package, command in (("build-essential", "cc"), ("bc", "bc"), ("perl", "perl")):
         need(package, "command", "-v", command)
     for package in ("flex", "bison"):
@@ -107,7 +123,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
         step([*make, jobs, "bzImage", "modules"], log.fileno())
         step([*make, f"INSTALL_MOD_PATH={place}", "modules_install"], log.fileno())
     release = (tree / "include" / "config" / "kernel.release").read_text().strip()
-    prune(tree)
+    if name not in PATCHED:
+        prune(tree)
     partial = place / "partial"
     partial.mkdir(exist_ok=True)
     shutil.copyfile(tree / "arch" / "x86" / "boot" / "bzImage", partial / f"vmlinuz-{release}")

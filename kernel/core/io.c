@@ -29,6 +29,11 @@
 #define BOUNCE		SZ_1M
 /* How far readahead looks at a time. */
 #define READ_AHEAD	SZ_1M
+/*
+ * The gathers that a transfer has at least, where nobody says: what is not covered by I/O is the
+ * first of them, and of the reads the last.
+ */
+#define GATHERS		16
 
 /**
  * struct piece - one I/O in flight
@@ -460,6 +465,18 @@ static bool all_direct(const struct dmafile_io *io)
 	if (!(io->file->f_iocb_flags & IOCB_DIRECT) || (io->at ^ io->pos) & (DMAFILE_ALIGN - 1))
 		return false;
 	return io->born || (IS_ALIGNED(io->at, DMAFILE_ALIGN) && IS_ALIGNED(end, DMAFILE_ALIGN));
+}
+
+/**
+ * dmafile_gather - a size for gathers
+ * @len: bytes that are to be moved
+ * @most: the largest
+ *
+ * Return: for &struct dmafile_io's @gather.
+ */
+u64 dmafile_gather(u64 len, u64 most)
+{
+	return clamp(len / GATHERS, (u64)SZ_1M, most);
 }
 
 /**

@@ -86,6 +86,7 @@ struct dmafile_io {
 	bool no_direct;
 };
 
+u64 dmafile_gather(u64 len, u64 most);
 int dmafile_transfer(struct dmafile_io *io);
 
 #endif /* _DMAFILE_IO_H */

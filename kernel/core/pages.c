@@ -102,14 +102,14 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 }
 
 /**
- * dmafile_pages_free - give all of them back
+ * dmafile_pages_free - give back all that were not taken
  * @pages: no I/O reaches them any more, and no device; empty afterwards
  */
 void dmafile_pages_free(struct dmafile_pages *pages)
 {
 	unsigned int i;
 
-	for (i = 0; i < pages->nr; i++) {
+	for (i = pages->taken; i < pages->nr; i++) {
 		__free_pages(pages->chunks[i].page, ilog2(dmafile_chunk_pages(pages, i)));
 		cond_resched();
 	}

@@ -30,12 +30,14 @@ struct dmafile_chunk {
  * struct dmafile_pages - memory that grows at its end; all zero is empty
  * @chunks: what it consists of
  * @nr: how many of them
+ * @taken: how many of these, from the first one on, belong to somebody else by now
  * @room: how many fit
  * @count: pages in all of them
  */
 struct dmafile_pages {
 	struct dmafile_chunk *chunks;
 	unsigned int nr;
+	unsigned int taken;
 	unsigned int room;
 	unsigned long count;
 };
@@ -51,6 +53,12 @@ static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *page
 	unsigned long end = nr + 1 < pages->nr ? pages->chunks[nr + 1].first : pages->count;
 
 	return end - pages->chunks[nr].first;
+}
+
+/* The next chunk, which whoever takes it frees; NULL when there are no more. */
+static inline struct page *dmafile_pages_take(struct dmafile_pages *pages)
+{
+	return pages->taken < pages->nr ? pages->chunks[pages->taken++].page : NULL;
 }
 
 int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order);

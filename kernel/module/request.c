@@ -40,12 +40,6 @@ static bool in_order;
 module_param(in_order, bool, 0644);
 MODULE_PARM_DESC(in_order, "Allocate all before the first read, to compare. Default is N.");
 
-/*
- * The gathers that a transfer has at least, where a call does not say: what is not covered by I/O
- * is the first of them, and of the reads the last.
- */
-#define GATHERS		16
-
 /* Flags of a transfer in either direction. */
 #define TRANSFER_FLAGS	(DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_STRICT | \
 			 DMAFILE_IN_ORDER)
@@ -73,11 +67,6 @@ static u64 max_buffer(void)
 static u64 largest_gather(void)
 {
 	return (u64)clamp(READ_ONCE(gather_mb), 1U, (unsigned int)(DMAFILE_MAX_GATHER >> 20)) << 20;
-}
-
-static u64 default_gather(u64 len)
-{
-	return clamp(len / GATHERS, (u64)SZ_1M, largest_gather());
 }
 
 static unsigned int current_depth(void)
@@ -311,7 +300,7 @@ static int do_alloc_read(void *request, struct publication *out)
 		return PTR_ERR(io->file);
 	err = alloc_read_range(read, io);
 	if (!err && !io->gather)
-		io->gather = default_gather(io->len);
+		io->gather = dmafile_gather(io->len, largest_gather());
 	if (!err)
 		err = reserve(out, read->fd_flags);
 	if (err)
@@ -349,7 +338,7 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 	io->at = rw->buffer_offset;
 	io->len = rw->length;
 	if (!io->gather)
-		io->gather = default_gather(io->len);
+		io->gather = dmafile_gather(io->len, largest_gather());
 	if (check_add_overflow(io->at, io->len, &end) || end > dmabuf->size)
 		return -EINVAL;
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN)

@@ -1,0 +1,102 @@
+"""Tests of the series in kernel/linux-6.12: how it is kept, and, in machines, what it changes."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import kernels
+import pytest
+import series
+import small
+from test_loads import MOUNTS, passed
+from test_run import FILE_SYSTEMS, ready, vm
+
+__all__ = ["ready"]
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+
+SELFTESTS = Path("tools/testing/selftests")
+WRITERS = ("ext4", "xfs", "tmpfs")
+
+
+def test_every_new_file_comes_with_one_patch() -> None:
+    named = [name for patch in series.patches() for name in patch.new]
+    new = series.SERIES / series.NEW
+    there = [str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()]
+    assert sorted(named) == sorted(there)
+
+
+def test_a_hook_has_a_line_of_context_at_most() -> None:
+    for patch in series.patches():
+        for hunk in re.split(r"(?m)^@@.*\n|^--- a/.*\n\+\+\+ b/.*\n", patch.hooks):
+            for context in re.split(r"(?m)(?:^[-+].*\n)+", hunk):
+                # Between two changes there may be one of each.
+                assert len(context.splitlines()) <= 2, f"{patch.name}:\n{context}"
+            assert not hunk or re.match(r"(?: .*\n)?[-+]", hunk), f"{patch.name}:\n{hunk}"
+
+
+@matrix
+def test_a_hook_that_finds_no_place_is_named(tmp_path: Path) -> None:
+    linux = small.source()
+    series.originals(linux, tmp_path)
+    file = tmp_path / "drivers" / "dma-buf" / "dma-heap.c"
+    file.write_text(file.read_text().replace("PAGE_ALIGN(", "PAGE_ALIGN_OTHER("))
+    with pytest.raises(kernels.Unavailable, match=r"0005-dma-heap-read-file\.patch does not apply"):
+        for patch in series.patches():
+            series.apply(patch, tmp_path)
+
+
+@matrix
+def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
+    checkpatch = small.source() / "scripts" / "checkpatch.pl"
+    mails = series.mails(small.source(), tmp_path)
+    assert len(mails) == len(series.patches())
+    # Who signs it off is who sends it.
+    words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
+    command = [str(checkpatch), *words, "--ignore=FILE_PATH_CHANGES", *map(str, mails)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout + result.stderr == ""
+
+
+@pytest.fixture(scope="module")
+def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the series' selftests, static: they run in a machine without libraries."""
+    folder = tmp_path_factory.mktemp("selftests")
+    tree = series.tree(small.source())
+    header = folder / "uapi" / "linux" / "dma-heap.h"
+    header.parent.mkdir(parents=True)
+    header.write_bytes((tree / "include" / "uapi" / "linux" / "dma-heap.h").read_bytes())
+    for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
+        # Their header is beside them in Linux only.
+        path = tree / source.relative_to(series.SERIES / series.NEW)
+        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
+        flags.append(f"-I{folder / 'uapi'}")
+        subprocess.run(["cc", *flags, "-o", folder / source.stem, path], check=True)
+    return folder
+
+
+RUN = """
+program=$1; shift
+cp "$program" /tmp/program
+for folder; do /tmp/program "$folder" || exit; done
+echo selftests passed
+"""
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["base", "series", "series-debug"])
+def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> None:
+    disks = [f"--fs={fs}" for fs in WRITERS]
+    command = ("sh", "-c", RUN, "sh", str(selftests / "write_source"), *MOUNTS[: len(WRITERS)])
+    result = vm(f"--kernel={kernel}", "--parallel", "--timeout=1800", *disks, "--", *command)
+    passed(result, "selftests passed")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
+    disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
+    command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
+    result = vm(f"--kernel={kernel}", "--timeout=3600", *disks, "--", *command)
+    passed(result, "selftests passed")
