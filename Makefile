@@ -159,7 +159,7 @@ kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, o
 	@scripts/need dkms command -v dkms
 	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
 
-kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (15 minutes)
+kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
 	@python3 vm/overlap.py $(ARGS)
 

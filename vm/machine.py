@@ -329,6 +329,9 @@ def launch(
     # CPUs take turns. Were each a thread, one could translate code while another one patches it,
     # and run what was there before: a jump label's breakpoint, which is an oops.
     words += ["-accel", f"tcg,thread={'multi' if wanted.parallel else 'single'}"]
+    # Not page tables of five levels: whether there are is unknown for a moment of every boot, and
+    # an interrupt just then is a wild access to KASAN.
+    words += ["-cpu", "max,-la57"]
     if wanted.count_instructions:
         words += ["-plugin", f"{share.parent / COUNTER},out={share.parent / MARKS}"]
         # Time passes by instructions, and while there are none as it does outside: timer interrupts
