@@ -266,11 +266,13 @@ fn heaps() -> Vec<Check> {
         )];
     }
     let check = |node: PathBuf| match dmabuf::open_node(&node) {
-        Ok(_) => Check::new(
-            name,
-            Health::Good,
-            format!("{} can be opened", node.display()),
-        ),
+        Ok(heap) => {
+            let found = match dmabuf::reads_files(heap.as_fd()) {
+                true => "can be opened, and reads files while it allocates",
+                false => "can be opened",
+            };
+            Check::new(name, Health::Good, format!("{} {found}", node.display()))
+        }
         Err(errno) => {
             let errno = errno_name(errno.raw_os_error());
             let found = format!("{} cannot be opened ({errno})", node.display());

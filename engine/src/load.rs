@@ -433,13 +433,18 @@ impl Load {
         let look = self.request.io == Io::Auto
             && matches!(
                 self.request.method,
-                Method::Auto | Method::Uring | Method::Threads | Method::Bounce | Method::Module
+                Method::Auto
+                    | Method::Uring
+                    | Method::Threads
+                    | Method::Bounce
+                    | Method::Module
+                    | Method::HeapRead
             )
             && file.direct_refused.is_none();
         let mut layout = Layout::of(source, start, end, look, only);
         let mut plan = plan::decide(&self.request, &file, &host, &layout)?;
         plan.reasons.splice(0..0, reasons);
-        if plan.first().method == Method::Module {
+        if plan.first().moves_in_one_call() {
             layout.without_cache();
         }
         let checks = match &self.verify {

@@ -216,6 +216,8 @@ words! {
         Splice = "splice",
         /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
         Module = "module",
+        /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
+        HeapRead = "heap-read",
     }
 }
 

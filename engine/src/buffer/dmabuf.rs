@@ -1,6 +1,8 @@
 //! dma-bufs that the CPU reaches by their own mappings: made by a heap, there already, or received.
 
 use super::{DmaBuf, Memory};
+use crate::error::Error;
+use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, dmabuf, file};
 use std::os::fd::{AsFd, OwnedFd};
@@ -75,6 +77,24 @@ impl DmaBufs {
         made.filling.push(Access::begin(fd)?);
         Ok(Self { fresh, ..made })
     }
+}
+
+/// One that was made and filled in one step.
+pub(crate) fn born(fd: OwnedFd, plan: &Plan) -> crate::error::Result<Box<dyn Memory>> {
+    name_after_file(&fd, plan);
+    let memory = DmaBufs::whole(vec![Arc::new(fd)]).map_err(cannot_map)?;
+    Ok(Box::new(memory))
+}
+
+/// Names it after the file.
+pub(super) fn name_after_file(fd: &OwnedFd, plan: &Plan) {
+    if let Some(file) = plan.file.file_name() {
+        dmabuf::name(fd.as_fd(), &file.to_string_lossy());
+    }
+}
+
+pub(super) fn cannot_map(errno: Errno) -> Error {
+    Error::os("cannot map the dma-buf", errno)
 }
 
 impl Memory for DmaBufs {

@@ -57,7 +57,14 @@ pub(crate) fn look_at(
             hugetlb: false,
         };
         let module = module_behind(fd);
-        return Ok((place, Some(DmaBufFacts { unpinnable, module })));
+        return Ok((
+            place,
+            Some(DmaBufFacts {
+                unpinnable,
+                module,
+                heap_reads: false,
+            }),
+        ));
     }
     let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {

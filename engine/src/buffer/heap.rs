@@ -1,6 +1,6 @@
 //! `heap:NAME`: a dma-buf from `/dev/dma_heap/NAME`.
 
-use super::dmabuf::DmaBufs;
+use super::dmabuf::{DmaBufs, cannot_map, name_after_file};
 use crate::error::{Error, Result};
 use crate::plan::{DmaBufFacts, Plan};
 use crate::sys::map::{Mapping, page_size};
@@ -9,25 +9,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 pub(super) fn make(name: &str, plan: &Plan) -> Result<DmaBufs> {
-    let fd = allocate(name, plan.capacity)?;
-    if let Some(file) = plan.file.file_name() {
-        dmabuf::name(fd.as_fd(), &file.to_string_lossy());
-    }
+    let fd = allocate(&open(name)?, plan.capacity)?;
+    name_after_file(&fd, plan);
     DmaBufs::to_fill(&Arc::new(fd), true).map_err(cannot_map)
 }
 
 /// What a heap's memory is like: tried with a page of it.
 pub(crate) fn look_at_heap(name: &str) -> Result<DmaBufFacts> {
-    let fd = allocate(name, page_size())?;
+    let heap = open(name)?;
+    let fd = allocate(&heap, page_size())?;
     let map = Mapping::chain(&[(fd.as_fd(), page_size())]).map_err(cannot_map)?;
     Ok(DmaBufFacts {
         unpinnable: map.region().can_be_pinned(0).err(),
         module: None,
+        heap_reads: dmabuf::reads_files(heap.as_fd()),
     })
 }
 
-fn allocate(name: &str, bytes: u64) -> Result<OwnedFd> {
-    let heap = dmabuf::open_heap(name).map_err(|errno| cannot_open(name, errno))?;
+fn open(name: &str) -> Result<OwnedFd> {
+    dmabuf::open_heap(name).map_err(|errno| cannot_open(name, errno))
+}
+
+fn allocate(heap: &OwnedFd, bytes: u64) -> Result<OwnedFd> {
     dmabuf::allocate(heap.as_fd(), bytes).map_err(|errno| {
         let error = Error::os("cannot allocate", errno);
         match errno {
@@ -37,10 +40,6 @@ fn allocate(name: &str, bytes: u64) -> Result<OwnedFd> {
             _ => error,
         }
     })
-}
-
-fn cannot_map(errno: Errno) -> Error {
-    Error::os("cannot map the dma-buf", errno)
 }
 
 fn cannot_open(name: &str, errno: Errno) -> Error {

@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 pub(crate) use best::best_dma_buf;
 pub(crate) use caller::Lent;
-pub(crate) use dmafile::{born, look_at_dmafile};
+pub(crate) use dmabuf::born;
+pub(crate) use dmafile::look_at_dmafile;
 pub(crate) use fd::look_at;
 pub(crate) use heap::look_at_heap;
 pub(crate) use udmabuf::look_at_udmabuf;

@@ -5,6 +5,7 @@
 
 mod bounce;
 mod fill;
+mod heap_read;
 mod mmap;
 mod module;
 mod pool;
@@ -21,10 +22,9 @@ use crate::sys::file;
 use crate::sys::map::Region;
 use crate::transfer::feed::{Extent, Feed, Lane};
 use crate::transfer::meter::{Meter, Phase, ROW_COPIES, ROW_READS};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
-pub(crate) use module::{Birth, born};
 pub(crate) use pool::copy_cached;
 
 /// What a method is given.
@@ -104,6 +104,28 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Sendfile => sendfile::run(job),
         Method::Splice => splice::run(job),
         Method::Module => module::run(job),
+        Method::HeapRead => {
+            let why = "a heap reads into buffers that it makes";
+            Err(Stop::Refused(Error::new("cannot read this way", why)))
+        }
+    }
+}
+
+/// A buffer that is to come into being with the bytes of a file in it.
+pub(crate) struct Birth<'a> {
+    pub plan: &'a Plan,
+    pub source: &'a Source,
+    pub meter: &'a Meter<'a>,
+    pub cancel: &'a CancelToken,
+    /// Allocation comes before the first read.
+    pub in_order: bool,
+}
+
+/// Makes and fills it in one call: a gather is read while the next one is allocated.
+pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
+    match birth.plan.first().method {
+        Method::HeapRead => heap_read::born(birth),
+        _ => module::born(birth),
     }
 }
 
@@ -167,6 +189,11 @@ pub(crate) fn serves(rung: Rung, request: &Request, pages: Pages) -> Result<(), 
         Method::Module if request.module().is_none() => {
             Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
         }
+        Method::HeapRead if !request.heap_reads() => Err(
+            "a heap reads files into buffers that it makes, on a kernel that has \
+             DMA_HEAP_ALLOC_AND_READ_FILE: --to heap:NAME"
+                .to_string(),
+        ),
         _ => Ok(()),
     }
 }
@@ -201,9 +228,10 @@ pub(crate) fn describe(rung: Rung, asked: Method) -> String {
         (Method::Sendfile, ..) => "copied inside the kernel",
         (Method::Splice, ..) => "copied inside the kernel, through a pipe",
         (Method::Module, true, _) => "the disk writes into the buffer's own pages, in one call",
-        (Method::Module, false, _) => {
+        (Method::Module | Method::HeapRead, false, _) => {
             "the kernel copies from the page cache into the buffer's own pages"
         }
+        (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {

@@ -2,7 +2,7 @@
 //! whole run of them in one call, many gathers in flight, nothing pinned, mapped or copied.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Job, Stop};
+use super::{Birth, Job, Stop};
 use crate::CancelToken;
 use crate::error::Error;
 use crate::module::{self, Module};
@@ -118,18 +118,8 @@ fn part(
     }
 }
 
-/// A buffer that is to come into being with the bytes of a file in it.
-pub(crate) struct Birth<'a> {
-    pub plan: &'a Plan,
-    pub source: &'a Source,
-    pub meter: &'a Meter<'a>,
-    pub cancel: &'a CancelToken,
-    /// Allocation comes before the first read.
-    pub in_order: bool,
-}
-
 /// Makes and fills it in one call: a gather is read while the next one is allocated.
-pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
+pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     let Birth {
         plan,
         source,

@@ -51,6 +51,7 @@ pub(super) fn ladder(
     pages: Pages,
     landing: &Result<(), String>,
     (to_copy, to_read): (u64, u64),
+    whole: bool,
     reasons: &mut Reasons,
 ) -> Result<Vec<Rung>> {
     let rung = |method, direct, registered| Rung {
@@ -68,20 +69,25 @@ pub(super) fn ladder(
         rung(Method::Bounce, true, false),
     ];
     // Whichever way most of the bytes come better.
-    let module = match request.io == Io::Auto && to_copy > to_read {
-        true => vec![rung(Method::Module, false, false)],
-        false => vec![
-            rung(Method::Module, true, false),
-            rung(Method::Module, false, false),
-        ],
+    let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
+        true => vec![rung(method, false, false)],
+        false => vec![rung(method, true, false), rung(method, false, false)],
     };
     let asked = request.method;
     let all: Vec<Rung> = match asked {
         Method::Auto if request.module().is_some() => {
             let last = rung(Method::Threads, false, false);
+            let module = in_one_call(Method::Module);
             module.into_iter().chain([last]).collect()
         }
-        Method::Module => module,
+        // What is left when the buffer could not be made that way after all.
+        Method::Auto if request.heap_reads() && whole => {
+            let heap = in_one_call(Method::HeapRead);
+            let direct = [bounce[0], bounce[1]].into_iter();
+            let last = [rung(Method::Threads, false, false)];
+            heap.into_iter().chain(direct).chain(last).collect()
+        }
+        Method::Module | Method::HeapRead => in_one_call(asked),
         Method::Auto => match (landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
                 reasons.add("not", uring[1], why.clone());
@@ -102,8 +108,8 @@ pub(super) fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
-    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && request.module().is_none()
-    {
+    let by_others = request.module().is_some() || (request.heap_reads() && whole);
+    if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // Nothing for the disk to do.
         return Ok(vec![rung(Method::Threads, false, false)]);
     }
@@ -114,13 +120,16 @@ pub(super) fn ladder(
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => match &file.direct_refused {
                 Some(why) => Err(why.clone()),
-                None if matches!(rung.method, Method::Bounce | Method::Module) => Ok(()),
+                None if !rung.lands_whole() => Ok(()),
                 None => landing.clone(),
             },
             _ => Ok(()),
         }
         .and_then(|()| match no_uring(host, file) {
             Some(why) if rung.registered || rung.method == Method::Uring => Err(why),
+            _ if rung.method == Method::HeapRead && request.heap_reads() && !whole => {
+                Err("a heap reads whole files, without holes, while it allocates".to_string())
+            }
             _ => method::serves(rung, request, pages),
         });
         match why {

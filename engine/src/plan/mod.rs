@@ -29,8 +29,12 @@ pub struct Rung {
 impl Rung {
     /// Reads land where their bytes belong, in whole units of the file's direct alignment.
     pub(crate) fn lands_whole(self) -> bool {
-        // dmafile.ko sees to parts of a block by itself.
-        self.direct && !matches!(self.method, Method::Bounce | Method::Module)
+        self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
+    }
+
+    /// The kernel moves all of it by itself, parts of blocks too, and in one way.
+    pub(crate) fn moves_in_one_call(self) -> bool {
+        matches!(self.method, Method::Module | Method::HeapRead)
     }
 }
 
@@ -91,7 +95,7 @@ pub struct Plan {
     pub gather: u64,
     /// When pages come into being.
     pub allocation: Allocation,
-    /// Memory and bytes come into being in one step, of dmafile.ko.
+    /// Memory and bytes come into being in one step, of dmafile.ko or a heap.
     pub born_full: bool,
     /// Multiple that direct reads keep to.
     pub align: u64,
@@ -204,12 +208,25 @@ pub(crate) fn decide(
     let landing = ladder::landing(request, file);
     let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
     let parts = (to_copy, to_read);
-    let mut ladder = ladder::ladder(request, file, host, pages, &landing, parts, &mut reasons)?;
+    let one_run = layout.is_one_run(start, end);
+    let whole = one_run
+        && (start, end) == (0, file.size)
+        && matches!(request.allocation, Allocation::Auto | Allocation::Ahead);
+    let mut ladder = ladder::ladder(
+        request,
+        file,
+        host,
+        pages,
+        &landing,
+        parts,
+        whole,
+        &mut reasons,
+    )?;
 
     let first = ladder[0];
     // One call reads in one way.
     let (to_copy, to_read) = match first.method {
-        Method::Module if first.direct => (0, to_copy + to_read),
+        _ if first.moves_in_one_call() && first.direct => (0, to_copy + to_read),
         _ => parts,
     };
     let block = request.block.unwrap_or(match first.method {
@@ -262,6 +279,13 @@ pub(crate) fn decide(
         queue_depth = module.depth;
     }
 
+    if first.method == Method::HeapRead
+        && (request.gather.is_some() || request.queue_depth.is_some())
+    {
+        let why = "what is in flight is the kernel's choice: /sys/module/dma_heap_read/parameters";
+        reasons.add("gather", "auto", why);
+    }
+
     let window = ladder::window(&mut ladder, host, pages, block, queue_depth, &mut reasons);
     let first = ladder[0];
     describe_io(request, first, file, layout, &mut reasons);
@@ -270,7 +294,6 @@ pub(crate) fn decide(
         first.to_string(),
         method::describe(first, request.method),
     );
-    let one_run = layout.is_one_run(start, end);
     let allocation = allocation(request, pages, first, end - start, one_run, &mut reasons);
     let born_full = makes_and_fills(request, first, one_run)
         && matches!(allocation, Allocation::Ahead | Allocation::Before);
@@ -357,7 +380,7 @@ fn describe_io(
     match (request.io, &file.direct_refused) {
         (Io::Direct | Io::Buffered, _) => reasons.add("io", request.io, "asked for"),
         (Io::Auto, Some(why)) => reasons.add("io", Io::Buffered, why.clone()),
-        (Io::Auto, None) if first.method == Method::Module => {
+        (Io::Auto, None) if first.moves_in_one_call() => {
             let (cached, all) = (layout.bytes(true), layout.bytes(true) + layout.bytes(false));
             let choice = if first.direct {
                 Io::Direct
@@ -401,7 +424,12 @@ fn allocation(
     } else if makes_and_fills(request, first, one_run) {
         (
             Allocation::Ahead,
-            "dmafile.ko allocates while it reads, in one call: the buffer is born full",
+            match first.method {
+                Method::Module => {
+                    "dmafile.ko allocates while it reads, in one call: the buffer is born full"
+                }
+                _ => "the heap allocates while it reads, in one call: the buffer is born full",
+            },
         )
     } else if request.dma_buf.is_some() {
         (Allocation::InRead, "a dma-buf has its pages from the start")
@@ -437,7 +465,12 @@ fn allocation(
 
 /// Whether a buffer can come into being with its bytes in it: one new one, of one run of one file.
 fn makes_and_fills(request: &Request, first: Rung, one_run: bool) -> bool {
-    first.method == Method::Module && matches!(request.kind, Kind::Dmafile) && one_run
+    match first.method {
+        Method::Module => matches!(request.kind, Kind::Dmafile) && one_run,
+        // Of no other file there would be this way.
+        Method::HeapRead => true,
+        _ => false,
+    }
 }
 
 /// Refuses early what cannot fit. `need` are the bytes of the pages that hold data: holes take no

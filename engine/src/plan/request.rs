@@ -51,6 +51,11 @@ impl Request {
     pub(crate) fn module(&self) -> Option<Module> {
         self.dma_buf?.module
     }
+
+    /// A heap is to make the buffer, one that reads files while it allocates.
+    pub(crate) fn heap_reads(&self) -> bool {
+        matches!(self.kind, Kind::Heap(_)) && self.dma_buf.is_some_and(|facts| facts.heap_reads)
+    }
 }
 
 /// What is true of memory that exists.
@@ -77,6 +82,8 @@ pub(crate) struct DmaBufFacts {
     pub unpinnable: Option<rustix::io::Errno>,
     /// dmafile.ko, where it is one of its own.
     pub module: Option<Module>,
+    /// It is of a heap that reads files while it allocates.
+    pub heap_reads: bool,
 }
 
 /// Checks the values of a request that need no file.

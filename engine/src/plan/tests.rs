@@ -398,6 +398,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
         dma_buf: Some(DmaBufFacts {
             unpinnable: (!pins).then_some(rustix::io::Errno::FAULT),
             module: None,
+            heap_reads: false,
         }),
         ..Request::default()
     };
@@ -443,6 +444,7 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
             module: None,
+            heap_reads: false,
         }),
         queue_depth: depth,
         ..Request::default()
@@ -469,6 +471,7 @@ fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
                 module: None,
+                heap_reads: false,
             }),
             method,
             io: Io::Direct,
@@ -501,6 +504,7 @@ fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
             dma_buf: kind.starts_with("heap").then_some(DmaBufFacts {
                 unpinnable: None,
                 module: None,
+                heap_reads: false,
             }),
             ..Request::default()
         };
@@ -543,6 +547,7 @@ fn a_ring_is_small_however_much_is_asked_for() {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
             module: None,
+            heap_reads: false,
         }),
         queue_depth: Some(4096),
         block: Some(64 * MIB),
@@ -592,6 +597,7 @@ fn of_module(kind: Kind) -> Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: None,
             module: Some(module),
+            heap_reads: false,
         }),
         ..Request::default()
     }
@@ -699,4 +705,61 @@ fn what_has_holes_is_made_and_then_filled() {
         assert!(!plan(runs).born_full);
     }
     assert!(plan(vec![run(0, MIB), run(MIB, GIB)]).born_full);
+}
+
+/// A request for a buffer of a heap whose kernel reads files into new ones.
+fn of_heap() -> Request {
+    Request {
+        kind: Kind::Heap("system".to_string()),
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: Some(rustix::io::Errno::FAULT),
+            module: None,
+            heap_reads: true,
+        }),
+        ..Request::default()
+    }
+}
+
+#[test]
+fn a_heap_that_can_reads_whole_files() {
+    let plan = plan_for(&of_heap(), &file(GIB), &host(), false).unwrap();
+    let want = [
+        "heap-read direct",
+        "heap-read buffered",
+        "bounce direct registered",
+        "bounce direct",
+        "threads buffered",
+    ];
+    assert_eq!(ladder_of(&plan), want);
+    assert!(plan.born_full && plan.allocation == Allocation::Ahead);
+    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates while it reads"));
+    let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
+    assert_eq!(cached.first().to_string(), "heap-read buffered");
+
+    // A part of a file, and who wants another order, go the other way.
+    let part = Request {
+        offset: 4096,
+        ..of_heap()
+    };
+    let before = Request {
+        allocation: Allocation::Before,
+        ..of_heap()
+    };
+    for request in [part, before] {
+        let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
+        assert_eq!(plan.first().method, Method::Bounce);
+        assert!(!plan.born_full);
+        let asked = Request {
+            method: Method::HeapRead,
+            ..request
+        };
+        let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
+        assert!(error.to_string().contains("whole files"), "{error}");
+    }
+    let asked = Request {
+        method: Method::HeapRead,
+        ..Request::default()
+    };
+    let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
+    assert!(error.to_string().contains("--to heap:NAME"), "{error}");
 }

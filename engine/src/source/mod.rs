@@ -166,6 +166,11 @@ impl Source {
         self.part(at).0.file.size()
     }
 
+    /// How many bytes the file that holds a byte has now.
+    pub(crate) fn size_now(&self, at: u64) -> Result<u64> {
+        self.part(at).0.file.size_now()
+    }
+
     /// Where the file ends now that has been cut short before the end of one of these ranges,
     /// which ascend.
     pub(crate) fn missing(&self, ranges: &[(u64, u64)]) -> Result<Option<u64>> {

@@ -21,11 +21,28 @@ const UDMABUF_CREATE: libc::Ioctl = libc::_IOW::<Create>(b'u' as u32, 0x42);
 /// struct dma_heap_allocation_data of linux/dma-heap.h.
 #[repr(C)]
 struct Allocation {
-    len: u64,
+    size: Size,
     fd: u32,
     fd_flags: u32,
     heap_flags: u64,
 }
+
+/// How large a buffer shall be: as it is said, or as a file is.
+#[repr(C)]
+union Size {
+    len: u64,
+    file: FileOf,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FileOf {
+    file_fd: u32,
+    file_reserved: u32,
+}
+
+/// The buffer has a file's size and content, on a kernel with the series in kernel/linux-6.12.
+const DMA_HEAP_ALLOC_AND_READ_FILE: u64 = 1;
 
 const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = libc::_IOWR::<Allocation>(b'H' as u32, 0);
 
@@ -102,11 +119,42 @@ pub(crate) fn heaps() -> Vec<PathBuf> {
 
 /// Has a heap make a dma-buf of `size` bytes, rounded up to whole pages, all of them zero.
 pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno> {
+    request(heap, Size { len: size }, 0)
+}
+
+/// Whether a heap knows [`allocate_and_read`]: asked for a file that there isn't.
+pub(crate) fn reads_files(heap: BorrowedFd<'_>) -> bool {
+    let nothing = FileOf {
+        file_fd: u32::MAX,
+        file_reserved: 0,
+    };
+    let asked = request(heap, Size { file: nothing }, DMA_HEAP_ALLOC_AND_READ_FILE);
+    // Who doesn't know the flag says EINVAL, before anything else.
+    asked.is_err_and(|errno| errno == Errno::BADF)
+}
+
+/// Has a heap make a dma-buf that is as large as a file, rounded up to whole pages, with its bytes
+/// in it and zeros behind them; past the page cache if the file is open that way.
+///
+/// ENODATA for a file that is empty, or that is cut short meanwhile; otherwise as [`allocate`], and
+/// what reading the file says.
+pub(crate) fn allocate_and_read(
+    heap: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+) -> Result<OwnedFd, Errno> {
+    let file = FileOf {
+        file_fd: file.as_raw_fd() as u32,
+        file_reserved: 0,
+    };
+    request(heap, Size { file }, DMA_HEAP_ALLOC_AND_READ_FILE)
+}
+
+fn request(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Errno> {
     let mut data = Allocation {
-        len: size,
+        size,
         fd: 0,
         fd_flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32,
-        heap_flags: 0,
+        heap_flags,
     };
     file::retry(|| {
         // SAFETY: the structure is the kernel's own and lives through the call.

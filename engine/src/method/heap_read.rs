@@ -1,0 +1,83 @@
+//! `heap-read`: a heap allocates a dma-buf and reads a whole file into it meanwhile, on kernels with
+//! DMA_HEAP_ALLOC_AND_READ_FILE (the series in kernel/linux-6.12; AR-6 to AR-12).
+//!
+//! The call can't be ended early, but by a fatal signal, and tells nothing while it runs.
+
+use super::fill::{cut_short, failed, is_refusal, refused};
+use super::{Birth, Stop};
+use crate::error::Error;
+use crate::sys::{Errno, dmabuf};
+use crate::transfer::feed::Extent;
+use crate::transfer::meter::{Phase, ROW_READS};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Makes and fills it in one call.
+pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
+    let Birth {
+        plan,
+        source,
+        meter,
+        cancel,
+        ..
+    } = *birth;
+    let refuse = |what: &str, errno| Stop::Refused(Error::os(what, errno).at(&plan.kind));
+    let name = plan.kind.trim_start_matches("heap:");
+    let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
+    let direct = plan.first().direct;
+    let input = match direct {
+        true => source.direct(0).map_err(str::to_string),
+        false => Ok(source.buffered(0)),
+    };
+    let (file, _) = input
+        .map_err(|why| Stop::NotDirect(Error::new("no direct I/O", why).at(source.whole())))?;
+    let cancelled = || match cancel.is_set() {
+        true => Err(Stop::Failed(Error::cancelled(source.whole()))),
+        false => Ok(()),
+    };
+    cancelled()?;
+    let start = meter.now();
+    meter.io_begins();
+    let made = dmabuf::allocate_and_read(heap.as_fd(), file);
+    meter.io_ends();
+    let place = || source.place(0);
+    let fd = made.map_err(|errno| match errno {
+        Errno::NODATA => Stop::Failed(cut_short(source, 0)),
+        Errno::NOMEM => Stop::Failed(
+            Error::os("cannot allocate the buffer", errno)
+                .why("the heap, or the limit of a cgroup, has no room for it")
+                .remedy("free memory, raise memory.max, or load a range (--offset, --length)")
+                .at(place()),
+        ),
+        Errno::MFILE => Stop::Failed(
+            Error::os("cannot make the buffer", errno)
+                .remedy("raise the limit on open files: ulimit -n")
+                .at(place()),
+        ),
+        Errno::NOTTY | Errno::PERM | Errno::ACCESS => refuse("the heap refuses", errno),
+        errno if is_refusal(errno) && direct => refused(source, errno),
+        errno if is_refusal(errno) => refuse("the heap refuses", errno),
+        errno => Stop::Failed(failed(source, 0, errno)),
+    })?;
+    meter.add(Phase::Wait, start);
+    meter.span("heap", ROW_READS, start, 0, plan.bytes);
+    cancelled()?;
+    // The kernel has read all that there was. Beyond what was asked for there is to be nothing.
+    let size = source.size_now(0)?;
+    if size < plan.bytes {
+        return Err(Stop::Failed(cut_short(source, size)));
+    }
+    if size > plan.bytes {
+        let error = Error::new("cannot use the buffer", "the file has grown meanwhile");
+        return Err(Stop::Refused(error.at(source.whole())));
+    }
+    let extent = Extent {
+        file: 0,
+        at: 0,
+        len: plan.bytes,
+        need: plan.bytes,
+        head: 0,
+        run_end: plan.bytes,
+    };
+    meter.landed(&extent, direct);
+    Ok(fd)
+}
