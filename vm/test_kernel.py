@@ -192,7 +192,7 @@ def test_base_has_what_stock_kernels_have(small_base: str) -> None:
         modprobe vivid n_devs=1 && ls /dev/video0
         for mount; do echo bytes >$mount/file && cat $mount/file; done
     """
-    words = ["--kernel", small_base, "--module", *disks]
+    words = ["--kernel", small_base, "--module", "--timeout=1800", *disks]
     result = vm(*words, "--", "sh", "-c", script, "sh", *mounts)
     assert result.returncode == 0, result.stderr
     assert result.stderr == b""
@@ -231,7 +231,7 @@ def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_pat
     load = f"insmod {tmp_path}/faulty/faulty.ko fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"
-    words: list[str | Path] = ["--kernel=base-debug", "--kernel-log", log]
+    words: list[str | Path] = ["--kernel=base-debug", "--timeout=1800", "--kernel-log", log]
     result = vm(*words, "--", "sh", "-c", script, "sh", *faults)
     assert result.returncode == machine.COMPLAINT, result.stderr
     for one in found:

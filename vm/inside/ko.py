@@ -141,27 +141,37 @@ def fragmented(programs: Programs, folder: Path) -> None:
     file.path.write_bytes(file.data)
     file.evict()
     Path("/proc/sys/vm/drop_caches").write_text("3")
-    # What is large is taken; then every other page of it is given back.
-    held = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 24 * MIB, flags=mmap.MAP_PRIVATE)
-    held.madvise(mmap.MADV_NOHUGEPAGE)
-    for at in range(0, len(held), mmap.PAGESIZE):
-        held[at] = 1
-    for at in range(0, len(held), 2 * mmap.PAGESIZE):
-        held.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
-    large = sum(
+    held: list[mmap.mmap] = []
+    # What was in use before becomes free meanwhile, and is large.
+    while (large := free_in_large_pieces()) >= len(file.data):
+        assert len(held) < 10, f"{large} bytes are not fragmented"
+        # All is taken; then every other page is given back.
+        part = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 24 * MIB, flags=mmap.MAP_PRIVATE)
+        part.madvise(mmap.MADV_NOHUGEPAGE)
+        for at in range(0, len(part), mmap.PAGESIZE):
+            part[at] = 1
+        for at in range(0, len(part), 2 * mmap.PAGESIZE):
+            part.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
+        held.append(part)
+    print(f"# {large >> 10} KiB free in pieces of 64 KiB and more", flush=True)
+    for words in ([], ["buffered"]):
+        done = programs.load(file.path, "print", *words)
+        assert (done.result, done.moved) == (0, len(file.data)), done.result
+        assert done.data == file.data, difference(done.data, file.data)
+    for part in held:
+        part.close()
+    file.path.unlink()
+
+
+def free_in_large_pieces() -> int:
+    """Bytes in free pieces of 64 KiB and more."""
+    pages = sum(
         int(count) << order
         for line in Path("/proc/buddyinfo").read_text().splitlines()
         for order, count in enumerate(line.split()[4:])
         if order >= 4
     )
-    print(f"# {large * 4} KiB free in pieces of 64 KiB and more", flush=True)
-    assert large * mmap.PAGESIZE < len(file.data), "memory is not fragmented"
-    for words in ([], ["buffered"]):
-        done = programs.load(file.path, "print", *words)
-        assert (done.result, done.moved) == (0, len(file.data)), done.result
-        assert done.data == file.data, difference(done.data, file.data)
-    held.close()
-    file.path.unlink()
+    return pages * mmap.PAGESIZE
 
 
 def calls(programs: Programs, folder: Path) -> None:
