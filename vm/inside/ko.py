@@ -115,7 +115,7 @@ def short(programs: Programs, folder: Path) -> None:
 
 
 def every_byte(programs: Programs, *folders: Path) -> None:
-    few = ["-s", *words_of(folders[0]), folders[0]]
+    few: list[str | Path] = ["-s", *words_of(folders[0]), folders[0]]
     for folder in folders:
         words = words_of(folder)
         # A kernel that checks itself takes half an hour for each: it sees every path taken on all,
