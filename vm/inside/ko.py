@@ -115,8 +115,9 @@ def short(programs: Programs, folder: Path) -> None:
 
 
 def every_byte(programs: Programs, *folders: Path) -> None:
+    few: list[str | Path] = ["-s", *words_of(folders[0]), folders[0]]
     for folder in folders:
-        words = [*WORDS.get(File(folder / "file", b"").file_system, [])]
+        words = words_of(folder)
         # A kernel that checks itself takes half an hour for each: it sees every path taken on all,
         # and every offset on one.
         if KMEMLEAK.exists() and folder != folders[0]:
@@ -127,17 +128,21 @@ def every_byte(programs: Programs, *folders: Path) -> None:
         with loop(folders[0] / "disk", size) as device:
             programs.run("bytes", device)
     with parameter("max_order", 0):
-        programs.run("bytes", "-s", folders[0])
+        programs.run("bytes", *few)
     with parameter("in_order", "Y"):
-        programs.run("bytes", "-s", folders[0])
+        programs.run("bytes", *few)
     with parameter("depth", 1):
-        programs.run("bytes", "-s", folders[0])
+        programs.run("bytes", *few)
     fragmented(programs, folders[0])
+
+
+def words_of(folder: Path) -> list[str]:
+    return [*WORDS.get(File(folder / "file", b"").file_system, [])]
 
 
 def fragmented(programs: Programs, folder: Path) -> None:
     """All free memory is single pages: a load is made of those, and of nothing else."""
-    file = File(folder / "large", BLOB * 4)
+    file = File(folder / "large", BLOB * 8)
     file.path.write_bytes(file.data)
     file.evict()
     Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -146,7 +151,7 @@ def fragmented(programs: Programs, folder: Path) -> None:
     while (large := free_in_large_pieces()) >= len(file.data):
         assert len(held) < 10, f"{large} bytes are not fragmented"
         # All is taken; then every other page is given back.
-        part = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 24 * MIB, flags=mmap.MAP_PRIVATE)
+        part = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 48 * MIB, flags=mmap.MAP_PRIVATE)
         part.madvise(mmap.MADV_NOHUGEPAGE)
         for at in range(0, len(part), mmap.PAGESIZE):
             part[at] = 1
