@@ -9,10 +9,10 @@ import kernels
 import pytest
 import series
 import small
-from test_loads import MOUNTS, passed
+from test_loads import MOUNTS, Programs, passed, programs
 from test_run import FILE_SYSTEMS, ready, vm
 
-__all__ = ["ready"]
+__all__ = ["programs", "ready"]
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
@@ -100,3 +100,11 @@ def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
     command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
     result = vm(f"--kernel={kernel}", "--timeout=3600", *disks, "--", *command)
     passed(result, "selftests passed")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
+    passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
