@@ -41,7 +41,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 .PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
-	module base base-debug series series-debug kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -162,6 +162,10 @@ kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, o
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
 	@python3 vm/overlap.py $(ARGS)
+
+series-cost: need-rust ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
+	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
+	@python3 vm/series_cost.py $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"

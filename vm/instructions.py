@@ -326,6 +326,7 @@ def measure(
     timeout: int = 600,
     profile: str = "release",
     module: bool = True,
+    kernel: str = "6.12",
 ) -> Measured:
     """Boots once; ends with CalledProcessError, and what was said, where that fails."""
     # Before it runs: what is edited meanwhile is not what is measured.
@@ -335,7 +336,7 @@ def measure(
         program, marks = build(folder, profile), folder / "marks"
         (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
         command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
-        command += ["--module"] if module else []
+        command += [f"--kernel={kernel}", *(["--module"] if module else [])]
         command += [f"--memory={2048 + 8 * mib}M", "--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
         command += [str(program), str(mib), str(rounds), str(seed)]
         command.append(str(folder / "candidates"))

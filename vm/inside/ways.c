@@ -8,6 +8,8 @@
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
  *				over it, udmabuf the same, filled through the dma-buf
+ *	copy to=heap method=heap-read|in-order io=direct|buffered
+ *				by a heap that reads files (kernel/linux-6.12): meanwhile, or when all is allocated
  *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
  *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
  *				mapping of one
@@ -51,6 +53,12 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
+
+#ifndef DMA_HEAP_ALLOC_AND_READ_FILE
+/* The file's descriptor is in the lower half of len. */
+#define DMA_HEAP_ALLOC_AND_READ_FILE 1ULL
+#endif
+#define IN_ORDER "/sys/module/dma_heap_read/parameters/in_order"
 
 enum { START, CREATED, FILLED, CLOSED };
 
@@ -421,10 +429,17 @@ static int run_make(const struct candidate *c)
 
 /* Without dmafile */
 
+static bool by_heap(const struct candidate *c)
+{
+	return is(c->method, "heap-read") || is(c->method, "in-order");
+}
+
 static int create_to_fill(const struct candidate *c, struct memory *m)
 {
 	bool maps = is(c->method, "read");
 
+	if (by_heap(c))
+		return 0;
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
 	if (is(c->to, "dmafile")) {
@@ -479,6 +494,32 @@ static int fill_by_module(const struct candidate *c, struct memory *m, int in)
 	return error ? refuse(c->method) : 0;
 }
 
+/* Whether a heap allocates all before it reads. */
+static int set_in_order(bool in_order)
+{
+	int fd = open(IN_ORDER, O_WRONLY | O_CLOEXEC), error;
+
+	if (fd < 0)
+		return refuse(IN_ORDER);
+	error = write(fd, in_order ? "Y" : "N", 1) != 1;
+	close(fd);
+	return error ? refuse(IN_ORDER) : 0;
+}
+
+static int fill_by_heap(struct memory *m, int in)
+{
+	struct dma_heap_allocation_data data = {
+		.len = in, .fd_flags = O_RDWR | O_CLOEXEC, .heap_flags = DMA_HEAP_ALLOC_AND_READ_FILE,
+	};
+	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
+
+	if (heap < 0 || ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data))
+		return refuse("DMA_HEAP_ALLOC_AND_READ_FILE");
+	m->dmabuf = data.fd;
+	close(heap);
+	return 0;
+}
+
 static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
 {
 	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
@@ -488,6 +529,8 @@ static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2
 
 	if (is(c->method, "rw") || is(c->method, "alloc-read"))
 		return fill_by_module(c, m, in);
+	if (by_heap(c))
+		return fill_by_heap(m, in);
 	while (done < size) {
 		size_t len = size - done;
 
@@ -513,6 +556,8 @@ static int run_copy(const struct candidate *c, bool check)
 	struct memory m = { -1, -1, NULL };
 	int in, pipes[2] = { -1, -1 }, error;
 
+	if (by_heap(c) && set_in_order(is(c->method, "in-order")))
+		return -1;
 	settle();
 	mark(START);
 	error = create_to_fill(c, &m);

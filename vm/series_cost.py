@@ -1,0 +1,153 @@
+"""Counts what the series changes: small writes on `base` and on `series`, and ways into a dma-buf.
+
+docs/series.md shows what came out, and tells how.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from instructions import (
+    ALLOC_READ,
+    NORMAL,
+    RESULTS,
+    ROOT,
+    STEPS,
+    Measured,
+    copy,
+    heap,
+    measure,
+    said_by,
+    spread,
+    step,
+    thousands,
+    whole,
+    written,
+)
+
+sys.path.insert(0, str(ROOT / "bench"))
+from common import table
+
+DOC = ROOT / "docs" / "series.md"
+KERNELS = ("base", "series")
+FOLDERS = {"tmpfs": "/mnt", "ext4": "/mnt2", "xfs": "/mnt3"}
+WRITES = 2000
+
+WAYS = {
+    "the normal way: heap, `read()` into its mapping": NORMAL,
+    "udmabuf, then `read()`, buffered": copy("u+mfd", "read", "buffered"),
+    "patch 1: all allocated, then read, buffered": copy("heap", "in-order", "buffered"),
+    "patches 1–5: read while allocating, buffered": copy("heap", "heap-read", "buffered"),
+    "udmabuf, then `read()`, direct": copy("u+mfd", "read", "direct"),
+    "patch 1: all allocated, then read, direct": copy("heap", "in-order", "direct"),
+    "patches 1–5: read while allocating, direct": copy("heap", "heap-read", "direct"),
+    "`dmafile load --to heap:system`": heap("heap-read", "direct"),
+    "dmafile.ko, `ALLOC_READ`, direct": ALLOC_READ,
+}
+"""AR-31's rows, less sendfile, which such a kernel has none of into a dma-buf; and the module."""
+
+
+def writes(kernel: str, rounds: int) -> dict[str, Any]:
+    """Instructions of each write, by folder and size, and how often its source is touched."""
+    with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
+        program, marks = Path(name) / "writes", Path(name) / "marks"
+        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static"]
+        source = ROOT / "vm/inside/writes.c"
+        subprocess.run(["cc", *flags, "-o", str(program), str(source)], check=True)
+        command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
+        command += [f"--fs={fs}" for fs in FOLDERS]
+        inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes "$@"'
+        command += ["--timeout=1800", "--", "sh", "-c", inside, "sh", str(program), str(rounds)]
+        result = subprocess.run([*command, *FOLDERS.values()], capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(result.stderr)
+        lines = [line.split() for line in marks.read_text().splitlines()]
+    counts = [int(user) + int(kernel) for number, user, kernel in lines if int(number) < 2]
+    pairs = iter(zip(counts[::2], counts[1::2], strict=True))
+    names = {folder: fs for fs, folder in FOLDERS.items()}
+    found: dict[str, Any] = {}
+    for line in result.stdout.splitlines():
+        verb, folder, size, *rest = line.split()
+        one = found.setdefault(f"{names[folder]} {size}", {"runs": []})
+        if verb == "ran":
+            begun, done = next(pairs)
+            one["runs"].append((done - begun) / WRITES)
+        else:
+            one["touched"] = [int(count) / WRITES for count in rest]
+    assert next(pairs, None) is None, "more was counted than run"
+    return found
+
+
+def table_of_writes(runs: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for what in runs["base"]:
+        fs, size = what.split()
+        row = [fs, size]
+        for kernel in KERNELS:
+            one = runs[kernel][what]
+            low, high = min(one["runs"]), max(one["runs"])
+            row.append(f"{statistics.median(one['runs']):,.1f} [{low:,.1f}–{high:,.1f}]")
+        medians = [statistics.median(runs[kernel][what]["runs"]) for kernel in KERNELS]
+        row.append(f"{medians[1] - medians[0]:,.1f}")
+        for kernel in KERNELS:
+            faulted, copied = runs[kernel][what]["touched"]
+            row.append(f"{faulted + copied:g}")
+        rows.append(row)
+    head = ["", "bytes", "base", "series", "less", "touches, base", "touches, series"]
+    return table(head, rows)
+
+
+def table_of_ways(measured: Measured) -> str:
+    rows = []
+    for name, line in WAYS.items():
+        one = measured.candidates[line]
+        counts = [thousands(one.per_mib(measured.mib, step(which))) for which in STEPS]
+        every = thousands(one.per_mib(measured.mib, whole))
+        ratios = [spread(measured.ratios(line, other)) for other in (NORMAL, ALLOC_READ)]
+        rows.append([name, *counts, every, *ratios])
+    head = ["", "create", "fill", "close", "all", "to normal", "to `ALLOC_READ`"]
+    return table(head, rows)
+
+
+def show(document: str, tables: dict[str, str]) -> str:
+    for name, text in tables.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end -->"
+        before, _, rest = document.partition(begin)
+        _, _, after = rest.partition(end)
+        document = f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    return document
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=64, help="size of the file (default 64)")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 5 (default 5)")
+    args = parser.parse_args(words)
+    if args.rounds < 5:
+        parser.error("--rounds: at least 5, fewer show no spread")
+    runs = {kernel: writes(kernel, args.rounds) for kernel in KERNELS}
+    print(table_of_writes(runs), flush=True)
+    lines = list(WAYS.values())
+    measured = measure(lines, mib=args.mib, rounds=args.rounds, timeout=2 * 3600, kernel="series")
+    print(table_of_ways(measured))
+    today = datetime.date.today().isoformat()
+    (RESULTS / f"{today}-series-writes.json").write_text(json.dumps(runs, indent=1) + "\n")
+    (RESULTS / f"{today}-series-ways.json").write_text(written(measured))
+    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    about = (
+        f"{today}, Linux {measured.about['guest']} and its `base`, dmafile {ours}, {args.mib} MiB, "
+        f"{args.rounds} rounds."
+    )
+    tables = {"about": about, "writes": table_of_writes(runs), "ways": table_of_ways(measured)}
+    DOC.write_text(show(DOC.read_text(), tables))
+
+
+if __name__ == "__main__":
+    main()
