@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Does what base-debug must find, one fault for each time it is loaded. */
-#include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/slab.h>
@@ -31,7 +30,9 @@ static void locks(void)
 static void sleep(void)
 {
 	spin_lock(&spin);
-	usleep_range(1, 2);
+	/* It might, and is told off although it doesn't. */
+	mutex_lock(&one);
+	mutex_unlock(&one);
 	spin_unlock(&spin);
 }
 
