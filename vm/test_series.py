@@ -59,6 +59,22 @@ def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
     assert result.stdout + result.stderr == ""
 
 
+@matrix
+def test_gcc_and_sparse_have_nothing_to_say() -> None:
+    kernels.need("sparse", "command", "-v", "sparse")
+    build = kernels.find("series").build
+    new = [Path(name) for patch in series.patches() for name in patch.new]
+    objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
+    objects = [name for name in objects if name.startswith("drivers/")]
+    assert len(objects) == 3
+    command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
+    linux = series.tree(small.source())
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=linux, env=kernels.environment()
+    )
+    assert result.stdout + result.stderr == "" and result.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the series' selftests, static: they run in a machine without libraries."""
