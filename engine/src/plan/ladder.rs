@@ -43,6 +43,17 @@ pub(super) fn landing(request: &Request, file: &facts::File) -> Result<(), Strin
     }
 }
 
+/// What of a file is to come.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// Bytes that are in the page cache.
+    pub to_copy: u64,
+    /// Bytes that are not.
+    pub to_read: u64,
+    /// It is all of the file, without a hole, and memory may come into being meanwhile.
+    pub whole: bool,
+}
+
 /// The ways to try, in order, with the reasons for those left out.
 pub(super) fn ladder(
     request: &Request,
@@ -50,10 +61,14 @@ pub(super) fn ladder(
     host: &Host,
     pages: Pages,
     landing: &Result<(), String>,
-    (to_copy, to_read): (u64, u64),
-    whole: bool,
+    wanted: Wanted,
     reasons: &mut Reasons,
 ) -> Result<Vec<Rung>> {
+    let Wanted {
+        to_copy,
+        to_read,
+        whole,
+    } = wanted;
     let rung = |method, direct, registered| Rung {
         method,
         direct,

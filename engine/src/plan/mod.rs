@@ -206,28 +206,21 @@ pub(crate) fn decide(
     }
     let pages = pages::pages(request, host, end - start, spread, &mut reasons)?;
     let landing = ladder::landing(request, file);
-    let (to_copy, to_read) = (layout.bytes(true), layout.bytes(false));
-    let parts = (to_copy, to_read);
     let one_run = layout.is_one_run(start, end);
-    let whole = one_run
-        && (start, end) == (0, file.size)
-        && matches!(request.allocation, Allocation::Auto | Allocation::Ahead);
-    let mut ladder = ladder::ladder(
-        request,
-        file,
-        host,
-        pages,
-        &landing,
-        parts,
-        whole,
-        &mut reasons,
-    )?;
+    let wanted = ladder::Wanted {
+        to_copy: layout.bytes(true),
+        to_read: layout.bytes(false),
+        whole: one_run
+            && (start, end) == (0, file.size)
+            && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
+    };
+    let mut ladder = ladder::ladder(request, file, host, pages, &landing, wanted, &mut reasons)?;
 
     let first = ladder[0];
     // One call reads in one way.
-    let (to_copy, to_read) = match first.method {
-        _ if first.moves_in_one_call() && first.direct => (0, to_copy + to_read),
-        _ => parts,
+    let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
+        true => (0, wanted.to_copy + wanted.to_read),
+        false => (wanted.to_copy, wanted.to_read),
     };
     let block = request.block.unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
