@@ -93,6 +93,12 @@ static void dmafile_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *at
 	kfree(attachment);
 }
 
+/*
+ * Caches are seen to apart from mapping: a buffer may be mapped for several devices at a time,
+ * which CONFIG_DMA_API_DEBUG takes for a mistake of whoever leaves it to the mapping.
+ */
+#define MAP_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
+
 static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 				    enum dma_data_direction direction)
 {
@@ -102,9 +108,11 @@ static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 
 	/* Not while someone walks the list to synchronise what is mapped. */
 	mutex_lock(&buffer->lock);
-	err = dma_map_sgtable(attachment->dev, &attachment->table, direction, 0);
-	if (!err)
+	err = dma_map_sgtable(attachment->dev, &attachment->table, direction, MAP_ATTRS);
+	if (!err) {
+		dma_sync_sgtable_for_device(attachment->dev, &attachment->table, direction);
 		attachment->direction = direction;
+	}
 	mutex_unlock(&buffer->lock);
 	return err ? ERR_PTR(err) : &attachment->table;
 }
@@ -117,7 +125,8 @@ static void dmafile_unmap(struct dma_buf_attachment *attach, struct sg_table *ta
 
 	mutex_lock(&buffer->lock);
 	attachment->direction = DMA_NONE;
-	dma_unmap_sgtable(attachment->dev, table, direction, 0);
+	dma_sync_sgtable_for_cpu(attachment->dev, table, direction);
+	dma_unmap_sgtable(attachment->dev, table, direction, MAP_ATTRS);
 	mutex_unlock(&buffer->lock);
 }
 
