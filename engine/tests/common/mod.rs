@@ -144,7 +144,7 @@ fn first_word(text: &[u8]) -> String {
 
 /// Every method that fills memory of whatever kind; `module` fills dma-bufs of its own.
 pub fn methods() -> impl Iterator<Item = Method> {
-    let any = |method: &Method| *method != Method::Module;
+    let any = |method: &Method| !matches!(method, Method::Module | Method::HeapRead);
     Method::ALL.iter().copied().filter(any)
 }
 
