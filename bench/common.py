@@ -3,12 +3,13 @@
 import math
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -219,6 +220,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def with_tables(document: str, made: Callable[[str], str | None]) -> str:
+    """The document with its tables made anew, each by its name; those that are None stay."""
+
+    def put(match: re.Match[str]) -> str:
+        text = made(match[2])
+        return match[0] if text is None else f"{match[1]}\n\n{text}\n\n{match[3]}"
+
+    return re.sub(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from common import table
+from common import table, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
@@ -597,10 +597,10 @@ def show(document: str, measured: Measured) -> str:
     """The document with its tables made anew."""
     tables = Tables(measured)
 
-    def made(match: re.Match[str]) -> str:
-        return f"{match[1]}\n\n{getattr(tables, match[2])()}\n\n{match[3]}"
+    def made(name: str) -> str | None:
+        return getattr(tables, name)() if hasattr(tables, name) else None
 
-    return re.sub(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", made, document, flags=re.DOTALL)
+    return with_tables(document, made)
 
 
 def newest() -> Measured:

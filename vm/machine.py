@@ -17,6 +17,7 @@ from typing import BinaryIO, NoReturn
 
 import kernels
 import module
+from compiled import static
 from kernels import HERE, Kernel, Unavailable, need
 
 # What this program itself ends with; everything else is COMMAND's.
@@ -245,9 +246,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
             (share / output).touch()
         (share / "command").write_bytes(os.fsencode(script(wanted, command)))
         if wanted.count_instructions:
-            kernels.call(
-                ["cc", "-O2", "-static", "-o", str(share / "count"), str(HERE / "count.c")]
-            )
+            static(HERE / "count.c", share)
             build_counter(folder / COUNTER)
         # The kernel's command line has no room for arguments.
         arguments = shlex.join(["set", "--", str(kernel.modules), *wanted.fs])

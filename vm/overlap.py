@@ -8,7 +8,6 @@ round; docs/kernel.md shows what came out.
 import argparse
 import datetime
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from common import table as made
+from common import with_tables
+from compiled import static
 from instructions import DOCS, RESULTS, ROOT, spread
 
 KERNEL_DOC = DOCS[1]
@@ -48,14 +49,6 @@ def measure(program: Path, mib: int, rounds: int, speed: int | None) -> dict[str
         part, took = line.split()
         seconds[part].append(int(took) / 1e9)
     return seconds
-
-
-def build(folder: Path) -> Path:
-    program = folder / "overlap"
-    source = ROOT / "kernel/tests/overlap.c"
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static"]
-    subprocess.run(["cc", *flags, "-o", str(program), str(source)], check=True)
-    return program
 
 
 def foretold(seconds: dict[str, list[float]]) -> float:
@@ -88,7 +81,7 @@ def main() -> None:
         parser.error("--rounds: at least 5, fewer show no spread")
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="dmafile-overlap-") as name:
-        program = build(Path(name))
+        program = static(ROOT / "kernel/tests/overlap.c", Path(name), "-Wextra")
         alloc = 0.0
         for ratio in (None, *RATIOS):
             speed = int((args.mib << 20) * ratio / alloc) if ratio else None
@@ -98,14 +91,8 @@ def main() -> None:
             print(table(runs), flush=True)
     out = RESULTS / f"{datetime.date.today().isoformat()}-overlap.json"
     out.write_text(json.dumps({"mib": args.mib, "rounds": args.rounds, "runs": runs}) + "\n")
-    KERNEL_DOC.write_text(show(KERNEL_DOC.read_text(), runs))
-
-
-def show(document: str, runs: Sequence[dict[str, Any]]) -> str:
-    """The document with its table made anew."""
-    begin, end = "<!-- overlap -->", "<!-- overlap end -->"
-    pattern = re.compile(f"{begin}.*?{end}", re.DOTALL)
-    return pattern.sub(lambda _: f"{begin}\n\n{table(runs)}\n\n{end}", document)
+    text = with_tables(KERNEL_DOC.read_text(), {"overlap": table(runs)}.get)
+    KERNEL_DOC.write_text(text)
 
 
 if __name__ == "__main__":

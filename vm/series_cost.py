@@ -33,12 +33,14 @@ from instructions import (
 )
 
 sys.path.insert(0, str(ROOT / "bench"))
-from common import table
+from common import table, with_tables
+from compiled import static
 
 DOC = ROOT / "docs" / "series.md"
 KERNELS = ("base", "series")
 FOLDERS = {"tmpfs": "/mnt", "ext4": "/mnt2", "xfs": "/mnt3"}
 WRITES = 2000
+"""In a round, of each sort."""
 
 WAYS = {
     "the normal way: heap, `read()` into its mapping": NORMAL,
@@ -57,10 +59,8 @@ WAYS = {
 def writes(kernel: str, rounds: int) -> dict[str, Any]:
     """Instructions of each write, by folder and size, and how often its source is touched."""
     with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
-        program, marks = Path(name) / "writes", Path(name) / "marks"
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static"]
-        source = ROOT / "vm/inside/writes.c"
-        subprocess.run(["cc", *flags, "-o", str(program), str(source)], check=True)
+        marks = Path(name) / "marks"
+        program = static(ROOT / "vm/inside/writes.c", Path(name), "-Wextra", f"-DWRITES={WRITES}")
         command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
         command += [f"--fs={fs}" for fs in FOLDERS]
         inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes "$@"'
@@ -95,7 +95,7 @@ def table_of_writes(runs: dict[str, dict[str, Any]]) -> str:
             low, high = min(one["runs"]), max(one["runs"])
             row.append(f"{statistics.median(one['runs']):,.1f} [{low:,.1f}–{high:,.1f}]")
         medians = [statistics.median(runs[kernel][what]["runs"]) for kernel in KERNELS]
-        row.append(f"{medians[1] - medians[0]:,.1f}")
+        row.append(f"{medians[0] - medians[1]:,.1f}")
         for kernel in KERNELS:
             faulted, copied = runs[kernel][what]["touched"]
             row.append(f"{faulted + copied:g}")
@@ -114,15 +114,6 @@ def table_of_ways(measured: Measured) -> str:
         rows.append([name, *counts, every, *ratios])
     head = ["", "create", "fill", "close", "all", "to normal", "to `ALLOC_READ`"]
     return table(head, rows)
-
-
-def show(document: str, tables: dict[str, str]) -> str:
-    for name, text in tables.items():
-        begin, end = f"<!-- table: {name} -->", "<!-- end -->"
-        before, _, rest = document.partition(begin)
-        _, _, after = rest.partition(end)
-        document = f"{before}{begin}\n\n{text}\n\n{end}{after}"
-    return document
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -146,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> None:
         f"{args.rounds} rounds."
     )
     tables = {"about": about, "writes": table_of_writes(runs), "ways": table_of_ways(measured)}
-    DOC.write_text(show(DOC.read_text(), tables))
+    DOC.write_text(with_tables(DOC.read_text(), tables.get))
 
 
 if __name__ == "__main__":

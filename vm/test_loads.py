@@ -11,6 +11,7 @@ from pathlib import Path
 
 import kernels
 import pytest
+from compiled import static
 from test_run import FILE_SYSTEMS, TARGET, Result, build, ready, vm
 
 __all__ = ["ready"]
@@ -47,9 +48,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     helpers = folder / "helpers"
     helpers.mkdir()
     for name in ("importer", "maker", "reader"):
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static"]
-        command = ["cc", *flags, "-o", str(helpers / name), str(INSIDE / f"{name}.c")]
-        subprocess.run(command, check=True)
+        static(INSIDE / f"{name}.c", helpers, "-Wextra")
     return Programs(folder / "dmafile", helpers)
 
 

@@ -5,11 +5,11 @@ vm/inside/ko.py, which runs them in the machine.
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 import kernels
 import pytest
+from compiled import static
 from test_loads import MOUNTS, passed
 from test_run import FILE_SYSTEMS, ROOT, Result, ready, vm
 
@@ -29,9 +29,7 @@ def programs(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         kernels.need(package, "command", "-v", command)
     folder = tmp_path_factory.mktemp("programs")
     for source in (*sorted(SOURCES.glob("*.c")), INSIDE / "importer.c"):
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-        flags.append(f"-I{ROOT / 'kernel' / 'uapi'}")
-        subprocess.run(["cc", *flags, "-o", folder / source.stem, source], check=True)
+        static(source, folder, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
     return folder
 
 

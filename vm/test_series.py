@@ -9,6 +9,7 @@ import kernels
 import pytest
 import series
 import small
+from compiled import static
 from test_loads import MOUNTS, Programs, passed, programs
 from test_run import FILE_SYSTEMS, ready, vm
 
@@ -54,7 +55,9 @@ def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
     assert len(mails) == len(series.patches())
     # Who signs it off is who sends it.
     words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
-    command = [str(checkpatch), *words, "--ignore=FILE_PATH_CHANGES", *map(str, mails)]
+    # There is no history to look commits up in, and MAINTAINERS is not changed.
+    words.append("--ignore=FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID")
+    command = [str(checkpatch), *words, *map(str, mails)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout + result.stderr == ""
 
@@ -66,7 +69,7 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
     new = [Path(name) for patch in series.patches() for name in patch.new]
     objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
     objects = [name for name in objects if name.startswith("drivers/")]
-    assert len(objects) == 3
+    assert len(objects) == 4
     command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
     linux = series.tree(small.source())
     result = subprocess.run(
@@ -86,16 +89,19 @@ def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
         # Their header is beside them in Linux only.
         path = tree / source.relative_to(series.SERIES / series.NEW)
-        flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-        flags.append(f"-I{folder / 'uapi'}")
-        subprocess.run(["cc", *flags, "-o", folder / source.stem, path], check=True)
+        # Linux's own header of all selftests is not for -Wextra.
+        static(path, folder, f"-I{folder / 'uapi'}")
     return folder
 
 
 RUN = """
 program=$1; shift
 cp "$program" /tmp/program
-for folder; do /tmp/program "$folder" || exit; done
+for folder; do
+    cd "$folder" && /tmp/program > /tmp/said || { cat /tmp/said; exit 1; }
+    # One that is skipped counts as one that passed.
+    grep "^# Totals: pass:[1-9].* skip:0 " /tmp/said || { cat /tmp/said; exit 1; }
+done
 echo selftests passed
 """
 

@@ -1,5 +1,6 @@
 //! dmafile.ko as this process finds it: its node, what it does, its limits; or why it is of no use.
 
+use crate::buffer;
 use crate::error::{Error, Result};
 use crate::sys::dmafile::{self, NODE};
 use crate::sys::{Errno, map};
@@ -79,11 +80,8 @@ fn cannot_open(errno: Errno) -> Error {
 
 /// It makes no buffer of that size.
 pub(crate) fn cannot_allocate(errno: Errno, module: &Module) -> Error {
-    let error = Error::os("cannot allocate the buffer", errno);
+    let error = buffer::cannot_allocate(errno);
     match errno {
-        Errno::NOMEM => error
-            .why("memory, or the limit of a cgroup, has no room for it")
-            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
         Errno::TOOBIG => error
             .why(format!(
                 "dmafile.ko makes up to {} bytes",
@@ -93,7 +91,6 @@ pub(crate) fn cannot_allocate(errno: Errno, module: &Module) -> Error {
                 "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (--offset, \
                  --length)",
             ),
-        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
         _ => error,
     }
 }

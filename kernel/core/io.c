@@ -468,15 +468,26 @@ static bool all_direct(const struct dmafile_io *io)
 }
 
 /**
+ * dmafile_largest_gather - a limit of gathers, as an administrator sets it
+ * @mb: in MiB; too small or too large a one is as near as it may be
+ *
+ * Return: in bytes, 1 MiB to DMAFILE_MAX_GATHER.
+ */
+u64 dmafile_largest_gather(unsigned int mb)
+{
+	return clamp((u64)mb << 20, (u64)SZ_1M, (u64)DMAFILE_MAX_GATHER);
+}
+
+/**
  * dmafile_gather - a size for gathers
  * @len: bytes that are to be moved
- * @most: the largest
+ * @most: the largest, in MiB, as for dmafile_largest_gather()
  *
  * Return: for &struct dmafile_io's @gather.
  */
-u64 dmafile_gather(u64 len, u64 most)
+u64 dmafile_gather(u64 len, unsigned int most)
 {
-	return clamp(len / GATHERS, (u64)SZ_1M, most);
+	return clamp(len / GATHERS, (u64)SZ_1M, dmafile_largest_gather(most));
 }
 
 /**

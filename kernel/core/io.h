@@ -86,7 +86,8 @@ struct dmafile_io {
 	bool no_direct;
 };
 
-u64 dmafile_gather(u64 len, u64 most);
+u64 dmafile_largest_gather(unsigned int mb);
+u64 dmafile_gather(u64 len, unsigned int most);
 int dmafile_transfer(struct dmafile_io *io);
 
 #endif /* _DMAFILE_IO_H */

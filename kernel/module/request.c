@@ -12,6 +12,7 @@
 
 #include "buffer.h"
 #include "dmafile.h"
+#include "file.h"
 #include "io.h"
 #include "request.h"
 #include "stats.h"
@@ -64,55 +65,9 @@ static u64 max_buffer(void)
 	return limit ? min(limit, all) : all;
 }
 
-static u64 largest_gather(void)
-{
-	return (u64)clamp(READ_ONCE(gather_mb), 1U, (unsigned int)(DMAFILE_MAX_GATHER >> 20)) << 20;
-}
-
 static unsigned int current_depth(void)
 {
 	return clamp(READ_ONCE(depth), 1U, DMAFILE_MAX_DEPTH);
-}
-
-/* A file of which bytes can be asked for; or an error. */
-static struct file *file_get(int fd, bool write)
-{
-	struct file *file = fget(fd);
-	umode_t mode;
-	int err = 0;
-
-	if (!file)
-		return ERR_PTR(-EBADF);
-	mode = file_inode(file)->i_mode;
-	if (S_ISDIR(mode))
-		err = -EISDIR;
-	else if (!S_ISREG(mode) && !S_ISBLK(mode))
-		err = -EINVAL;
-	else if (!(file->f_mode & (write ? FMODE_WRITE : FMODE_READ)))
-		err = -EBADF;
-	else if (write && (file->f_flags & O_APPEND))
-		/* It would go elsewhere. */
-		err = -EINVAL;
-	if (err) {
-		fput(file);
-		return ERR_PTR(err);
-	}
-	return file;
-}
-
-/* The file's size as stat() would tell, also where that asks a server. */
-static int file_size(struct file *file, u64 *size)
-{
-	struct kstat stat;
-	int err;
-
-	if (S_ISBLK(file_inode(file)->i_mode)) {
-		*size = i_size_read(file->f_mapping->host);
-		return 0;
-	}
-	err = vfs_getattr(&file->f_path, &stat, STATX_SIZE, AT_STATX_SYNC_AS_STAT);
-	*size = stat.size;
-	return err;
 }
 
 static int tell(struct dmafile_io *io)
@@ -217,7 +172,7 @@ static int do_info(void *request, struct publication *out)
 		.features = DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ |
 			    DMAFILE_FEATURE_WRITE | DMAFILE_FEATURE_URING_CMD,
 		.max_buffer = max_buffer(),
-		.gather = largest_gather(),
+		.gather = dmafile_largest_gather(READ_ONCE(gather_mb)),
 		.max_gather = DMAFILE_MAX_GATHER,
 		.align = DMAFILE_ALIGN,
 		.depth = current_depth(),
@@ -262,7 +217,7 @@ static int alloc_read_range(struct dmafile_alloc_read *read, struct dmafile_io *
 	io->at = read->buffer_offset;
 	io->len = read->length;
 	if (!io->len) {
-		err = file_size(io->file, &size);
+		err = dmafile_file_size(io->file, &size);
 		if (err)
 			return err;
 		if (io->pos >= size)
@@ -295,12 +250,12 @@ static int do_alloc_read(void *request, struct publication *out)
 	err = set_up(&call, read->flags, read->gather, read->progress);
 	if (err)
 		return err;
-	io->file = file_get(read->file_fd, false);
+	io->file = dmafile_file_get(read->file_fd, false);
 	if (IS_ERR(io->file))
 		return PTR_ERR(io->file);
 	err = alloc_read_range(read, io);
 	if (!err && !io->gather)
-		io->gather = dmafile_gather(io->len, largest_gather());
+		io->gather = dmafile_gather(io->len, READ_ONCE(gather_mb));
 	if (!err)
 		err = reserve(out, read->fd_flags);
 	if (err)
@@ -338,7 +293,7 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 	io->at = rw->buffer_offset;
 	io->len = rw->length;
 	if (!io->gather)
-		io->gather = dmafile_gather(io->len, largest_gather());
+		io->gather = dmafile_gather(io->len, READ_ONCE(gather_mb));
 	if (check_add_overflow(io->at, io->len, &end) || end > dmabuf->size)
 		return -EINVAL;
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN)
@@ -381,7 +336,7 @@ static int do_rw(void *request, struct publication *out)
 	dmabuf = dma_buf_get(request_rw->fd);
 	if (IS_ERR(dmabuf))
 		return PTR_ERR(dmabuf);
-	call.io.file = file_get(request_rw->file_fd, write);
+	call.io.file = dmafile_file_get(request_rw->file_fd, write);
 	if (IS_ERR(call.io.file)) {
 		err = PTR_ERR(call.io.file);
 		goto put_buffer;

@@ -329,16 +329,24 @@ static int make_udmabuf(struct memory *m)
 	return 0;
 }
 
-static int make_heap(struct memory *m)
+/* A buffer of that length; or, with the flag, with the content of the file of that number. */
+static int allocate(struct memory *m, __u64 len, __u64 flags)
 {
-	struct dma_heap_allocation_data data = { .len = size, .fd_flags = O_RDWR | O_CLOEXEC };
+	struct dma_heap_allocation_data data = {
+		.len = len, .fd_flags = O_RDWR | O_CLOEXEC, .heap_flags = flags,
+	};
 	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
 
 	if (heap < 0 || ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data))
-		return refuse("/dev/dma_heap/system");
+		return refuse(flags ? "DMA_HEAP_ALLOC_AND_READ_FILE" : "/dev/dma_heap/system");
 	m->dmabuf = data.fd;
 	close(heap);
 	return 0;
+}
+
+static int make_heap(struct memory *m)
+{
+	return allocate(m, size, 0);
 }
 
 static int open_module(void)
@@ -506,20 +514,6 @@ static int set_in_order(bool in_order)
 	return error ? refuse(IN_ORDER) : 0;
 }
 
-static int fill_by_heap(struct memory *m, int in)
-{
-	struct dma_heap_allocation_data data = {
-		.len = in, .fd_flags = O_RDWR | O_CLOEXEC, .heap_flags = DMA_HEAP_ALLOC_AND_READ_FILE,
-	};
-	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
-
-	if (heap < 0 || ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data))
-		return refuse("DMA_HEAP_ALLOC_AND_READ_FILE");
-	m->dmabuf = data.fd;
-	close(heap);
-	return 0;
-}
-
 static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
 {
 	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
@@ -530,7 +524,7 @@ static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2
 	if (is(c->method, "rw") || is(c->method, "alloc-read"))
 		return fill_by_module(c, m, in);
 	if (by_heap(c))
-		return fill_by_heap(m, in);
+		return allocate(m, in, DMA_HEAP_ALLOC_AND_READ_FILE);
 	while (done < size) {
 		size_t len = size - done;
 

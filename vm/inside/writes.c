@@ -1,7 +1,8 @@
 /*
  * writes ROUNDS FOLDER...   in the machine, as root: overwrites a file in each FOLDER, which stays in the page cache,
- * with writes of 64 and of 4096 bytes, one behind the other, WRITES of them between two marks (../mark.h). Then
- * without marks, counting how often the kernel looks at the source before it copies, and how often it copies.
+ * with writes of 64 and of 4096 bytes, one behind the other, WRITES of them between two marks (../mark.h): whoever
+ * compiles it says how many. Then without marks, counting how often the kernel looks at the source before it copies,
+ * and how often it copies.
  *
  *	ran FOLDER BYTES			has begun a pair of marks, in this order
  *	touched FOLDER BYTES FAULTED COPIED	calls of each sort while WRITES were written
@@ -17,7 +18,6 @@
 #include "../mark.h"
 
 #define TRACING "/sys/kernel/tracing/"
-#define WRITES 2000
 #define LARGEST 4096
 
 enum { BEGUN, DONE };

@@ -93,6 +93,18 @@ pub(super) fn name_after_file(fd: &OwnedFd, plan: &Plan) {
     }
 }
 
+/// A dma-buf does not come into being.
+pub(crate) fn cannot_allocate(errno: Errno) -> Error {
+    let error = Error::os("cannot allocate the buffer", errno);
+    match errno {
+        Errno::NOMEM => error
+            .why("memory, or the limit of a cgroup, has no room for it")
+            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
+        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+        _ => error,
+    }
+}
+
 pub(super) fn cannot_map(errno: Errno) -> Error {
     Error::os("cannot map the dma-buf", errno)
 }

@@ -19,11 +19,9 @@ pub(super) fn make(plan: &Plan) -> Result<DmaBufs> {
 /// mapping of such a buffer: tried with a page of it.
 pub(crate) fn look_at_dmafile(try_pin: bool) -> Result<DmaBufFacts> {
     if !try_pin {
-        let module = Some(module::open()?.1);
         return Ok(DmaBufFacts {
-            unpinnable: None,
-            module,
-            heap_reads: false,
+            module: Some(module::open()?.1),
+            ..DmaBufFacts::default()
         });
     }
     let (fd, module) = allocate(page_size())?;
@@ -31,7 +29,7 @@ pub(crate) fn look_at_dmafile(try_pin: bool) -> Result<DmaBufFacts> {
     Ok(DmaBufFacts {
         unpinnable: map.region().can_be_pinned(0).err(),
         module: Some(module),
-        heap_reads: false,
+        ..DmaBufFacts::default()
     })
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn look_at(
             Some(DmaBufFacts {
                 unpinnable,
                 module,
-                heap_reads: false,
+                ..DmaBufFacts::default()
             }),
         ));
     }

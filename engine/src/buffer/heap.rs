@@ -1,6 +1,6 @@
 //! `heap:NAME`: a dma-buf from `/dev/dma_heap/NAME`.
 
-use super::dmabuf::{DmaBufs, cannot_map, name_after_file};
+use super::dmabuf::{DmaBufs, cannot_allocate, cannot_map, name_after_file};
 use crate::error::{Error, Result};
 use crate::plan::{DmaBufFacts, Plan};
 use crate::sys::map::{Mapping, page_size};
@@ -21,8 +21,8 @@ pub(crate) fn look_at_heap(name: &str) -> Result<DmaBufFacts> {
     let map = Mapping::chain(&[(fd.as_fd(), page_size())]).map_err(cannot_map)?;
     Ok(DmaBufFacts {
         unpinnable: map.region().can_be_pinned(0).err(),
-        module: None,
         heap_reads: dmabuf::reads_files(heap.as_fd()),
+        ..DmaBufFacts::default()
     })
 }
 
@@ -31,15 +31,7 @@ fn open(name: &str) -> Result<OwnedFd> {
 }
 
 fn allocate(heap: &OwnedFd, bytes: u64) -> Result<OwnedFd> {
-    dmabuf::allocate(heap.as_fd(), bytes).map_err(|errno| {
-        let error = Error::os("cannot allocate", errno);
-        match errno {
-            Errno::NOMEM => error
-                .why("the heap has no room for it")
-                .remedy("free memory, or load a range (--offset, --length)"),
-            _ => error,
-        }
-    })
+    dmabuf::allocate(heap.as_fd(), bytes).map_err(cannot_allocate)
 }
 
 fn cannot_open(name: &str, errno: Errno) -> Error {

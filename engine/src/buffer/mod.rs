@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub(crate) use best::best_dma_buf;
 pub(crate) use caller::Lent;
-pub(crate) use dmabuf::born;
+pub(crate) use dmabuf::{born, cannot_allocate};
 pub(crate) use dmafile::look_at_dmafile;
 pub(crate) use fd::look_at;
 pub(crate) use heap::look_at_heap;

@@ -5,6 +5,7 @@
 
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Birth, Stop};
+use crate::buffer::cannot_allocate;
 use crate::error::Error;
 use crate::sys::{Errno, dmabuf};
 use crate::transfer::feed::Extent;
@@ -24,12 +25,7 @@ pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     let name = plan.kind.trim_start_matches("heap:");
     let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
     let direct = plan.first().direct;
-    let input = match direct {
-        true => source.direct(0).map_err(str::to_string),
-        false => Ok(source.buffered(0)),
-    };
-    let (file, _) = input
-        .map_err(|why| Stop::NotDirect(Error::new("no direct I/O", why).at(source.whole())))?;
+    let (file, _) = birth.input(0)?;
     let cancelled = || match cancel.is_set() {
         true => Err(Stop::Failed(Error::cancelled(source.whole()))),
         false => Ok(()),
@@ -39,20 +35,9 @@ pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     meter.io_begins();
     let made = dmabuf::allocate_and_read(heap.as_fd(), file);
     meter.io_ends();
-    let place = || source.place(0);
     let fd = made.map_err(|errno| match errno {
         Errno::NODATA => Stop::Failed(cut_short(source, 0)),
-        Errno::NOMEM => Stop::Failed(
-            Error::os("cannot allocate the buffer", errno)
-                .why("the heap, or the limit of a cgroup, has no room for it")
-                .remedy("free memory, raise memory.max, or load a range (--offset, --length)")
-                .at(place()),
-        ),
-        Errno::MFILE => Stop::Failed(
-            Error::os("cannot make the buffer", errno)
-                .remedy("raise the limit on open files: ulimit -n")
-                .at(place()),
-        ),
+        Errno::NOMEM | Errno::MFILE => Stop::Failed(cannot_allocate(errno).at(source.place(0))),
         Errno::NOTTY | Errno::PERM | Errno::ACCESS => refuse("the heap refuses", errno),
         errno if is_refusal(errno) && direct => refused(source, errno),
         errno if is_refusal(errno) => refuse("the heap refuses", errno),

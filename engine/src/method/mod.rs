@@ -121,6 +121,19 @@ pub(crate) struct Birth<'a> {
     pub in_order: bool,
 }
 
+impl<'a> Birth<'a> {
+    /// The descriptor through which the plan's first rung reads a byte of the source, and where the
+    /// byte lies in that file.
+    fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
+        if !self.plan.first().direct {
+            return Ok(self.source.buffered(at));
+        }
+        let refused = |why| Error::new("no direct I/O", why).at(self.source.whole());
+        let input = self.source.direct(at);
+        input.map_err(|why| Stop::NotDirect(refused(why)))
+    }
+}
+
 /// Makes and fills it in one call: a gather is read while the next one is allocated.
 pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     match birth.plan.first().method {

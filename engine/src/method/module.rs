@@ -133,12 +133,7 @@ pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
         len: plan.bytes,
     };
     let direct = plan.first().direct;
-    let input = match direct {
-        true => source.direct(range.file).map_err(str::to_string),
-        false => Ok(source.buffered(range.file)),
-    };
-    let (file, offset) = input
-        .map_err(|why| Stop::NotDirect(Error::new("no direct I/O", why).at(source.whole())))?;
+    let (file, offset) = birth.input(range.file)?;
     let how = How {
         in_order: birth.in_order,
         ..how(plan, &module, must_be_direct(plan))

@@ -76,7 +76,7 @@ pub(crate) struct Place {
 }
 
 /// What is true of a dma-buf.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DmaBufFacts {
     /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
     pub unpinnable: Option<rustix::io::Errno>,

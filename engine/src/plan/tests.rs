@@ -397,8 +397,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
     let dma_buf = |pins: bool| Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: (!pins).then_some(rustix::io::Errno::FAULT),
-            module: None,
-            heap_reads: false,
+            ..DmaBufFacts::default()
         }),
         ..Request::default()
     };
@@ -443,8 +442,7 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
     let request = |depth| Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
-            module: None,
-            heap_reads: false,
+            ..DmaBufFacts::default()
         }),
         queue_depth: depth,
         ..Request::default()
@@ -470,8 +468,7 @@ fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
         let request = Request {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
-                module: None,
-                heap_reads: false,
+                ..DmaBufFacts::default()
             }),
             method,
             io: Io::Direct,
@@ -501,11 +498,7 @@ fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
     let refused = |kind: &str| {
         let request = Request {
             kind: kind.parse().unwrap(),
-            dma_buf: kind.starts_with("heap").then_some(DmaBufFacts {
-                unpinnable: None,
-                module: None,
-                heap_reads: false,
-            }),
+            dma_buf: kind.starts_with("heap").then_some(DmaBufFacts::default()),
             ..Request::default()
         };
         decide(&request, &file(GIB), &poor, &sparse).is_err()
@@ -546,8 +539,7 @@ fn a_ring_is_small_however_much_is_asked_for() {
     let request = Request {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
-            module: None,
-            heap_reads: false,
+            ..DmaBufFacts::default()
         }),
         queue_depth: Some(4096),
         block: Some(64 * MIB),
@@ -595,9 +587,8 @@ fn of_module(kind: Kind) -> Request {
     Request {
         kind,
         dma_buf: Some(DmaBufFacts {
-            unpinnable: None,
             module: Some(module),
-            heap_reads: false,
+            ..DmaBufFacts::default()
         }),
         ..Request::default()
     }
@@ -713,8 +704,8 @@ fn of_heap() -> Request {
         kind: Kind::Heap("system".to_string()),
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
-            module: None,
             heap_reads: true,
+            ..DmaBufFacts::default()
         }),
         ..Request::default()
     }

@@ -142,7 +142,8 @@ fn first_word(text: &[u8]) -> String {
     word
 }
 
-/// Every method that fills memory of whatever kind; `module` fills dma-bufs of its own.
+/// Every method that fills memory of whatever kind; `module` and `heap-read` fill dma-bufs of their
+/// own.
 pub fn methods() -> impl Iterator<Item = Method> {
     let any = |method: &Method| !matches!(method, Method::Module | Method::HeapRead);
     Method::ALL.iter().copied().filter(any)

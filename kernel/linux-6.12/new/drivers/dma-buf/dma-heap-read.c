@@ -16,6 +16,7 @@
 #include <uapi/linux/dma-heap.h>
 
 #include "dma-heap-read.h"
+#include "dmafile/file.h"
 #include "dmafile/io.h"
 
 static unsigned int gather_mb = 128;
@@ -29,48 +30,6 @@ MODULE_PARM_DESC(depth, "Gathers in flight; 1 to 64. Default is 4.");
 static bool in_order;
 module_param(in_order, bool, 0644);
 MODULE_PARM_DESC(in_order, "All heaps do as those without allocate_and_read, to compare. Default is N.");
-
-static u64 largest_gather(void)
-{
-	return (u64)clamp(READ_ONCE(gather_mb), 1U, (unsigned int)(DMAFILE_MAX_GATHER >> 20)) << 20;
-}
-
-static struct file *file_get(unsigned int fd)
-{
-	struct file *file = fget(fd);
-	int err = 0;
-	umode_t mode;
-
-	if (!file)
-		return ERR_PTR(-EBADF);
-	mode = file_inode(file)->i_mode;
-	if (S_ISDIR(mode))
-		err = -EISDIR;
-	else if (!S_ISREG(mode) && !S_ISBLK(mode))
-		err = -EINVAL;
-	else if (!(file->f_mode & FMODE_READ))
-		err = -EBADF;
-	if (err) {
-		fput(file);
-		return ERR_PTR(err);
-	}
-	return file;
-}
-
-/* As stat() would tell, also where that asks a server. */
-static int file_size(struct file *file, u64 *size)
-{
-	struct kstat stat;
-	int err;
-
-	if (S_ISBLK(file_inode(file)->i_mode)) {
-		*size = i_size_read(file->f_mapping->host);
-		return 0;
-	}
-	err = vfs_getattr(&file->f_path, &stat, STATX_SIZE, AT_STATX_SYNC_AS_STAT);
-	*size = stat.size;
-	return err;
-}
 
 /* Nobody else sees the buffer: it may be written to up to its end, and is zero behind the file. */
 static int read_mapped(const struct dmafile_io *io, u8 *vaddr)
@@ -182,10 +141,10 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 
 	if (data->file_reserved)
 		return ERR_PTR(-EINVAL);
-	io.file = file_get(data->file_fd);
+	io.file = dmafile_file_get(data->file_fd, false);
 	if (IS_ERR(io.file))
 		return ERR_CAST(io.file);
-	err = file_size(io.file, &io.len);
+	err = dmafile_file_size(io.file, &io.len);
 	if (!err && !io.len)
 		err = -ENODATA;
 	else if (!err && io.len > LONG_MAX - PAGE_SIZE)
@@ -195,7 +154,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 		goto put_file;
 	}
 	io.size = PAGE_ALIGN(io.len);
-	io.gather = dmafile_gather(io.len, largest_gather());
+	io.gather = dmafile_gather(io.len, READ_ONCE(gather_mb));
 	if (ops->allocate_and_read && !READ_ONCE(in_order))
 		dmabuf = ops->allocate_and_read(heap, &io, data->fd_flags, heap_flags);
 	else

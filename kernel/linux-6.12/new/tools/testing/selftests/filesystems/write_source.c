@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * write_source [FOLDER]
- *
  * Where the bytes of a buffered write come from: memory that can't be read, or only in part; that
- * is there only after a fault; and the very pages that are written to. Files are made in FOLDER,
- * or here, and removed.
+ * is there only after a fault; and the very pages that are written to. Files are made in the
+ * current directory, and removed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,45 +22,43 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../kselftest.h"
+#include "../kselftest_harness.h"
 
 #define PAGES		8
-/* What two threads that wait for each other may take at most. */
+/* Seconds after which tasks wait for each other for ever. */
 #define TOO_LONG	120
 
-static char path[4096];
-static const char *folder = ".";
 static size_t page;
 
-static jmp_buf failed;
+FIXTURE(write_source) {
+};
 
-/* A test ends with the first thing that is wrong. */
-static void checked(bool holds, const char *what, unsigned int line)
+FIXTURE_SETUP(write_source)
 {
-	if (holds)
-		return;
-	ksft_print_msg("line %u: %s (%s)\n", line, what, strerror(errno));
-	longjmp(failed, 1);
+	page = sysconf(_SC_PAGESIZE);
 }
 
-#define check(condition)	checked(condition, #condition, __LINE__)
+FIXTURE_TEARDOWN(write_source)
+{
+}
 
-static int make(const char *name, size_t size, char fill)
+#define WRITE_SOURCE(name)	TEST_F_TIMEOUT(write_source, name, TOO_LONG)
+
+/* A file of that size, without a name. */
+static int made(struct __test_metadata *_metadata, size_t size, char fill)
 {
 	char *bytes = malloc(size + 1);
-	int fd;
+	int fd = open("write_source.file", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 
-	snprintf(path, sizeof(path), "%s/write_source.%s", folder, name);
-	fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-	if (fd < 0 || !bytes)
-		ksft_exit_fail_msg("%s: %s\n", path, strerror(errno));
-	unlink(path);
+	ASSERT_TRUE(fd >= 0 && bytes);
+	unlink("write_source.file");
 	memset(bytes, fill, size);
-	if (pwrite(fd, bytes, size, 0) != (ssize_t)size)
-		ksft_exit_fail_msg("%s: %s\n", path, strerror(errno));
+	ASSERT_TRUE(pwrite(fd, bytes, size, 0) == (ssize_t)size);
 	free(bytes);
 	return fd;
 }
+
+#define make(size, fill)	made(_metadata, size, fill)
 
 static size_t size_of(int fd)
 {
@@ -84,129 +79,130 @@ static bool holds(int fd, size_t from, size_t to, char fill)
 }
 
 /* So many pages of 's', and behind them as many that can't be read. */
-static char *source(unsigned int readable, unsigned int unreadable)
+static char *mapped(struct __test_metadata *_metadata, unsigned int readable,
+		    unsigned int unreadable)
 {
 	size_t size = (readable + unreadable) * page;
 	char *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	if (map == MAP_FAILED)
-		ksft_exit_fail_msg("mmap: %s\n", strerror(errno));
+	ASSERT_TRUE(map != MAP_FAILED);
 	memset(map, 's', readable * page);
 	mprotect(map + readable * page, unreadable * page, PROT_NONE);
 	return map;
 }
 
-static void unreadable(void)
+#define source(readable, unreadable)	mapped(_metadata, readable, unreadable)
+
+WRITE_SOURCE(unreadable)
 {
-	int fd = make("unreadable", PAGES * page, 'f');
+	int fd = make(PAGES * page, 'f');
 	char *map = source(0, 2);
 	size_t at;
 
 	for (at = 0; at < 3 * page; at += 511) {
-		check(pwrite(fd, map, 700, at) == -1 && errno == EFAULT);
-		check(pwrite(fd, map, 2 * page, at) == -1 && errno == EFAULT);
+		ASSERT_TRUE(pwrite(fd, map, 700, at) == -1 && errno == EFAULT);
+		ASSERT_TRUE(pwrite(fd, map, 2 * page, at) == -1 && errno == EFAULT);
 	}
-	check(size_of(fd) == PAGES * page && holds(fd, 0, PAGES * page, 'f'));
+	ASSERT_TRUE(size_of(fd) == PAGES * page && holds(fd, 0, PAGES * page, 'f'));
 	close(fd);
 	munmap(map, 2 * page);
 }
 
-static void unreadable_at_the_end(void)
+WRITE_SOURCE(unreadable_at_the_end)
 {
-	int fd = make("end", 700, 'f');
+	int fd = make(700, 'f');
 	char *map = source(0, 2);
 
-	check(pwrite(fd, map, page, 700) == -1 && errno == EFAULT);
-	check(pwrite(fd, map, page, 699) == -1 && errno == EFAULT);
-	check(pwrite(fd, map, 1, 701) == -1 && errno == EFAULT);
-	check(pwrite(fd, map, page, 5 * page + 17) == -1 && errno == EFAULT);
-	check(size_of(fd) == 700 && holds(fd, 0, 700, 'f'));
-	check(ftruncate(fd, 6 * page) == 0 && holds(fd, 700, 6 * page, 0));
+	ASSERT_TRUE(pwrite(fd, map, page, 700) == -1 && errno == EFAULT);
+	ASSERT_TRUE(pwrite(fd, map, page, 699) == -1 && errno == EFAULT);
+	ASSERT_TRUE(pwrite(fd, map, 1, 701) == -1 && errno == EFAULT);
+	ASSERT_TRUE(pwrite(fd, map, page, 5 * page + 17) == -1 && errno == EFAULT);
+	ASSERT_TRUE(size_of(fd) == 700 && holds(fd, 0, 700, 'f'));
+	ASSERT_TRUE(ftruncate(fd, 6 * page) == 0 && holds(fd, 700, 6 * page, 0));
 	close(fd);
 	munmap(map, 2 * page);
 }
 
-static void partly_readable(void)
+WRITE_SOURCE(partly_readable)
 {
 	static const size_t offsets[] = { 0, 1, 100, 4095, 4096, 5000 };
 	unsigned int i;
 
 	for (i = 0; i < sizeof(offsets) / sizeof(*offsets); i++) {
-		int fd = make("partly", PAGES * page, 'f');
+		int fd = make(PAGES * page, 'f');
 		size_t at = offsets[i], end = at + 2 * page;
 		char *map = source(2, 2);
 
-		check(pwrite(fd, map, 4 * page, at) == (ssize_t)(2 * page));
-		check(holds(fd, 0, at, 'f') && holds(fd, at, end, 's'));
-		check(holds(fd, end, PAGES * page, 'f') && size_of(fd) == PAGES * page);
+		ASSERT_TRUE(pwrite(fd, map, 4 * page, at) == (ssize_t)(2 * page));
+		ASSERT_TRUE(holds(fd, 0, at, 'f') && holds(fd, at, end, 's'));
+		ASSERT_TRUE(holds(fd, end, PAGES * page, 'f') && size_of(fd) == PAGES * page);
 		/* From within a page, and to an empty file. */
-		check(ftruncate(fd, 0) == 0);
-		check(pwrite(fd, map + 33, 4 * page - 33, 0) == (ssize_t)(2 * page - 33));
-		check(size_of(fd) == 2 * page - 33 && holds(fd, 0, 2 * page - 33, 's'));
+		ASSERT_TRUE(ftruncate(fd, 0) == 0);
+		ASSERT_TRUE(pwrite(fd, map + 33, 4 * page - 33, 0) == (ssize_t)(2 * page - 33));
+		ASSERT_TRUE(size_of(fd) == 2 * page - 33 && holds(fd, 0, 2 * page - 33, 's'));
 		close(fd);
 		munmap(map, 4 * page);
 	}
 }
 
-static void partly_readable_vectors(void)
+WRITE_SOURCE(partly_readable_vectors)
 {
-	int fd = make("vectors", PAGES * page, 'f');
+	int fd = make(PAGES * page, 'f');
 	char *map = source(1, 1);
 	struct iovec vectors[] = {
 		{ map, 100 }, { map + 200, page - 200 }, { map + page, 50 }, { map, 10 },
 	};
 
-	check(pwritev(fd, vectors, 4, 10) == (ssize_t)(page - 100));
-	check(holds(fd, 0, 10, 'f') && holds(fd, 10, page - 90, 's'));
-	check(holds(fd, page - 90, PAGES * page, 'f'));
+	ASSERT_TRUE(pwritev(fd, vectors, 4, 10) == (ssize_t)(page - 100));
+	ASSERT_TRUE(holds(fd, 0, 10, 'f') && holds(fd, 10, page - 90, 's'));
+	ASSERT_TRUE(holds(fd, page - 90, PAGES * page, 'f'));
 	close(fd);
 	munmap(map, 2 * page);
 }
 
 /* Readable, but not there yet: of a file that isn't cached, and memory never touched. */
-static void not_there_yet(void)
+WRITE_SOURCE(not_there_yet)
 {
-	int fd = make("there", PAGES * page, 'f'), other = make("cold", PAGES * page, 's');
+	int fd = make(PAGES * page, 'f'), other = make(PAGES * page, 's');
 	char *map = mmap(NULL, PAGES * page, PROT_READ, MAP_SHARED, other, 0), *zeros;
 
-	check(map != MAP_FAILED && !fsync(other));
+	ASSERT_TRUE(map != MAP_FAILED && !fsync(other));
 	posix_fadvise(other, 0, 0, POSIX_FADV_DONTNEED);
-	check(pwrite(fd, map, PAGES * page, 0) == (ssize_t)(PAGES * page));
-	check(holds(fd, 0, PAGES * page, 's'));
+	ASSERT_TRUE(pwrite(fd, map, PAGES * page, 0) == (ssize_t)(PAGES * page));
+	ASSERT_TRUE(holds(fd, 0, PAGES * page, 's'));
 	zeros = mmap(NULL, PAGES * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	check(zeros != MAP_FAILED);
-	check(pwrite(fd, zeros + 5, PAGES * page - 5, 5) == (ssize_t)(PAGES * page - 5));
-	check(holds(fd, 0, 5, 's') && holds(fd, 5, PAGES * page, 0));
+	ASSERT_TRUE(zeros != MAP_FAILED);
+	ASSERT_TRUE(pwrite(fd, zeros + 5, PAGES * page - 5, 5) == (ssize_t)(PAGES * page - 5));
+	ASSERT_TRUE(holds(fd, 0, 5, 's') && holds(fd, 5, PAGES * page, 0));
 	munmap(map, PAGES * page);
 	munmap(zeros, PAGES * page);
 	close(other);
 	close(fd);
 }
 
-static void own_mapping(void)
+WRITE_SOURCE(own_mapping)
 {
-	int fd = make("own", 2 * page, 'f');
+	int fd = make(2 * page, 'f');
 	char *map = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, fd, 0);
 	unsigned int round;
 
-	check(map != MAP_FAILED);
+	ASSERT_TRUE(map != MAP_FAILED);
 	for (round = 0; round < 20; round++) {
-		check(pwrite(fd, "0123456789", 10, 0) == 10 && !fsync(fd));
+		ASSERT_TRUE(pwrite(fd, "0123456789", 10, 0) == 10 && !fsync(fd));
 		/* Neither cached nor mapped: the source's page is the one that is written to. */
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-		check(pwrite(fd, map, 10, 2000) == 10);
-		check(!memcmp(map + 2000, "0123456789", 10) && holds(fd, 10, 2000, 'f'));
+		ASSERT_TRUE(pwrite(fd, map, 10, 2000) == 10);
+		ASSERT_TRUE(!memcmp(map + 2000, "0123456789", 10) && holds(fd, 10, 2000, 'f'));
 		fsync(fd);
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 		/* Itself, and another one of the same file. */
-		check(pwrite(fd, map, page, 0) == (ssize_t)page);
-		check(!memcmp(map, "0123456789", 10));
-		check(pwrite(fd, map, page, page) == (ssize_t)page);
-		check(!memcmp(map, map + page, page));
-		memset(path, 'f', 10);
-		check(pwrite(fd, path, 10, 2000) == 10);
+		ASSERT_TRUE(pwrite(fd, map, page, 0) == (ssize_t)page);
+		ASSERT_TRUE(!memcmp(map, "0123456789", 10));
+		ASSERT_TRUE(pwrite(fd, map, page, page) == (ssize_t)page);
+		ASSERT_TRUE(!memcmp(map, map + page, page));
+		ASSERT_TRUE(pwrite(fd, "ffffffffff", 10, 2000) == 10);
 	}
 	munmap(map, 2 * page);
 	close(fd);
@@ -233,37 +229,35 @@ static void *one_into_the_other(void *argument)
 }
 
 /* A is written from a mapping of B, and B from one of A. */
-static void each_other(void)
+WRITE_SOURCE(each_other)
 {
 	struct pair pairs[2];
 	pthread_t threads[2];
 	unsigned int i;
 
-	alarm(TOO_LONG);
 	for (i = 0; i < 2; i++)
-		pairs[i].fd = make("each", PAGES * page, 'f');
+		pairs[i].fd = make(PAGES * page, 'f');
 	for (i = 0; i < 2; i++) {
 		pairs[i].map = mmap(NULL, PAGES * page, PROT_READ, MAP_SHARED, pairs[!i].fd, 0);
-		check(pairs[i].map != MAP_FAILED);
+		ASSERT_TRUE(pairs[i].map != MAP_FAILED);
 	}
 	for (i = 0; i < 2; i++)
 		pthread_create(&threads[i], NULL, one_into_the_other, &pairs[i]);
 	for (i = 0; i < 2; i++)
 		pthread_join(threads[i], NULL);
-	alarm(0);
 	for (i = 0; i < 2; i++) {
-		check(pairs[i].ok && holds(pairs[i].fd, 0, PAGES * page, 'f'));
+		ASSERT_TRUE(pairs[i].ok && holds(pairs[i].fd, 0, PAGES * page, 'f'));
 		munmap((void *)pairs[i].map, PAGES * page);
 		close(pairs[i].fd);
 	}
 }
 
 /* Who waits for a page that nobody brings can be killed, and has written what came before it. */
-static void killed(void)
+WRITE_SOURCE(killed)
 {
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register range = { .mode = UFFDIO_REGISTER_MODE_MISSING };
-	int fd = make("killed", 0, 0), faults, status;
+	int fd = make(0, 0), faults, status;
 	char *map = source(2, 0);
 	pid_t child;
 
@@ -280,58 +274,17 @@ static void killed(void)
 		_exit(1);
 	}
 	/* It has written the first page, or ended. */
-	alarm(TOO_LONG);
 	while (size_of(fd) < page && waitpid(child, &status, WNOHANG) == 0)
 		usleep(1000);
 	usleep(100000);
 	kill(child, SIGKILL);
 	waitpid(child, &status, 0);
-	alarm(0);
 	munmap(map, 2 * page);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP) {
-		close(fd);
-		ksft_print_msg("no userfaultfd\n");
-		return;
-	}
-	check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-	check(size_of(fd) == page && holds(fd, 0, page, 's'));
+	if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
+		SKIP(return, "no userfaultfd");
+	ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	ASSERT_TRUE(size_of(fd) == page && holds(fd, 0, page, 's'));
 	close(fd);
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} tests[] = {
-	{ "unreadable", unreadable },
-	{ "unreadable_at_the_end", unreadable_at_the_end },
-	{ "partly_readable", partly_readable },
-	{ "partly_readable_vectors", partly_readable_vectors },
-	{ "not_there_yet", not_there_yet },
-	{ "own_mapping", own_mapping },
-	{ "each_other", each_other },
-	{ "killed", killed },
-};
-
-static void run(void (*test)(void), const char *name)
-{
-	if (setjmp(failed)) {
-		ksft_test_result_fail("%s\n", name);
-		return;
-	}
-	test();
-	ksft_test_result_pass("%s\n", name);
-}
-
-int main(int argc, char **argv)
-{
-	unsigned int i;
-
-	if (argc > 1)
-		folder = argv[1];
-	page = sysconf(_SC_PAGESIZE);
-	ksft_print_header();
-	ksft_set_plan(sizeof(tests) / sizeof(*tests));
-	for (i = 0; i < sizeof(tests) / sizeof(*tests); i++)
-		run(tests[i].run, tests[i].name);
-	ksft_finished();
-}
+TEST_HARNESS_MAIN

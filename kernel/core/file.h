@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Files of which bytes can be asked for. */
+#ifndef _DMAFILE_FILE_H
+#define _DMAFILE_FILE_H
+
+#include <linux/types.h>
+
+struct file;
+
+struct file *dmafile_file_get(unsigned int fd, bool write);
+int dmafile_file_size(struct file *file, u64 *size);
+
+#endif /* _DMAFILE_FILE_H */
