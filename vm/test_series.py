@@ -17,8 +17,16 @@ __all__ = ["programs", "ready"]
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
+INSIDE = Path(__file__).parent / "inside"
 SELFTESTS = Path("tools/testing/selftests")
 WRITERS = ("ext4", "xfs", "tmpfs")
+EVERYWHERE = ("slow_disk", "broken_disk", "changing_file", "limits", "many", "anything")
+PARTS = {
+    "series": (*EVERYWHERE, "in_pieces"),
+    # What checks itself takes memory for that, and is then short of it.
+    "series-debug": (*EVERYWHERE, "failures"),
+}
+"""Of vm/inside/heap_flag.py, by kernel."""
 
 
 def test_every_new_file_comes_with_one_patch() -> None:
@@ -130,3 +138,20 @@ def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
 def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(PARTS))
+def test_the_flag_where_things_go_wrong(kernel: str) -> None:
+    python = ("python3", "-E", "-S", str(INSIDE / "heap_flag.py"))
+    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600")
+    result = vm(*options, "--", *python, MOUNTS[0], *PARTS[kernel])
+    passed(result, "calls checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_importers_see_what_a_heap_has_read(programs: Programs) -> None:
+    options = ("--kernel=series", "--fs=ext4")
+    passed(programs.run("importers", "/mnt", "heap:system", options=options), "imports checked")

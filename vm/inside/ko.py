@@ -142,14 +142,25 @@ def words_of(folder: Path) -> list[str]:
 
 
 def fragmented(programs: Programs, folder: Path) -> None:
-    """All free memory is single pages: a load is made of those, and of nothing else."""
+    """A load is made of single pages, and of nothing else."""
     file = File(folder / "large", BLOB * 8)
     file.path.write_bytes(file.data)
     file.evict()
+    with fragmentation(len(file.data)):
+        for words in ([], ["buffered"]):
+            done = programs.load(file.path, "print", *words)
+            assert (done.result, done.moved) == (0, len(file.data)), done.result
+            assert done.data == file.data, difference(done.data, file.data)
+    file.path.unlink()
+
+
+@contextlib.contextmanager
+def fragmentation(size: int) -> Iterator[None]:
+    """All free memory but less than that is single pages."""
     Path("/proc/sys/vm/drop_caches").write_text("3")
     held: list[mmap.mmap] = []
     # What was in use before becomes free meanwhile, and is large.
-    while (large := free_in_large_pieces()) >= len(file.data):
+    while (large := free_in_large_pieces()) >= size:
         assert len(held) < 10, f"{large} bytes are not fragmented"
         # All is taken; then every other page is given back.
         part = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 48 * MIB, flags=mmap.MAP_PRIVATE)
@@ -160,13 +171,9 @@ def fragmented(programs: Programs, folder: Path) -> None:
             part.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
         held.append(part)
     print(f"# {large >> 10} KiB free in pieces of 64 KiB and more", flush=True)
-    for words in ([], ["buffered"]):
-        done = programs.load(file.path, "print", *words)
-        assert (done.result, done.moved) == (0, len(file.data)), done.result
-        assert done.data == file.data, difference(done.data, file.data)
+    yield
     for part in held:
         part.close()
-    file.path.unlink()
 
 
 def free_in_large_pieces() -> int:
@@ -286,21 +293,28 @@ def leave_free(mount: Path, size: int) -> None:
 
 
 def cgroup(programs: Programs, folder: Path) -> None:
-    """A limit on memory is an error, and nobody is killed."""
+    """A limit on memory is an error."""
+    with limited(32 * MIB):
+        for mib, want in ((16, 0), (31, None), (33, errno.ENOMEM), (128, errno.ENOMEM)):
+            file = File(folder / "file", BLOB * (mib // 8 + 1))
+            file.path.write_bytes(file.data[: mib * MIB])
+            for words in ([], ["buffered"]):
+                file.evict()
+                done = programs.load(file.path, *words, before=ENTER)
+                assert want is None or done.result == want, f"{mib} MiB: {done.result}"
+    file.path.unlink()
+
+
+@contextlib.contextmanager
+def limited(limit: int) -> Iterator[None]:
+    """There is a GROUP with a limit on memory; nobody in it is killed, and all is given back."""
     subprocess.run(
         "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True
     )
     (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
     GROUP.mkdir()
-    (GROUP / "memory.max").write_text(str(32 * MIB))
-    for mib, want in ((16, 0), (31, None), (33, errno.ENOMEM), (128, errno.ENOMEM)):
-        file = File(folder / "file", BLOB * (mib // 8 + 1))
-        file.path.write_bytes(file.data[: mib * MIB])
-        for words in ([], ["buffered"]):
-            file.evict()
-            done = programs.load(file.path, *words, before=ENTER)
-            assert want is None or done.result == want, f"{mib} MiB: {done.result}"
-    file.path.unlink()
+    (GROUP / "memory.max").write_text(str(limit))
+    yield
     events = (GROUP / "memory.events").read_text().split()
     assert events[events.index("oom_kill") + 1] == "0", events
     # What was charged was given back.
