@@ -3,13 +3,14 @@
 vm/series.py FOLDER    the mails, one a patch, as `git format-patch` writes them
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +91,9 @@ def originals(linux: Path, tree: Path) -> None:
         shutil.copyfile(linux / name, target)
 
 
-def tree(linux: Path) -> Path:
-    """Linux with the series, in the cache.
+@contextlib.contextmanager
+def tree(linux: Path, steps: int | None = None) -> Iterator[Path]:
+    """Linux with the series, or with its first steps, in the cache, while nobody changes it.
 
     It's always the same tree for a Linux, in which only what differs is written: so that only what
     depends on it is built again.
@@ -100,7 +102,7 @@ def tree(linux: Path) -> Path:
     with alone("series-source"), tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         patched = Path(name)
         originals(linux, patched)
-        for patch in patches():
+        for patch in patches()[:steps]:
             apply(patch, patched)
         if not place.exists():
             with kernels.replacing(place) as partial:
@@ -115,7 +117,7 @@ def tree(linux: Path) -> Path:
         for one in wanted:
             write(patched / one, place / one)
         list_of.write_text("".join(f"{one}\n" for one in sorted(wanted)))
-    return place
+        yield place
 
 
 def restore(source: Path, target: Path) -> None:

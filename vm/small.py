@@ -3,6 +3,7 @@
 They have built in what vm/run needs; nothing of them is installed.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -36,8 +37,7 @@ Settings = Mapping[str, str]
 def find(name: str) -> Kernel:
     """The kernel of that name and these settings: built now unless it is in the cache."""
     linux = source()
-    texts = [(CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]]
-    wanted = settings("\n".join([f'CONFIG_LOCALVERSION="-dmafile-{name}"', *texts]))
+    wanted = settings_of(name)
     key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
     place = kernels.cache() / name / key.hexdigest()[:12]
     # Not for two at a time, and others may fetch and boot theirs meanwhile.
@@ -45,12 +45,17 @@ def find(name: str) -> Kernel:
         patches = series.digest() if name in PATCHED else ""
         applied = place / "applied"
         if not (place / "boot").exists() or (patches and applied.read_text() != patches):
-            tree = series.tree(linux) if patches else linux
             place.mkdir(parents=True, exist_ok=True)
             applied.write_text(patches)
-            build(name, tree, wanted, place)
+            with series.tree(linux) if patches else contextlib.nullcontext(linux) as tree:
+                build(name, tree, wanted, place)
     [image] = (place / "boot").iterdir()
     return Kernel(image)
+
+
+def settings_of(name: str) -> Settings:
+    texts = [(CONFIG / f"{one}.config").read_text() for one in CONFIGS[name]]
+    return settings("\n".join([f'CONFIG_LOCALVERSION="-dmafile-{name}"', *texts]))
 
 
 def settings(text: str) -> Settings:

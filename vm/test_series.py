@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -79,27 +80,79 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
     objects = [name for name in objects if name.startswith("drivers/")]
     assert len(objects) == 4
     command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
-    linux = series.tree(small.source())
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd=linux, env=kernels.environment()
-    )
+    with series.tree(small.source()) as linux:
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=linux, env=kernels.environment()
+        )
     assert result.stdout + result.stderr == "" and result.returncode == 0
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_linux_builds_and_boots_after_each_patch() -> None:
+    build, linux = kernels.find("series").build, small.source()
+    place = kernels.cache() / "series-steps"
+    # Most objects are the same.
+    if not place.exists():
+        with kernels.replacing(place) as partial:
+            subprocess.run(["cp", "--archive", build, partial / "build"], check=True)
+    for step, patch in enumerate(series.patches(), 1):
+        with series.tree(linux, step) as tree:
+            small.build("series", tree, small.settings_of("series"), place)
+        [image] = (place / "boot").iterdir()
+        log = (place / "log").read_text()
+        assert "warning:" not in log, f"{patch.name}: {log}"
+        passed(vm(f"--kernel={image}", "--", "echo", "booted"), "booted")
 
 
 @pytest.fixture(scope="module")
 def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the series' selftests, static: they run in a machine without libraries."""
     folder = tmp_path_factory.mktemp("selftests")
-    tree = series.tree(small.source())
-    header = folder / "uapi" / "linux" / "dma-heap.h"
-    header.parent.mkdir(parents=True)
-    header.write_bytes((tree / "include" / "uapi" / "linux" / "dma-heap.h").read_bytes())
-    for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
-        # Their header is beside them in Linux only.
-        path = tree / source.relative_to(series.SERIES / series.NEW)
-        # Linux's own header of all selftests is not for -Wextra.
-        static(path, folder, f"-I{folder / 'uapi'}")
+    with series.tree(small.source()) as tree:
+        headers = its_headers(tree, folder)
+        for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
+            # Their header is beside them in Linux only.
+            path = tree / source.relative_to(series.SERIES / series.NEW)
+            # Linux's own header of all selftests is not for -Wextra.
+            static(path, folder, headers)
     return folder
+
+
+def its_headers(tree: Path, folder: Path) -> str:
+    """The compiler's flag for the headers of the series that programs use."""
+    headers = folder / "uapi" / "linux"
+    headers.mkdir(parents=True)
+    shutil.copy(tree / "include" / "uapi" / "linux" / "dma-heap.h", headers)
+    return f"-I{headers.parent}"
+
+
+SAME = """
+#include <linux/dma-heap.h>
+#include <stddef.h>
+enum { KERNEL = DMA_HEAP_ALLOC_AND_READ_FILE };
+#undef DMA_HEAP_ALLOC_AND_READ_FILE
+#include <dma-heap-read-file.h>
+#define SAME(field) _Static_assert(offsetof(struct dma_heap_allocation_data, field) == \\
+	offsetof(struct dma_heap_read_file, field), #field)
+SAME(file_fd);
+SAME(file_reserved);
+SAME(fd);
+SAME(fd_flags);
+SAME(heap_flags);
+_Static_assert(sizeof(struct dma_heap_allocation_data) == sizeof(struct dma_heap_read_file), "");
+_Static_assert(KERNEL == DMA_HEAP_ALLOC_AND_READ_FILE, "");
+int main(void) { return 0; }
+"""
+
+
+@matrix
+def test_programs_get_the_interface_that_the_series_has(tmp_path: Path) -> None:
+    ours = series.SERIES.parent / "uapi"
+    with series.tree(small.source()) as tree:
+        theirs = its_headers(tree, tmp_path)
+    (tmp_path / "same.c").write_text(SAME)
+    static(tmp_path / "same.c", tmp_path, theirs, f"-I{ours}")
 
 
 RUN = """

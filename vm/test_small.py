@@ -81,9 +81,14 @@ def test_a_kernel_of_the_series_is_built_again_for_another_patch(
     (new / "new.c").write_text("new\n")
     first = kernels.find("series")
     assert kernels.find("series") == first
-    tree = series.tree(linux)
-    assert (tree / "mm" / "old.c").read_text() == "one\n2\nthree\n"
-    assert (tree / "mm" / "new.c").read_text() == "new\n"
+    with series.tree(linux) as tree:
+        assert (tree / "mm" / "old.c").read_text() == "one\n2\nthree\n"
+        assert (tree / "mm" / "new.c").read_text() == "new\n"
+    with series.tree(linux, 0):
+        assert (tree / "mm" / "old.c").read_text() == "one\ntwo\nthree\n"
+        assert not (tree / "mm" / "new.c").exists()
+    with series.tree(linux):
+        assert (tree / "mm" / "old.c").read_text() == "one\n2\nthree\n"
     assert (linux / "mm" / "old.c").read_text() == "one\ntwo\nthree\n", "Debian's stays as it is"
     unchanged = (tree / "mm" / "new.c").stat().st_mtime_ns
     (hooks / "0001-a.patch").write_text("Subject: a\n\nWhy.\n---\nnew: mm/new.c\n")

@@ -29,7 +29,6 @@
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/dma-heap.h>
 #include <linux/udmabuf.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -44,6 +43,7 @@
 
 #include <dmafile.h>
 
+#include "../../kernel/uapi/dma-heap-read-file.h"
 #include "../../kernel/uapi/dmafile.h"
 #include "../mark.h"
 
@@ -54,10 +54,6 @@
 #define MADV_COLLAPSE 25
 #endif
 
-#ifndef DMA_HEAP_ALLOC_AND_READ_FILE
-/* The file's descriptor is in the lower half of len. */
-#define DMA_HEAP_ALLOC_AND_READ_FILE 1ULL
-#endif
 #define IN_ORDER "/sys/module/dma_heap_read/parameters/in_order"
 
 enum { START, CREATED, FILLED, CLOSED };

@@ -3,7 +3,7 @@
 //!
 //! The call can't be ended early, but by a fatal signal, and tells nothing while it runs.
 
-use super::fill::{cut_short, failed, is_refusal, refused};
+use super::fill::{cut_short, is_refusal, refused};
 use super::{Birth, Stop};
 use crate::buffer::cannot_allocate;
 use crate::error::Error;
@@ -36,12 +36,13 @@ pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     let made = dmabuf::allocate_and_read(heap.as_fd(), file);
     meter.io_ends();
     let fd = made.map_err(|errno| match errno {
-        Errno::NODATA => Stop::Failed(cut_short(source, 0)),
-        Errno::NOMEM | Errno::MFILE => Stop::Failed(cannot_allocate(errno).at(source.place(0))),
+        Errno::NODATA => Stop::Failed(cut_short(source, source.size_now(0).unwrap_or(0))),
+        Errno::NOMEM | Errno::MFILE => Stop::Failed(cannot_allocate(errno).at(source.whole())),
         Errno::NOTTY | Errno::PERM | Errno::ACCESS => refuse("the heap refuses", errno),
         errno if is_refusal(errno) && direct => refused(source, errno),
         errno if is_refusal(errno) => refuse("the heap refuses", errno),
-        errno => Stop::Failed(failed(source, 0, errno)),
+        // It does not tell where.
+        errno => Stop::Failed(Error::os("cannot read", errno).at(source.whole())),
     })?;
     meter.add(Phase::Wait, start);
     meter.span("heap", ROW_READS, start, 0, plan.bytes);
