@@ -252,7 +252,7 @@ impl Load {
     pub fn plan(mut self) -> Result<Plan> {
         plan::check(&self.request)?;
         let source = self.origin.open()?;
-        let reasons = self.look_at_place()?;
+        let reasons = self.look_at_place(&source)?;
         let decided = self.decide(&source, reasons);
         source.forget_misses();
         decided.map(|decided| decided.plan)
@@ -271,7 +271,7 @@ impl Load {
         let clock = Clock::start();
         plan::check(&self.request)?;
         let source = self.origin.open()?;
-        let reasons = self.look_at_place()?;
+        let reasons = self.look_at_place(&source)?;
         let opened = clock.begin.elapsed();
         let decided = self.decide(&source, reasons)?;
         let plan = &decided.plan;
@@ -381,11 +381,16 @@ impl Load {
 
     /// Memory that exists sets bounds to the plan, and so does who makes it. The reasons for a kind
     /// that was left to us.
-    fn look_at_place(&mut self) -> Result<Vec<Reason>> {
+    fn look_at_place(&mut self, source: &Source) -> Result<Vec<Reason>> {
         let request = &mut self.request;
         let mut reasons = Vec::new();
         if matches!(request.kind, Kind::DmaBuf) {
-            let best = buffer::best_dma_buf(request.pages);
+            let whole = matches!(self.reach, Reach::Asked)
+                && (request.offset, request.length) == (0, None)
+                && source.files().len() == 1
+                && matches!(request.method, Method::Auto | Method::HeapRead)
+                && matches!(request.allocation, Allocation::Auto | Allocation::Ahead);
+            let best = buffer::best_dma_buf(request.pages, whole);
             (request.kind, reasons) = best.map_err(|error| error.at("dma-buf"))?;
         }
         match &request.kind {

@@ -62,12 +62,22 @@ def cached(loads: Loads, folder: Path) -> None:
     assert (report["method"], report["io"]) == ("heap-read", "buffered"), report
 
 
+def best(loads: Loads, folder: Path) -> None:
+    """`dma-buf` is such a heap's for a whole file, and a udmabuf for a part of one."""
+    file = File.of(folder / "file", 2 * MIB + 5)
+    report = loads.load(file, "dma-buf")
+    assert (report["kind"], report["method"]) == (KIND, "heap-read"), report
+    report = loads.load(file, "dma-buf", "--offset=4096", start=4096)
+    assert report["kind"] == "udmabuf", report
+
+
 def main(dmafile: str, helpers: str, *folders: str) -> None:
     loads = Loads(dmafile, helpers)
     for folder in map(Path, folders):
         whole(loads, folder)
         others(loads, folder)
     cached(loads, Path(folders[0]))
+    best(loads, Path(folders[0]))
     print(f"{loads.count} loads checked")
 
 

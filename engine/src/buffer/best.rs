@@ -7,10 +7,10 @@ use crate::plan::Reason;
 use crate::sys::Errno;
 
 /// The first kind of dma-buf that can be made here, found by trying, with the reason for it and those
-/// against the kinds before it.
-pub(crate) fn best_dma_buf(pages: Pages) -> Result<(Kind, Vec<Reason>)> {
+/// against the kinds before it. `whole`: of one file, all of it, in a way that is left to us.
+pub(crate) fn best_dma_buf(pages: Pages, whole: bool) -> Result<(Kind, Vec<Reason>)> {
     type Look = fn() -> Result<()>;
-    let all: [(Kind, bool, Look, &str); 3] = [
+    let mut all: [(Kind, bool, Look, &str); 3] = [
         (
             Kind::Dmafile,
             false,
@@ -30,6 +30,10 @@ pub(crate) fn best_dma_buf(pages: Pages) -> Result<(Kind, Vec<Reason>)> {
             "what is left; its bytes are copied",
         ),
     ];
+    if whole && look_at_heap("system").is_ok_and(|facts| facts.heap_reads) {
+        all.swap(1, 2);
+        all[1].3 = "it has the disk write into its pages, and they come into being meanwhile";
+    }
     let (mut reasons, mut first) = (Vec::new(), None);
     for (kind, chooses_pages, look, why) in all {
         let looked = match pages {
