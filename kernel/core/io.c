@@ -25,6 +25,8 @@
 #define FIRST_GATHER	SZ_2M
 /* How much is allocated before anyone looks whether it is still wanted. */
 #define STEP		SZ_32M
+/* Less than what a kernel takes for a task that hangs. */
+#define PATIENCE	(30 * HZ)
 /* What goes beside its place goes through memory of this size. */
 #define BOUNCE		SZ_1M
 /* How far readahead looks at a time. */
@@ -113,7 +115,9 @@ static ssize_t piece_wait(struct dmafile_io *io, struct piece *piece)
 {
 	u64 begun = ktime_get_ns();
 
-	wait_for_completion(&piece->over);
+	/* Nobody may take it for a task that hangs, however slow a disk is. */
+	while (!wait_for_completion_io_timeout(&piece->over, PATIENCE))
+		;
 	io->wait_ns += ktime_get_ns() - begun;
 	kvfree(piece->bvec);
 	piece->bvec = NULL;

@@ -10,6 +10,7 @@
 #include <linux/file.h>
 #include <linux/highmem.h>
 #include <linux/iosys-map.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/sched/signal.h>
 #include <linux/uio.h>
@@ -56,7 +57,9 @@ static int read_mapped(const struct dmafile_io *io, u8 *vaddr)
 		if (!direct)
 			kiocb.ki_flags &= ~IOCB_DIRECT;
 		result = vfs_iocb_iter_read(io->file, &kiocb, &iter);
-		if (direct && (result == -EINVAL || result == -EOPNOTSUPP)) {
+		/* EFAULT: of network file systems, which have none into a mapping of the kernel. */
+		if (direct &&
+		    (result == -EINVAL || result == -EOPNOTSUPP || result == -EFAULT)) {
 			direct = false;
 			continue;
 		}
@@ -149,6 +152,9 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 		err = -ENODATA;
 	else if (!err && io.len > LONG_MAX - PAGE_SIZE)
 		err = -EFBIG;
+	/* Before others are killed for memory that will not do. */
+	else if (!err && io.len >> PAGE_SHIFT > totalram_pages())
+		err = -ENOMEM;
 	if (err) {
 		dmabuf = ERR_PTR(err);
 		goto put_file;

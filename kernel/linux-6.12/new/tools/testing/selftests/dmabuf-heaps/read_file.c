@@ -215,6 +215,19 @@ READ_FILE(refusals)
 	close(file);
 }
 
+/* No heap begins with a file that is larger than all of memory. */
+READ_FILE(too_large)
+{
+	int file = make(page, 0);
+
+	/* Not every file system has such files. */
+	if (truncate(PATH, 1L << 41))
+		SKIP(return, "truncate: %s", strerror(errno));
+	refused(ENOMEM, .file_fd = file, .fd_flags = O_RDWR,
+		.heap_flags = DMA_HEAP_ALLOC_AND_READ_FILE);
+	close(file);
+}
+
 /* Where the descriptor has no place, nothing stays. */
 READ_FILE(no_descriptor)
 {
