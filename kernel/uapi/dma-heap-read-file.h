@@ -14,7 +14,7 @@
 #include <linux/types.h>
 
 #ifndef DMA_HEAP_ALLOC_AND_READ_FILE
-#define DMA_HEAP_ALLOC_AND_READ_FILE	(1ULL << 0)
+#define DMA_HEAP_ALLOC_AND_READ_FILE	1ULL
 #endif
 
 /**

@@ -38,6 +38,7 @@ READ, END = 1, 4
 
 PARAMETERS = Path("/sys/module/dma_heap_read/parameters")
 DEBUG = Path("/sys/kernel/debug")
+ALLOCATIONS = ("failslab", "fail_page_alloc")
 ORDERS = ("N", "Y")
 """Of in_order."""
 MODES = (os.O_DIRECT, 0)
@@ -317,16 +318,19 @@ def failures(heap: Heap, folder: Path) -> None:
     """Each allocation and each request to the disk fails once, to order."""
     file = File.of(folder / "file", 3 * MIB + 777)
     device = Path(f"/sys/dev/block/{number_of(file.path)}/make-it-fail")
-    for what in ("failslab", "fail_page_alloc", "fail_make_request"):
-        for name, value in {"verbose": 0, "ignore-gfp-wait": "N", "min-order": 0}.items():
-            if (DEBUG / what / name).exists():
-                (DEBUG / what / name).write_text(str(value))
+    for what in (*ALLOCATIONS, "fail_make_request"):
+        (DEBUG / what / "verbose").write_text("0")
+    (DEBUG / "fail_page_alloc" / "min-order").write_text("0")
     nth = os.open("/proc/self/fail-nth", os.O_RDWR)
     machine = Machine()
     results: Counter[str] = Counter()
     with ways() as all_ways:
         for mode, order in all_ways:
             put(order)
+            for what in ALLOCATIONS:
+                # Mapping a buffer takes vmalloc(), whose failures the kernel says aloud: there only
+                # the disk fails.
+                (DEBUG / what / "ignore-gfp-wait").write_text(order)
             heap.read(file.path, mode)
             device.write_text("1")
             places = next(
