@@ -177,6 +177,22 @@ def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> N
 
 
 @matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
+def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_path: Path) -> None:
+    program = static(INSIDE / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
+    disks = [f"--fs={fs}" for fs in WRITERS]
+    inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
+    command = ("sh", "-c", inside, "sh", str(program), *MOUNTS[: len(WRITERS)])
+    result = vm(f"--kernel={kernel}", *disks, "--", *command)
+    passed(result, "touched")
+    lines = [line.split() for line in result.stdout.decode().splitlines()]
+    assert [word for word, *_ in lines] == ["touched"] * 2 * len(WRITERS), lines
+    for _, folder, size, faulted, copied in lines:
+        assert (int(faulted), int(copied)) == (100 * (touches - 1), 100), (folder, size)
+
+
+@matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]

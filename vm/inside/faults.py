@@ -185,8 +185,7 @@ class Faults:
         with path.open("wb") as file:
             for _ in range(128):
                 file.write(BLOB[:MIB])
-        number = call("stat", "--format=%Hd:%Ld", str(path)).strip()
-        device = Path(f"/sys/dev/block/{number}").resolve()
+        device = device_of(path)
         self.machine = Machine()
         running = [self.start(File(path, b""), f"--to={kind}", block="4K") for kind in self.kinds]
         for process in running:
@@ -256,6 +255,12 @@ def mapped(folder: Path, table: Table) -> Iterator[File]:
     call("dmsetup", "remove", name)
     call("losetup", "--detach", device)
     image.unlink()
+
+
+def device_of(path: Path) -> Path:
+    """The folder of sysfs of the device that a file is on."""
+    number = path.stat().st_dev
+    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
 
 
 def listens(process: "subprocess.Popen[str]") -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import Machine, broken, mapped, slow
+from faults import Machine, broken, device_of, mapped, slow
 from ko import fragmentation, limited
 from loads import BLOB, GROUP, MIB, File, difference, setting
 
@@ -317,7 +317,7 @@ def anything(heap: Heap, folder: Path) -> None:
 def failures(heap: Heap, folder: Path) -> None:
     """Each allocation and each request to the disk fails once, to order."""
     file = File.of(folder / "file", 3 * MIB + 777)
-    device = Path(f"/sys/dev/block/{number_of(file.path)}/make-it-fail")
+    device = device_of(file.path) / "make-it-fail"
     for what in (*ALLOCATIONS, "fail_make_request"):
         (DEBUG / what / "verbose").write_text("0")
     (DEBUG / "fail_page_alloc" / "min-order").write_text("0")
@@ -343,11 +343,6 @@ def failures(heap: Heap, folder: Path) -> None:
     # And then as ever.
     for mode in MODES:
         assert heap.read(file.path, mode) == padded(file.data)
-
-
-def number_of(path: Path) -> str:
-    device = path.stat().st_dev
-    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def failing(heap: Heap, file: File, mode: int, nth: int, place: int, results: Counter[str]) -> bool:
