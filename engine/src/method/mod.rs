@@ -48,12 +48,8 @@ impl<'a> Job<'a> {
     /// The descriptor through which this rung reads a byte of the source, and where the byte lies
     /// in that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
-        if !self.rung.direct {
-            return Ok(self.source.buffered(at));
-        }
-        self.source
-            .direct(at)
-            .map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
+        let input = self.source.input(self.rung.direct, at);
+        input.map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
     /// The descriptor of the buffer, for methods that write into it.
@@ -125,11 +121,8 @@ impl<'a> Birth<'a> {
     /// The descriptor through which the plan's first rung reads a byte of the source, and where the
     /// byte lies in that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
-        if !self.plan.first().direct {
-            return Ok(self.source.buffered(at));
-        }
         let refused = |why| Error::new("no direct I/O", why).at(self.source.whole());
-        let input = self.source.direct(at);
+        let input = self.source.input(self.plan.first().direct, at);
         input.map_err(|why| Stop::NotDirect(refused(why)))
     }
 }

@@ -156,6 +156,14 @@ impl Source {
         part.file.direct().map(|fd| (fd, offset))
     }
 
+    /// One of these two.
+    pub(crate) fn input(&self, direct: bool, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
+        match direct {
+            true => self.direct(at),
+            false => Ok(self.buffered(at)),
+        }
+    }
+
     /// The end of the file that holds a byte.
     pub(crate) fn end_at(&self, at: u64) -> u64 {
         self.part(at).0.end()
