@@ -51,9 +51,9 @@ class Heap:
     fd: int
     count: int = 0
 
-    def ask(self, file: int, reserved: int = 0, fd: int = 0, flags: int = os.O_RDWR) -> int:
+    def ask(self, file: int) -> int:
         """The descriptor of a new buffer, with a file in it."""
-        return self.request(file, reserved, fd, flags | os.O_CLOEXEC, READ_FILE)
+        return self.request(file, 0, 0, os.O_RDWR | os.O_CLOEXEC, READ_FILE)
 
     def request(self, *words: int) -> int:
         self.count += 1
@@ -293,7 +293,7 @@ def anything(heap: Heap, folder: Path) -> None:
             READ_FILE if draw.random() < 0.9 else bits(64),
         ]
         # Without the flag it is a length, which may be what the machine has.
-        if not words[4] & READ_FILE and words[4] == 0:
+        if words[4] == 0:
             words[:2] = [draw.getrandbits(24), 0]
         try:
             buffer = heap.request(*words)
@@ -304,7 +304,7 @@ def anything(heap: Heap, folder: Path) -> None:
         assert words[1:3] == [0, 0] and words[4] in (0, READ_FILE), words
         if words[4]:
             assert words[0] in sorts[:2], words
-            os.lseek(buffer, 0, os.SEEK_END)
+            assert os.lseek(buffer, 0, os.SEEK_END) == len(padded(file.data)), words
         os.close(buffer)
     print(f"# {dict(results)}", flush=True)
     known = {"made", "EBADF", "EINVAL", "EISDIR", "ENODATA", "ENOMEM"}
