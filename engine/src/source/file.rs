@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
-use crate::sys::{Errno, cache};
+use crate::sys::{Errno, cache, usage};
 use rustix::fs::FileType;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -274,14 +274,16 @@ impl Input {
     }
 
     /// Whether the page cache holds the bytes at both offsets, found by reading them without waiting:
-    /// for those whom `cachestat` refuses. Two, because a miss brings the page in, and where the disk
-    /// is fast and this thread is not, it has come before the kernel looks again. What a miss has
-    /// brought in goes by [`Input::forget_misses`].
+    /// for those whom `cachestat` refuses. A miss brings the page in, and where the disk is fast or
+    /// this thread has to wait for its CPU, it has come before the kernel looks again: so a hit
+    /// counts only if nothing was read from a disk. Two, because not every kernel and file system
+    /// counts that. What a miss has brought in goes by [`Input::forget_misses`].
     pub(crate) fn peek(&self, offsets: [u64; 2]) -> bool {
         let mut byte = [0_u8];
         let region = crate::sys::map::Region::lent(&mut byte);
         let mut hit = |offset| file::pread_cached(self.buffered(), &region, 0, 1, offset) == Ok(1);
-        let hit = offsets.into_iter().all(&mut hit);
+        let before = usage::blocks_read();
+        let hit = offsets.into_iter().all(&mut hit) && usage::blocks_read() == before;
         if !hit {
             self.missed().extend(offsets);
         }

@@ -1,4 +1,4 @@
-//! CPU time of this process and waking a ring from another thread.
+//! What this process and its threads have used, and waking a ring from another thread.
 
 use super::Errno;
 use rustix::event::EventfdFlags;
@@ -7,16 +7,27 @@ use std::time::Duration;
 
 /// User and system time of all threads so far, io_uring's workers included (getrusage(2)).
 pub(crate) fn cpu() -> (Duration, Duration) {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure is the kernel's own and lives through the call.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
-        usage.assume_init()
-    };
+    let usage = used_by(libc::RUSAGE_SELF);
     let time = |tv: libc::timeval| {
         Duration::from_secs(tv.tv_sec as u64) + Duration::from_micros(tv.tv_usec as u64)
     };
     (time(usage.ru_utime), time(usage.ru_stime))
+}
+
+/// Reads that this thread has sent to disks so far, in blocks of 512 bytes (getrusage(2)); what
+/// does not change where the kernel does not count or a file system reads by other threads.
+pub(crate) fn blocks_read() -> libc::c_long {
+    used_by(libc::RUSAGE_THREAD).ru_inblock
+}
+
+/// All zero where a filter refuses the call.
+fn used_by(who: libc::c_int) -> libc::rusage {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure is the kernel's own and lives through the call.
+    unsafe {
+        libc::getrusage(who, usage.as_mut_ptr());
+        usage.assume_init()
+    }
 }
 
 /// Wakes whoever waits on it, through poll(2) or a ring (eventfd(2)).
