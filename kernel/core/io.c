@@ -201,6 +201,12 @@ static int may_go_on(struct dmafile_io *io)
 	return io->tell ? io->tell(io) : 0;
 }
 
+static int grow(struct dmafile_io *io, u64 bytes)
+{
+	return io->grow ? io->grow(io, bytes) :
+			  dmafile_pages_grow(io->pages, bytes, io->max_order);
+}
+
 /* Makes the buffer's memory reach so far. */
 static int allocate(struct dmafile_io *io, u64 end)
 {
@@ -210,9 +216,7 @@ static int allocate(struct dmafile_io *io, u64 end)
 	while (!err && dmafile_pages_bytes(io->pages) < min(end, io->size)) {
 		err = may_go_on(io);
 		if (!err)
-			err = dmafile_pages_grow(io->pages,
-						 min(end, dmafile_pages_bytes(io->pages) + STEP),
-						 io->max_order);
+			err = grow(io, min(end, dmafile_pages_bytes(io->pages) + STEP));
 	}
 	io->alloc_ns += ktime_get_ns() - begun;
 	return err;
@@ -397,6 +401,8 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 		u64 begun;
 
 		err = may_go_on(io);
+		if (!err)
+			err = allocate(io, at + len);
 		if (err)
 			break;
 		if (!io->write) {
@@ -443,10 +449,8 @@ static int move_directly(struct dmafile_io *io)
 	u64 from = round_up(io->at, DMAFILE_ALIGN), to = round_down(end, DMAFILE_ALIGN);
 	int err;
 
-	if ((io->at ^ io->pos) & (DMAFILE_ALIGN - 1)) {
-		err = allocate(io, end);
-		return err ?: move_bounced(io, io->at, end);
-	}
+	if ((io->at ^ io->pos) & (DMAFILE_ALIGN - 1))
+		return move_bounced(io, io->at, end);
 	if (io->born)
 		/* Whole blocks, since the memory around is nobody's. */
 		return move_range(io, round_down(io->at, DMAFILE_ALIGN),

@@ -38,6 +38,7 @@ enum dmafile_mode {
  * @at: the first byte in the buffer
  * @len: how many
  * @size: of the buffer, to which @pages grow meanwhile; 0 where they are all there
+ * @grow: makes @pages reach so far, or answers an error; NULL: allocate, dmafile_pages_grow()
  * @gather: how much is allocated before it is read
  * @depth: gathers in flight, 1 to DMAFILE_MAX_DEPTH
  * @max_order: the largest pages to try for
@@ -65,6 +66,7 @@ struct dmafile_io {
 	u64 at;
 	u64 len;
 	u64 size;
+	int (*grow)(struct dmafile_io *io, u64 bytes);
 	u64 gather;
 	unsigned int depth;
 	unsigned int max_order;

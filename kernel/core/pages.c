@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The memory of a buffer: pages that belong to it alone, in the order of its bytes. */
+/* The memory of a buffer: pages in the order of its bytes. */
 #include <linux/highmem.h>
 #include <linux/io.h>
 #include <linux/log2.h>
@@ -102,6 +102,27 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 }
 
 /**
+ * dmafile_pages_borrow - have pages that belong to somebody else, behind all others
+ * @pages: empty, or with nothing but borrowed ones
+ * @page: the first of them
+ * @count: how many lie one behind the other, and stay until dmafile_pages_free()
+ *
+ * Return: 0, or -ENOMEM.
+ */
+int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigned long count)
+{
+	if (make_room(pages))
+		return -ENOMEM;
+	pages->chunks[pages->nr++] = (struct dmafile_chunk) {
+		.page = page,
+		.first = pages->count,
+	};
+	pages->taken = pages->nr;
+	pages->count += count;
+	return 0;
+}
+
+/**
  * dmafile_pages_free - give back all that were not taken
  * @pages: no I/O reaches them any more, and no device; empty afterwards
  */
@@ -140,7 +161,14 @@ unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at)
 	return low;
 }
 
-static struct page *page_of(const struct dmafile_pages *pages, u64 at)
+/**
+ * dmafile_pages_page - the page in which a byte lies
+ * @pages: not empty
+ * @at: the byte
+ *
+ * Return: the page.
+ */
+struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at)
 {
 	const struct dmafile_chunk *chunk = &pages->chunks[dmafile_pages_chunk(pages, at)];
 
@@ -159,7 +187,7 @@ void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to)
 		size_t offset = offset_in_page(from);
 		size_t len = min_t(u64, to - from, PAGE_SIZE - offset);
 
-		memzero_page(page_of(pages, from), offset, len);
+		memzero_page(dmafile_pages_page(pages, from), offset, len);
 		from += len;
 		cond_resched();
 	}
@@ -180,8 +208,8 @@ void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 		size_t to_offset = offset_in_page(to_at), from_offset = offset_in_page(from_at);
 		size_t step = min_t(u64, len, PAGE_SIZE - max(to_offset, from_offset));
 
-		memcpy_page(page_of(to, to_at), to_offset, page_of(from, from_at), from_offset,
-			    step);
+		memcpy_page(dmafile_pages_page(to, to_at), to_offset,
+			    dmafile_pages_page(from, from_at), from_offset, step);
 		to_at += step;
 		from_at += step;
 		len -= step;

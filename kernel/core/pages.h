@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The memory of a buffer: pages that belong to it alone, in the order of its bytes. */
+/* The memory of a buffer: pages in the order of its bytes. */
 #ifndef _DMAFILE_PAGES_H
 #define _DMAFILE_PAGES_H
 
@@ -17,7 +17,7 @@
 #define DMAFILE_MAX_ORDER	8
 
 /**
- * struct dmafile_chunk - pages that were allocated together
+ * struct dmafile_chunk - pages that lie one behind the other
  * @page: the first of them
  * @first: its number in the buffer
  */
@@ -30,7 +30,7 @@ struct dmafile_chunk {
  * struct dmafile_pages - memory that grows at its end; all zero is empty
  * @chunks: what it consists of
  * @nr: how many of them
- * @taken: how many of these, from the first one on, belong to somebody else by now
+ * @taken: how many of these, from the first one on, belong to somebody else
  * @room: how many fit
  * @count: pages in all of them
  */
@@ -47,7 +47,7 @@ static inline u64 dmafile_pages_bytes(const struct dmafile_pages *pages)
 	return (u64)pages->count << PAGE_SHIFT;
 }
 
-/* How many pages a chunk has: a power of two. */
+/* How many pages a chunk has: a power of two where they were allocated here. */
 static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *pages, unsigned int nr)
 {
 	unsigned long end = nr + 1 < pages->nr ? pages->chunks[nr + 1].first : pages->count;
@@ -62,7 +62,9 @@ static inline struct page *dmafile_pages_take(struct dmafile_pages *pages)
 }
 
 int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order);
+int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigned long count);
 unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at);
+struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at);
 void dmafile_pages_free(struct dmafile_pages *pages);
 void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to);
 void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,

@@ -7,6 +7,8 @@
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-heap.h>
+#include <linux/dmafile/file.h>
+#include <linux/dmafile/io.h>
 #include <linux/file.h>
 #include <linux/highmem.h>
 #include <linux/iosys-map.h>
@@ -17,8 +19,6 @@
 #include <uapi/linux/dma-heap.h>
 
 #include "dma-heap-read.h"
-#include "dmafile/file.h"
-#include "dmafile/io.h"
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);

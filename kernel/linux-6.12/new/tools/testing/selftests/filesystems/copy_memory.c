@@ -1,0 +1,766 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * copy_file_range() between a file of the current directory and files that are memory: memfds, on
+ * huge pages too, udmabufs, and buffers of the system heap. Every byte is compared with what read()
+ * and mappings show, of both sides and around the copies.
+ *
+ * Huge pages have to be set aside before, for the variants with them.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/dma-buf.h>
+#include <linux/dma-heap.h>
+#include <linux/fs.h>
+#include <linux/memfd.h>
+#include <linux/udmabuf.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../kselftest_harness.h"
+
+#define PATH		"copy_memory.file"
+#define OTHER		"copy_memory.other"
+#define MIB		(1024L * 1024)
+#define HUGE_PAGE	(2 * MIB)
+/* A copy ends early at a signal behind a multiple of this. */
+#define PART		(256 * MIB)
+#define TOO_LONG	900
+
+static size_t page;
+
+enum kind { MEMFD, HUGE_MEMFD, UDMABUF, HUGE_UDMABUF, HEAP };
+
+FIXTURE(copy_memory) {
+	/* The file that is memory, and its size. */
+	int memory;
+	off_t size;
+	/* What udmabufs are made of. */
+	int memfd;
+	/* What memory has, or shall have. */
+	char *map;
+	/* What was expected of it. */
+	char *model;
+};
+
+FIXTURE_VARIANT(copy_memory) {
+	enum kind kind;
+	int direct;
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, memfd_buffered) {
+	.kind = MEMFD,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, memfd_direct) {
+	.kind = MEMFD,
+	.direct = O_DIRECT,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, huge_memfd_buffered) {
+	.kind = HUGE_MEMFD,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, huge_memfd_direct) {
+	.kind = HUGE_MEMFD,
+	.direct = O_DIRECT,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, udmabuf_buffered) {
+	.kind = UDMABUF,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, udmabuf_direct) {
+	.kind = UDMABUF,
+	.direct = O_DIRECT,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, huge_udmabuf_buffered) {
+	.kind = HUGE_UDMABUF,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, huge_udmabuf_direct) {
+	.kind = HUGE_UDMABUF,
+	.direct = O_DIRECT,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, heap_buffered) {
+	.kind = HEAP,
+};
+
+FIXTURE_VARIANT_ADD(copy_memory, heap_direct) {
+	.kind = HEAP,
+	.direct = O_DIRECT,
+};
+
+static bool is_dmabuf(enum kind kind)
+{
+	return kind == UDMABUF || kind == HUGE_UDMABUF || kind == HEAP;
+}
+
+static int make_memfd(enum kind kind, off_t size)
+{
+	bool huge = kind == HUGE_MEMFD || kind == HUGE_UDMABUF;
+	int fd = memfd_create("copy_memory", MFD_CLOEXEC | MFD_ALLOW_SEALING |
+			      (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
+
+	if (fd >= 0 && ftruncate(fd, size)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+static int make_udmabuf(int memfd, off_t size)
+{
+	struct udmabuf_create create = {
+		.memfd = memfd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = size,
+	};
+	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), fd;
+
+	fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK);
+	fd = ioctl(device, UDMABUF_CREATE, &create);
+	close(device);
+	return fd;
+}
+
+static int make_heap_buffer(off_t size, int flags)
+{
+	struct dma_heap_allocation_data data = { .len = size, .fd_flags = flags | O_CLOEXEC };
+	int device = open("/dev/dma_heap/system", O_RDWR | O_CLOEXEC);
+	int failed = ioctl(device, DMA_HEAP_IOCTL_ALLOC, &data);
+
+	close(device);
+	return failed ? -1 : (int)data.fd;
+}
+
+FIXTURE_SETUP(copy_memory)
+{
+	page = sysconf(_SC_PAGESIZE);
+	self->size = 3 * HUGE_PAGE;
+	self->memfd = self->memory = -1;
+	if (variant->kind != HEAP) {
+		self->memfd = make_memfd(variant->kind, self->size);
+		if (self->memfd < 0)
+			SKIP(return, "memfd: %s", strerror(errno));
+	}
+	/* Huge pages are there, or not, before an udmabuf takes them. */
+	if (variant->kind == HUGE_UDMABUF && fallocate(self->memfd, 0, 0, self->size))
+		SKIP(return, "huge pages: %s", strerror(errno));
+	if (variant->kind == HEAP)
+		self->memory = make_heap_buffer(self->size, O_RDWR);
+	else if (is_dmabuf(variant->kind))
+		self->memory = make_udmabuf(self->memfd, self->size);
+	else
+		self->memory = dup(self->memfd);
+	if (self->memory < 0)
+		SKIP(return, "memory: %s", strerror(errno));
+	self->map = mmap(NULL, self->size, PROT_READ | PROT_WRITE, MAP_SHARED, self->memory, 0);
+	if (self->map == MAP_FAILED)
+		SKIP(return, "mmap: %s", strerror(errno));
+	self->model = calloc(1, self->size);
+	ASSERT_NE(NULL, self->model);
+}
+
+FIXTURE_TEARDOWN(copy_memory)
+{
+	if (self->map && self->map != MAP_FAILED)
+		munmap(self->map, self->size);
+	free(self->model);
+	close(self->memory);
+	if (self->memfd >= 0)
+		close(self->memfd);
+	unlink(PATH);
+	unlink(OTHER);
+}
+
+#define COPY_MEMORY(name)	TEST_F_TIMEOUT(copy_memory, name, TOO_LONG)
+
+/* No two places have the same bytes. */
+static void scramble(void *bytes, size_t size, uint64_t state)
+{
+	size_t i;
+
+	for (i = 0; i + 8 <= size; i += 8) {
+		state = state * 6364136223846793005 + 1442695040888963407;
+		memcpy((char *)bytes + i, &state, 8);
+	}
+	memset((char *)bytes + i, 'e', size - i);
+}
+
+/* A file of these bytes, of which nothing is in the page cache; -1 where it can't be opened so. */
+static int made(struct __test_metadata *_metadata, const char *path, const void *bytes,
+		size_t size, int flags)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	ASSERT_TRUE(fd >= 0 && pwrite(fd, bytes, size, 0) == (ssize_t)size && !fsync(fd));
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+	return open(path, O_CLOEXEC | flags);
+}
+
+#define make(bytes, size, flags)	made(_metadata, PATH, bytes, size, flags)
+
+static void sync_for_cpu(const FIXTURE_DATA(copy_memory) *self,
+			 const FIXTURE_VARIANT(copy_memory) *variant, __u64 flags)
+{
+	struct dma_buf_sync sync = { .flags = flags | DMA_BUF_SYNC_RW };
+
+	if (is_dmabuf(variant->kind))
+		ioctl(self->memory, DMA_BUF_IOCTL_SYNC, &sync);
+}
+
+/* Memory is what the model is. */
+static void compared(struct __test_metadata *_metadata, const FIXTURE_DATA(copy_memory) *self,
+		     const FIXTURE_VARIANT(copy_memory) *variant)
+{
+	bool same;
+
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	same = !memcmp(self->map, self->model, self->size);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	ASSERT_TRUE(same);
+}
+
+#define compare()	compared(_metadata, self, variant)
+
+static ssize_t copy(int in, off_t pos_in, int out, off_t pos_out, size_t len)
+{
+	return copy_file_range(in, &pos_in, out, &pos_out, len, 0);
+}
+
+#define refused(error, call)	ASSERT_TRUE((call) == -1 && errno == (error))
+
+/* Where ranges begin, and how long they are: every sort of misalignment. */
+static const struct range {
+	off_t pos, at;
+	size_t len;
+} ranges[] = {
+	{ 0, 0, 1 }, { 0, 0, 512 }, { 0, 0, 4096 }, { 0, 0, MIB }, { 0, 0, 2 * MIB + 513 },
+	{ 4096, 8192, 3 * 4096 }, { 512, 512, 4096 }, { 512, 1024, 8192 }, { 1, 1, 4094 },
+	{ 1, 1, 4095 }, { 1, 1, 4096 }, { 1, 4097, 70000 }, { 3, 5, 70000 },
+	{ 4095, 4095, 2 }, { 4095, 0, 4097 }, { 0, 4095, 4097 }, { 65536, 65536, MIB + 1 },
+	{ MIB + 7, 7, MIB }, { MIB, HUGE_PAGE - 4096, 8192 }, { 4096, HUGE_PAGE - 1, 3 },
+	{ 777, HUGE_PAGE + 777, HUGE_PAGE + 1 }, { 0, 2 * HUGE_PAGE, HUGE_PAGE },
+};
+
+#define RANGES	(sizeof(ranges) / sizeof(*ranges))
+#define FILE_SIZE	(5 * MIB + 777)
+
+COPY_MEMORY(from_disk)
+{
+	char *bytes = malloc(FILE_SIZE);
+	unsigned int i;
+	int file;
+
+	ASSERT_NE(NULL, bytes);
+	scramble(bytes, FILE_SIZE, 1);
+	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	for (i = 0; i < RANGES; i++) {
+		struct range range = ranges[i];
+
+		ASSERT_TRUE(copy(file, range.pos, self->memory, range.at, range.len) ==
+			    (ssize_t)range.len);
+		memcpy(self->model + range.at, bytes + range.pos, range.len);
+		compare();
+	}
+	/* Other bytes at the same places, with pages that are there by now. */
+	for (i = 0; i < RANGES; i++) {
+		struct range range = ranges[i];
+
+		range.pos += 2 * MIB;
+		if (range.pos + range.len > FILE_SIZE)
+			continue;
+		ASSERT_TRUE(copy(file, range.pos, self->memory, range.at, range.len) ==
+			    (ssize_t)range.len);
+		memcpy(self->model + range.at, bytes + range.pos, range.len);
+		compare();
+	}
+	close(file);
+	free(bytes);
+}
+
+COPY_MEMORY(to_disk)
+{
+	char *bytes = malloc(FILE_SIZE + MIB), *seen = malloc(FILE_SIZE + MIB);
+	unsigned int i;
+
+	ASSERT_TRUE(bytes && seen);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	scramble(self->map, self->size, 2);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	memcpy(self->model, self->map, self->size);
+	for (i = 0; i < RANGES; i++) {
+		struct range range = ranges[i];
+		/* Within the file, across its end, and behind it. */
+		size_t size = i % 3 == 0 ? FILE_SIZE :
+			      i % 3 == 1 ? range.pos + range.len / 2 : (size_t)range.pos / 2;
+		size_t end = range.pos + range.len, whole = end > size ? end : size;
+		struct stat stat;
+		int file, reader;
+
+		memset(bytes, 0, FILE_SIZE + MIB);
+		scramble(bytes, size, 3);
+		file = make(bytes, size, O_RDWR | variant->direct);
+		if (file < 0)
+			SKIP(return, "no O_DIRECT here");
+		ASSERT_TRUE(copy(self->memory, range.at, file, range.pos, range.len) ==
+			    (ssize_t)range.len);
+		memcpy(bytes + range.pos, self->model + range.at, range.len);
+		ASSERT_TRUE(!fstat(file, &stat) && stat.st_size == (off_t)whole);
+		reader = open(PATH, O_RDONLY | O_CLOEXEC);
+		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
+		ASSERT_TRUE(!memcmp(seen, bytes, whole));
+		/* And what the disk has. */
+		ASSERT_TRUE(!fsync(reader));
+		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
+		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
+		ASSERT_TRUE(!memcmp(seen, bytes, whole));
+		close(reader);
+		close(file);
+	}
+	compare();
+	free(bytes);
+	free(seen);
+}
+
+COPY_MEMORY(holes)
+{
+	char *bytes = calloc(1, FILE_SIZE), *seen = malloc(FILE_SIZE);
+	int file, sparse;
+
+	/* A hole of a file becomes zeros where there was something else. */
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	scramble(self->map, self->size, 4);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	memcpy(self->model, self->map, self->size);
+	sparse = open(OTHER, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	scramble(bytes + 3 * page, page + 5, 5);
+	ASSERT_TRUE(pwrite(sparse, bytes + 3 * page, page + 5, 3 * page) == (ssize_t)page + 5);
+	ASSERT_TRUE(!ftruncate(sparse, FILE_SIZE) && !fsync(sparse));
+	close(sparse);
+	sparse = open(OTHER, O_RDONLY | O_CLOEXEC | variant->direct);
+	if (sparse < 0)
+		SKIP(return, "no O_DIRECT here");
+	ASSERT_TRUE(copy(sparse, 0, self->memory, page, FILE_SIZE) == FILE_SIZE);
+	memcpy(self->model + page, bytes, FILE_SIZE);
+	compare();
+	close(sparse);
+
+	/* One of memory is zeros of a file. */
+	if (variant->kind == HUGE_MEMFD || variant->kind == MEMFD) {
+		ASSERT_TRUE(!fallocate(self->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				       0, HUGE_PAGE));
+		memset(self->model, 0, HUGE_PAGE);
+	}
+	scramble(bytes, FILE_SIZE, 6);
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	ASSERT_TRUE(file >= 0);
+	ASSERT_TRUE(copy(self->memory, 5, file, 9, FILE_SIZE - 9) == FILE_SIZE - 9);
+	close(file);
+	file = open(PATH, O_RDONLY | O_CLOEXEC);
+	ASSERT_TRUE(pread(file, seen, FILE_SIZE, 0) == FILE_SIZE);
+	ASSERT_TRUE(!memcmp(seen, bytes, 9) && !memcmp(seen + 9, self->model + 5, FILE_SIZE - 9));
+	close(file);
+	free(bytes);
+	free(seen);
+}
+
+COPY_MEMORY(ends_and_positions)
+{
+	char *bytes = malloc(FILE_SIZE);
+	off_t pos = FILE_SIZE - 100;
+	struct stat stat;
+	int file;
+
+	scramble(bytes, FILE_SIZE, 7);
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	/* The file ends. */
+	ASSERT_TRUE(copy(file, FILE_SIZE - 100, self->memory, 4, 5000) == 100);
+	memcpy(self->model + 4, bytes + FILE_SIZE - 100, 100);
+	ASSERT_TRUE(copy(file, FILE_SIZE, self->memory, 4, 5000) == 0);
+	ASSERT_TRUE(copy(file, FILE_SIZE + 1, self->memory, 4, 5000) == 0);
+	ASSERT_TRUE(copy(file, 0, self->memory, 4, 0) == 0);
+	compare();
+	/* Memory ends; a file of tmpfs grows. */
+	if (variant->kind == MEMFD) {
+		ASSERT_TRUE(copy(file, 0, self->memory, self->size - 100, 5000) == 5000);
+		ASSERT_TRUE(!fstat(self->memory, &stat) && stat.st_size == self->size + 4900);
+		ASSERT_TRUE(pread(self->memory, bytes + 5000, 5000, self->size - 100) == 5000);
+		ASSERT_TRUE(!memcmp(bytes, bytes + 5000, 5000));
+		/* What is behind is as empty as ever. */
+		ASSERT_TRUE(!ftruncate(self->memory, self->size + 9000));
+		ASSERT_TRUE(pread(self->memory, bytes + 5000, 9000, self->size) == 9000);
+		ASSERT_TRUE(!memcmp(bytes + 100, bytes + 5000, 4900) && !bytes[9900] &&
+			    !memcmp(bytes + 9900, bytes + 9901, 4099));
+		ASSERT_TRUE(!ftruncate(self->memory, self->size));
+	} else {
+		ASSERT_TRUE(copy(file, 0, self->memory, self->size - 100, 5000) == 100);
+		refused(ENOSPC, copy(file, 0, self->memory, self->size, 1));
+		refused(ENOSPC, copy(file, 0, self->memory, self->size + MIB, 1));
+	}
+	memcpy(self->model + self->size - 100, bytes, 100);
+	compare();
+	ASSERT_TRUE(copy(self->memory, self->size - 100, file, 0, 5000) == 100);
+	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 5000) == 0);
+	/* A descriptor's own position moves where none is given. */
+	ASSERT_TRUE(lseek(file, pos, SEEK_SET) == pos && !lseek(self->memory, 0, SEEK_SET));
+	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 60);
+	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 40);
+	ASSERT_TRUE(lseek(file, 0, SEEK_CUR) == FILE_SIZE);
+	memcpy(self->model, bytes + FILE_SIZE - 100, 100);
+	compare();
+	close(file);
+	free(bytes);
+}
+
+/* What a system call on both had been refused for is still refused, in the same words. */
+COPY_MEMORY(refusals)
+{
+	int file = make("0123456789", 10, O_RDWR), wrong, fds[2];
+
+	refused(EINVAL, copy_file_range(file, NULL, self->memory, NULL, 1, 1));
+	refused(EOVERFLOW, copy(file, 10, self->memory, 0, SIZE_MAX));
+	refused(EOVERFLOW, copy(self->memory, 0, file, 10, SIZE_MAX));
+	refused(EINVAL, copy(file, -1, self->memory, 0, 0));
+	refused(EINVAL, copy(self->memory, -1, file, 0, 0));
+	wrong = open(PATH, O_WRONLY | O_CLOEXEC);
+	refused(EBADF, copy(wrong, 0, self->memory, 0, 1));
+	close(wrong);
+	wrong = open(PATH, O_RDONLY | O_CLOEXEC);
+	refused(EBADF, copy(self->memory, 0, wrong, 0, 1));
+	close(wrong);
+	wrong = open(PATH, O_WRONLY | O_APPEND | O_CLOEXEC);
+	refused(EBADF, copy(self->memory, 0, wrong, 0, 1));
+	close(wrong);
+	wrong = open(PATH, O_PATH | O_CLOEXEC);
+	refused(EBADF, copy(wrong, 0, self->memory, 0, 1));
+	close(wrong);
+	wrong = open(".", O_RDONLY | O_CLOEXEC);
+	refused(EISDIR, copy(wrong, 0, self->memory, 0, 1));
+	close(wrong);
+	ASSERT_TRUE(!pipe2(fds, O_CLOEXEC));
+	refused(EINVAL, copy(fds[0], 0, self->memory, 0, 1));
+	refused(EINVAL, copy(self->memory, 0, fds[1], 0, 1));
+	close(fds[0]);
+	close(fds[1]);
+	/* It looks like a file, and its size says nothing. */
+	wrong = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+	refused(is_dmabuf(variant->kind) ? EINVAL : EXDEV, copy(wrong, 0, self->memory, 0, 1));
+	close(wrong);
+	/* Memory and memory. */
+	wrong = make_heap_buffer(page, O_RDWR);
+	refused(EINVAL, copy(wrong, 0, self->memory, 0, 1));
+	refused(EINVAL, copy(self->memory, 0, wrong, 0, 1));
+	close(wrong);
+	if (variant->kind == HUGE_MEMFD) {
+		wrong = make_memfd(MEMFD, page);
+		refused(EXDEV, copy(wrong, 0, self->memory, 0, 1));
+		refused(EXDEV, copy(self->memory, 0, wrong, 0, 1));
+		close(wrong);
+	}
+	if (variant->kind == HEAP) {
+		wrong = make_heap_buffer(page, O_RDONLY);
+		ASSERT_TRUE(wrong >= 0);
+		refused(EBADF, copy(file, 0, wrong, 0, 1));
+		ASSERT_TRUE(copy(wrong, 0, file, 0, 1) == 1);
+		close(wrong);
+	}
+	if (variant->kind == MEMFD) {
+		char self_path[64];
+
+		snprintf(self_path, sizeof(self_path), "/proc/self/fd/%d", self->memory);
+		wrong = open(self_path, O_RDONLY | O_CLOEXEC);
+		refused(EBADF, copy(file, 0, wrong, 0, 1));
+		close(wrong);
+		/* Within one file it goes the way it went. */
+		ASSERT_TRUE(pwrite(self->memory, "abcdef", 6, 0) == 6);
+		ASSERT_TRUE(copy(self->memory, 0, self->memory, 3, 3) == 3);
+		refused(EINVAL, copy(self->memory, 0, self->memory, 1, 3));
+		memcpy(self->model, "abcabc", 6);
+	}
+	if (is_dmabuf(variant->kind)) {
+		refused(EINVAL, write(self->memory, "x", 1));
+		refused(ESPIPE, pwrite(self->memory, "x", 1, 0));
+		refused(EINVAL, write(self->memory, NULL, 0));
+		refused(EINVAL, copy(self->memory, 0, self->memory, page, 1));
+	}
+	close(file);
+	/* Nothing else of that has touched it. */
+	compare();
+}
+
+COPY_MEMORY(immutable)
+{
+	int file = make("0123456789", 10, O_RDWR), flags, marked, failed, error;
+
+	if (geteuid() || ioctl(file, FS_IOC_GETFLAGS, &flags))
+		SKIP(return, "no flags of inodes here");
+	marked = flags | FS_IMMUTABLE_FL;
+	if (ioctl(file, FS_IOC_SETFLAGS, &marked))
+		SKIP(return, "no such flag here: %s", strerror(errno));
+	failed = copy(self->memory, 0, file, 0, 1);
+	error = errno;
+	ASSERT_TRUE(copy(file, 0, self->memory, 0, 10) == 10);
+	ASSERT_TRUE(!ioctl(file, FS_IOC_SETFLAGS, &flags));
+	ASSERT_TRUE(failed == -1 && error == EPERM);
+	close(file);
+}
+
+COPY_MEMORY(seals)
+{
+	char *bytes = malloc(2 * page);
+	int file, memory;
+
+	if (variant->kind != MEMFD && variant->kind != HUGE_MEMFD)
+		return;
+	munmap(self->map, self->size);
+	self->map = NULL;
+	scramble(bytes, 2 * page, 8);
+	file = make(bytes, 2 * page, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	memory = self->memory;
+	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK));
+	refused(variant->kind == MEMFD ? EPERM : ENOSPC, copy(file, 0, memory, self->size, 1));
+	if (variant->kind == MEMFD)
+		refused(EPERM, copy(file, 0, memory, self->size - 1, 2));
+	ASSERT_TRUE(copy(file, 0, memory, self->size - page, page) == (ssize_t)page);
+	/* A copy that is over keeps nothing from being sealed. */
+	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
+	refused(EPERM, copy(file, 0, memory, 0, 1));
+	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE));
+	refused(EPERM, copy(file, 0, memory, 0, 1));
+	/* It can be read for ever. */
+	ASSERT_TRUE(copy(memory, self->size - page, file, page, page) == (ssize_t)page);
+	ASSERT_TRUE(pread(memory, bytes + page, page, self->size - page) == (ssize_t)page);
+	ASSERT_TRUE(!memcmp(bytes, bytes + page, page));
+	close(file);
+	free(bytes);
+}
+
+static void on_signal(int signal)
+{
+}
+
+COPY_MEMORY(limits)
+{
+	struct rlimit before, limit;
+	char *bytes = malloc(FILE_SIZE);
+	struct stat stat;
+	int file;
+
+	scramble(bytes, FILE_SIZE, 9);
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	signal(SIGXFSZ, on_signal);
+	ASSERT_TRUE(!getrlimit(RLIMIT_FSIZE, &before));
+	limit = before;
+	limit.rlim_cur = FILE_SIZE + 5;
+	ASSERT_TRUE(!setrlimit(RLIMIT_FSIZE, &limit));
+	ASSERT_TRUE(copy(self->memory, 0, file, FILE_SIZE, 100) == 5);
+	refused(EFBIG, copy(self->memory, 0, file, FILE_SIZE + 5, 100));
+	ASSERT_TRUE(!fstat(file, &stat) && stat.st_size == FILE_SIZE + 5);
+	limit.rlim_cur = page;
+	ASSERT_TRUE(!setrlimit(RLIMIT_FSIZE, &limit));
+	if (is_dmabuf(variant->kind)) {
+		/* It doesn't grow. */
+		ASSERT_TRUE(copy(file, 0, self->memory, page, page) == (ssize_t)page);
+	} else {
+		refused(EFBIG, copy(file, 0, self->memory, page, page));
+		ASSERT_TRUE(copy(file, 0, self->memory, page - 1, page) == 1);
+	}
+	ASSERT_TRUE(!setrlimit(RLIMIT_FSIZE, &before));
+	close(file);
+	free(bytes);
+}
+
+/* A signal ends a long copy early, behind what was copied. */
+COPY_MEMORY(signals)
+{
+	struct itimerval soon = { .it_value.tv_usec = 1000, .it_interval.tv_usec = 1000 };
+	struct itimerval never = { };
+	int file = open(PATH, O_RDWR | O_CREAT | O_CLOEXEC | variant->direct, 0600);
+	ssize_t done;
+
+	if (variant->kind != MEMFD)
+		/* There is one that is large enough. */
+		return;
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	ASSERT_TRUE(!ftruncate(file, PART + MIB));
+	signal(SIGALRM, on_signal);
+	ASSERT_TRUE(!setitimer(ITIMER_REAL, &soon, NULL));
+	done = copy(file, 0, self->memory, 0, PART + MIB);
+	ASSERT_TRUE(!setitimer(ITIMER_REAL, &never, NULL));
+	ASSERT_TRUE(done == PART);
+	close(file);
+}
+
+/* sendfile() into a buffer, which has a position, as a file. */
+COPY_MEMORY(sendfile)
+{
+	char *bytes = malloc(FILE_SIZE);
+	off_t pos = 3;
+	int file, fds[2];
+	size_t done;
+
+	if (!is_dmabuf(variant->kind))
+		return;
+	scramble(bytes, FILE_SIZE, 10);
+	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	if (variant->direct)
+		pos = 4096;
+	for (done = 0; pos < FILE_SIZE; ) {
+		ssize_t got = sendfile(self->memory, file, &pos, FILE_SIZE);
+
+		ASSERT_TRUE(got > 0);
+		memcpy(self->model + done, bytes + pos - got, got);
+		done += got;
+	}
+	compare();
+	/* From a pipe, behind that, and beyond the end. */
+	ASSERT_TRUE(!pipe2(fds, O_CLOEXEC) && write(fds[1], bytes, 5000) == 5000);
+	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, 5000, 0) == 5000);
+	memcpy(self->model + done, bytes, 5000);
+	compare();
+	close(fds[0]);
+	close(fds[1]);
+	ASSERT_TRUE(lseek(self->memory, 0, SEEK_END) == self->size);
+	close(file);
+	free(bytes);
+}
+
+/* Two copies in opposite directions, of whole files, that others truncate and punch meanwhile. */
+struct worker {
+	int in, out;
+	bool failed;
+};
+
+#define ROUNDS	40
+
+static void *copies(void *argument)
+{
+	struct worker *worker = argument;
+	int i;
+
+	for (i = 0; i < ROUNDS; i++) {
+		ssize_t got = copy(worker->in, 0, worker->out, 0, FILE_SIZE);
+
+		if (got < 0 && errno != ENOSPC)
+			worker->failed = true;
+	}
+	return NULL;
+}
+
+static void *disturbs(void *argument)
+{
+	struct worker *worker = argument;
+	struct stat stat;
+	int i;
+
+	if (fstat(worker->out, &stat))
+		worker->failed = true;
+	for (i = 0; i < ROUNDS; i++) {
+		/* Where it can't be done, it can't disturb. */
+		fallocate(worker->out, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE_PAGE);
+		if (!ftruncate(worker->out, HUGE_PAGE) && ftruncate(worker->out, stat.st_size))
+			worker->failed = true;
+	}
+	return NULL;
+}
+
+COPY_MEMORY(crossing)
+{
+	char *bytes = malloc(FILE_SIZE);
+	struct worker workers[4];
+	pthread_t threads[4];
+	int a, b, i;
+
+	scramble(bytes, FILE_SIZE, 11);
+	a = made(_metadata, PATH, bytes, FILE_SIZE, O_RDWR | variant->direct);
+	b = made(_metadata, OTHER, bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (a < 0 || b < 0)
+		SKIP(return, "no O_DIRECT here");
+	workers[0] = (struct worker) { a, self->memory };
+	workers[1] = (struct worker) { self->memory, b };
+	workers[2] = (struct worker) { a, variant->kind == HEAP ? b : self->memfd };
+	workers[3] = (struct worker) { self->memory, a };
+	for (i = 0; i < 4; i++)
+		ASSERT_TRUE(!pthread_create(&threads[i], NULL, i == 2 ? disturbs : copies,
+					    &workers[i]));
+	for (i = 0; i < 4; i++)
+		ASSERT_TRUE(!pthread_join(threads[i], NULL) && !workers[i].failed);
+	close(a);
+	/* After all of that it copies as before. */
+	a = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	ASSERT_TRUE(copy(a, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	ASSERT_TRUE(copy(self->memory, 0, b, 0, FILE_SIZE) == FILE_SIZE);
+	memset(bytes, 0, FILE_SIZE);
+	close(b);
+	b = open(OTHER, O_RDONLY | O_CLOEXEC);
+	ASSERT_TRUE(pread(b, bytes, FILE_SIZE, 0) == FILE_SIZE);
+	scramble(self->model, FILE_SIZE, 11);
+	ASSERT_TRUE(!memcmp(bytes, self->model, FILE_SIZE));
+	close(a);
+	close(b);
+	free(bytes);
+}
+
+/* Killed in the middle, it leaves nothing behind that anybody would wait for. */
+COPY_MEMORY(killed)
+{
+	char *bytes = malloc(FILE_SIZE);
+	int file, i, status;
+
+	scramble(bytes, FILE_SIZE, 12);
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	for (i = 0; i < 20; i++) {
+		pid_t child = fork();
+
+		ASSERT_TRUE(child >= 0);
+		if (!child) {
+			for (;;) {
+				copy(file, 0, self->memory, i, FILE_SIZE);
+				copy(self->memory, i, file, 0, FILE_SIZE);
+			}
+		}
+		usleep(1000 * i);
+		ASSERT_TRUE(!kill(child, SIGKILL));
+		ASSERT_TRUE(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+	}
+	close(file);
+	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	status = memcmp(self->map, bytes, FILE_SIZE);
+	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	ASSERT_TRUE(!status);
+	close(file);
+	free(bytes);
+}
+
+TEST_HARNESS_MAIN
