@@ -11,16 +11,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from instructions import (
     ALLOC_READ,
     NORMAL,
+    PUBLISHED,
     RESULTS,
     ROOT,
     STEPS,
     Measured,
+    Tables,
     copy,
     heap,
     measure,
@@ -50,10 +53,58 @@ WAYS = {
     "udmabuf, then `read()`, direct": copy("u+mfd", "read", "direct"),
     "patch 1: all allocated, then read, direct": copy("heap", "in-order", "direct"),
     "patches 1–5: read while allocating, direct": copy("heap", "heap-read", "direct"),
+    "`sendfile` into the heap's dma-buf, buffered": copy("heap", "sendfile", "buffered"),
+    "`sendfile` into the heap's dma-buf, direct": copy("heap", "sendfile", "direct"),
     "`dmafile load --to heap:system`": heap("heap-read", "direct"),
     "dmafile.ko, `ALLOC_READ`, direct": ALLOC_READ,
 }
-"""AR-31's rows, less sendfile, which such a kernel has none of into a dma-buf; and the module."""
+"""AR-31's rows, and the module."""
+
+BY_WRITE = "save from=heap method=write io=buffered"
+SAVES = {
+    "`write()` from its mapping, buffered": BY_WRITE,
+    "`copy_file_range`, buffered": "save from=heap method=copy-file-range io=buffered",
+    "`copy_file_range`, direct": "save from=heap method=copy-file-range io=direct",
+}
+"""From a heap's dma-buf to the disk."""
+
+INTO_HEAP = copy("heap", "copy-file-range", "direct")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How little a copy shall take, of what another way takes to the same end."""
+
+    name: str
+    line: str
+    against: str
+    most: float
+    step: str = "fill"
+    """`all` where neither creates memory before it fills it."""
+
+
+GOALS = (
+    Goal("into a heap's dma-buf, direct, to `read()` into its mapping", INTO_HEAP, NORMAL, 1 / 16),
+    Goal(
+        "the same, to direct `read()` into the memfd under a udmabuf",
+        INTO_HEAP,
+        copy("u+mfd", "read", "direct"),
+        0.8,
+    ),
+    Goal(
+        "into a memfd, direct, to buffered `sendfile`",
+        copy("memfd", "copy-file-range", "direct"),
+        copy("memfd", "sendfile", "buffered"),
+        1 / 3,
+        "all",
+    ),
+    Goal(
+        "a heap's dma-buf to the disk, direct, to `write()` from its mapping",
+        SAVES["`copy_file_range`, direct"],
+        BY_WRITE,
+        1 / 8,
+    ),
+)
 
 
 def writes(kernel: str, rounds: int) -> dict[str, Any]:
@@ -116,6 +167,26 @@ def table_of_ways(measured: Measured) -> str:
     return table(head, rows)
 
 
+def table_of_saves(measured: Measured) -> str:
+    rows = []
+    for name, line in SAVES.items():
+        counts = measured.candidates[line].per_mib(measured.mib, step("fill"))
+        rows.append([name, thousands(counts), spread(measured.ratios(line, BY_WRITE))])
+    return table(["", "to the disk", "all, to `write()`"], rows)
+
+
+def table_of_goals(measured: Measured) -> str:
+    rows = []
+    for goal in GOALS:
+        what = whole if goal.step == "all" else step(goal.step)
+        pairs = zip(
+            measured.candidates[goal.line].runs, measured.candidates[goal.against].runs, strict=True
+        )
+        ratios = [what(one) / what(other) for one, other in pairs]
+        rows.append([goal.name, goal.step, f"{goal.most:.3g}", spread(ratios)])
+    return table(["", "of", "at most", "here"], rows)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=64, help="size of the file (default 64)")
@@ -125,9 +196,11 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("--rounds: at least 5, fewer show no spread")
     runs = {kernel: writes(kernel, args.rounds) for kernel in KERNELS}
     print(table_of_writes(runs), flush=True)
-    lines = list(WAYS.values())
+    lines = [*WAYS.values(), *(row.candidate for row in PUBLISHED), *SAVES.values()]
+    lines = list(dict.fromkeys(lines))
     measured = measure(lines, mib=args.mib, rounds=args.rounds, timeout=2 * 3600, kernel="series")
-    print(table_of_ways(measured))
+    copies = Tables(measured).published()
+    print(table_of_ways(measured), copies, table_of_saves(measured), table_of_goals(measured))
     today = datetime.date.today().isoformat()
     (RESULTS / f"{today}-series-writes.json").write_text(json.dumps(runs, indent=1) + "\n")
     (RESULTS / f"{today}-series-ways.json").write_text(written(measured))
@@ -136,7 +209,14 @@ def main(words: Sequence[str] | None = None) -> None:
         f"{today}, Linux {measured.about['guest']} and its `base`, dmafile {ours}, {args.mib} MiB, "
         f"{args.rounds} rounds."
     )
-    tables = {"about": about, "writes": table_of_writes(runs), "ways": table_of_ways(measured)}
+    tables = {
+        "about": about,
+        "writes": table_of_writes(runs),
+        "ways": table_of_ways(measured),
+        "copies": copies,
+        "saves": table_of_saves(measured),
+        "goals": table_of_goals(measured),
+    }
     DOC.write_text(with_tables(DOC.read_text(), tables.get))
 
 

@@ -57,7 +57,8 @@ pub struct Knobs {
     #[arg(long, value_name = "P", default_value = "auto", value_parser = word::<Pages>)]
     pub pages: Pages,
 
-    /// How bytes move: auto, uring, threads, read, mmap, bounce, sendfile, splice, module, heap-read
+    /// How bytes move: auto, uring, threads, read, mmap, bounce, sendfile, splice, module,
+    /// copy-file-range, heap-read
     #[arg(long, value_name = "M", default_value = "auto", value_parser = word::<Method>)]
     pub method: Method,
 

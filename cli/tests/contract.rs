@@ -240,7 +240,8 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         ("load file --queue-depth many", "'--queue-depth <N>'"),
         (
             "load file --method slow",
-            "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, heap-read",
+            "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
+             copy-file-range, heap-read",
         ),
         ("load file --pages 1g", "auto, 4k, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),

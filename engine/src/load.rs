@@ -8,7 +8,7 @@ use crate::module;
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::{self, Place, Plan, Reason, Request};
 use crate::source::Source;
-use crate::sys::usage;
+use crate::sys::{file, usage};
 use crate::trace;
 use crate::transfer::meter::{Meter, Phase};
 use crate::transfer::{self, Outcome, Transfer};
@@ -397,6 +397,7 @@ impl Load {
             Kind::Fd { fd, number, at } => {
                 let (place, dma_buf) = buffer::look_at(fd.as_fd(), *number, *at)?;
                 (request.place, request.dma_buf) = (Some(place), dma_buf);
+                request.copies = file::copies_range(source.buffered(0).0, fd.as_fd());
             }
             Kind::Heap(name) => {
                 let facts = buffer::look_at_heap(name);
@@ -444,6 +445,7 @@ impl Load {
                     | Method::Bounce
                     | Method::Module
                     | Method::HeapRead
+                    | Method::CopyFileRange
             )
             && file.direct_refused.is_none();
         let mut layout = Layout::of(source, start, end, look, only);

@@ -216,6 +216,8 @@ words! {
         Splice = "splice",
         /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
         Module = "module",
+        /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.
+        CopyFileRange = "copy-file-range",
         /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
         HeapRead = "heap-read",
     }

@@ -13,6 +13,8 @@
  *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
  *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
  *				mapping of one
+ *	save from=heap method=write|copy-file-range io=direct|buffered
+ *				a dma-buf that is there, into a file of its size, and to the disk (fsync)
  *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
  *				creates and closes only; a udmabuf over a memfd that is there already
  *
@@ -87,6 +89,7 @@ struct memory {
 static struct candidate candidates[MAX_CANDIDATES];
 static int number_of_candidates;
 static const char *path;
+static char saved_path[4096];
 static size_t size;
 static unsigned char *wanted;
 static unsigned long huge_pages;
@@ -111,11 +114,37 @@ static void settle(void)
 
 /* The file */
 
+static void write_whole(int fd, const unsigned char *bytes)
+{
+	size_t done = 0;
+
+	while (done < size) {
+		ssize_t n = write(fd, bytes + done, size - done);
+
+		if (n < 0)
+			err(1, "write");
+		done += n;
+	}
+}
+
+/* What is saved takes the place of what is there. */
+static void make_place(void)
+{
+	int fd = open(saved_path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
+	void *zeros = calloc(1, size);
+
+	if (fd < 0 || !zeros)
+		err(1, "%s", saved_path);
+	write_whole(fd, zeros);
+	free(zeros);
+	if (fsync(fd) || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) || close(fd))
+		err(1, "%s", saved_path);
+}
+
 /* Noise, on disk, so that misplaced bytes show. */
 static void make_file(void)
 {
 	uint64_t noise = 88172645463325252, *word;
-	size_t done = 0;
 	int fd;
 
 	wanted = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -130,13 +159,7 @@ static void make_file(void)
 	fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
 	if (fd < 0 || (errno = posix_fallocate(fd, 0, size)))
 		err(1, "%s", path);
-	while (done < size) {
-		ssize_t n = write(fd, wanted + done, size - done);
-
-		if (n < 0)
-			err(1, "%s", path);
-		done += n;
-	}
+	write_whole(fd, wanted);
 	if (fsync(fd) || close(fd))
 		err(1, "%s", path);
 }
@@ -172,7 +195,7 @@ static void evict(void)
 
 static void expect_none_cached(const struct candidate *c)
 {
-	int fd = open(path, O_RDONLY);
+	int fd = open(is(c->verb, "save") ? saved_path : path, O_RDONLY);
 	size_t number = fd < 0 ? 0 : cached(fd);
 
 	if (fd < 0 || number)
@@ -579,6 +602,59 @@ static int run_copy(const struct candidate *c, bool check)
 	return error;
 }
 
+static void check_saved(const struct candidate *c)
+{
+	unsigned char *seen = malloc(size);
+	int fd = open(saved_path, O_RDONLY);
+
+	if (fd < 0 || !seen)
+		err(1, "%s", saved_path);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	if (read(fd, seen, size) != (ssize_t)size || memcmp(seen, wanted, size))
+		errx(1, "%s: wrong bytes", c->line);
+	free(seen);
+	close(fd);
+}
+
+static int run_save(const struct candidate *c, bool check)
+{
+	struct memory m = { -1, -1, NULL };
+	int out, error = make_heap(&m) || map_dmabuf(&m);
+	size_t done = 0;
+	ssize_t n;
+
+	if (error)
+		return -1;
+	memcpy(m.map, wanted, size);
+	make_place();
+	settle();
+	mark(START);
+	mark(CREATED);
+	out = open(saved_path, O_WRONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
+	if (out < 0)
+		err(1, "%s", saved_path);
+	for (; done < size && !error; done += error ? 0 : n) {
+		if (is(c->method, "write"))
+			n = write(out, m.map + done, size - done);
+		else
+			n = copy_file_range(m.dmabuf, NULL, out, NULL, size - done, 0);
+		if (n <= 0)
+			error = refuse(c->method);
+	}
+	if (fsync(out))
+		err(1, "%s", saved_path);
+	close(out);
+	mark(FILLED);
+	if (!error && check)
+		check_saved(c);
+	close_memory(&m);
+	if (!error) {
+		settle();
+		mark(CLOSED);
+	}
+	return error;
+}
+
 /* All of them */
 
 static void run(struct candidate *c, int round)
@@ -593,6 +669,8 @@ static void run(struct candidate *c, int round)
 		error = run_copy(c, round == 0);
 	else if (is(c->verb, "make"))
 		error = run_make(c);
+	else if (is(c->verb, "save"))
+		error = run_save(c, round == 0);
 	else
 		errx(1, "%s: what?", c->line);
 	if (!error) {
@@ -619,7 +697,7 @@ static void parse(struct candidate *c)
 		if (!value)
 			errx(1, "%s: no value", word);
 		*value++ = '\0';
-		if (is(word, "to"))
+		if (is(word, "to") || is(word, "from"))
 			c->to = value;
 		else if (is(word, "pages"))
 			c->pages = value;
@@ -663,6 +741,7 @@ int main(int argc, char **argv)
 	rounds = atoi(argv[3]);
 	srand48(atoi(argv[4]));
 	read_candidates(argv[5]);
+	snprintf(saved_path, sizeof(saved_path), "%s.saved", path);
 	make_file();
 	/* For the huge pages, and for one more load than there ever is at once. */
 	huge_pages = 2 * (size / HUGE_PAGE);

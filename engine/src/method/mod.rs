@@ -4,6 +4,7 @@
 //! belong. It knows memory as a region and, where there is one, a descriptor; never as a kind.
 
 mod bounce;
+mod copy_file_range;
 mod fill;
 mod heap_read;
 mod mmap;
@@ -100,6 +101,7 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Sendfile => sendfile::run(job),
         Method::Splice => splice::run(job),
         Method::Module => module::run(job),
+        Method::CopyFileRange => copy_file_range::run(job),
         Method::HeapRead => {
             let why = "a heap reads into buffers that it makes";
             Err(Stop::Refused(Error::new("cannot read this way", why)))
@@ -192,6 +194,9 @@ pub(crate) fn serves(rung: Rung, request: &Request, pages: Pages) -> Result<(), 
             Err("a mapping of a file always goes through the page cache".to_string())
         }
         Method::Sendfile | Method::Splice => writes_into(request, pages),
+        Method::CopyFileRange if matches!(request.kind, Kind::Anon | Kind::Caller) => {
+            Err("there is no descriptor to copy into".to_string())
+        }
         Method::Module if request.module().is_none() => {
             Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
         }
@@ -233,8 +238,10 @@ pub(crate) fn describe(rung: Rung, asked: Method) -> String {
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",
         (Method::Splice, ..) => "copied inside the kernel, through a pipe",
-        (Method::Module, true, _) => "the disk writes into the buffer's own pages, in one call",
-        (Method::Module | Method::HeapRead, false, _) => {
+        (Method::Module | Method::CopyFileRange, true, _) => {
+            "the disk writes into the buffer's own pages, in one call"
+        }
+        (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
             "the kernel copies from the page cache into the buffer's own pages"
         }
         (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",

@@ -95,6 +95,11 @@ pub(super) fn ladder(
             let module = in_one_call(Method::Module);
             module.into_iter().chain([last]).collect()
         }
+        Method::Auto if request.copies => {
+            let last = rung(Method::Threads, false, false);
+            let copies = in_one_call(Method::CopyFileRange);
+            copies.into_iter().chain([last]).collect()
+        }
         // What is left when the buffer could not be made that way after all.
         Method::Auto if request.heap_reads() && whole => {
             let heap = in_one_call(Method::HeapRead);
@@ -102,7 +107,7 @@ pub(super) fn ladder(
             let last = [rung(Method::Threads, false, false)];
             heap.into_iter().chain(direct).chain(last).collect()
         }
-        Method::Module | Method::HeapRead => in_one_call(asked),
+        Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
         Method::Auto => match (landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
                 reasons.add("not", uring[1], why.clone());
@@ -123,7 +128,8 @@ pub(super) fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
-    let by_others = request.module().is_some() || (request.heap_reads() && whole);
+    let by_others =
+        request.module().is_some() || request.copies || (request.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // Nothing for the disk to do.
         return Ok(vec![rung(Method::Threads, false, false)]);

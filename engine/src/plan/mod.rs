@@ -34,7 +34,10 @@ impl Rung {
 
     /// The kernel moves all of it by itself, parts of blocks too, and in one way.
     pub(crate) fn moves_in_one_call(self) -> bool {
-        matches!(self.method, Method::Module | Method::HeapRead)
+        matches!(
+            self.method,
+            Method::Module | Method::HeapRead | Method::CopyFileRange
+        )
     }
 }
 
@@ -164,6 +167,9 @@ const DIRECT_DEPTH: u32 = 8;
 /// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
 /// memory that most systems set (8 MiB).
 const BOUNCE_BLOCK: u64 = 512 << 10;
+/// What one copy_file_range(2) moves: the kernel cuts it, and is waited for at its end. It is also how
+/// often anybody looks whether the load is still wanted.
+const COPY_BLOCK: u64 = 64 << 20;
 /// More in flight keeps no disk busier, and all of it is memory beside the buffer.
 const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
@@ -224,6 +230,7 @@ pub(crate) fn decide(
     };
     let block = request.block.unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
+        Method::CopyFileRange => COPY_BLOCK,
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
         _ => BUFFERED_BLOCK,
     });
@@ -409,7 +416,10 @@ fn allocation(
     one_run: bool,
     reasons: &mut Reasons,
 ) -> Allocation {
-    let into_descriptor = matches!(first.method, Method::Sendfile | Method::Splice);
+    let into_descriptor = matches!(
+        first.method,
+        Method::Sendfile | Method::Splice | Method::CopyFileRange
+    );
     let (choice, why) = if request.allocation != Allocation::Auto {
         (request.allocation, "asked for")
     } else if matches!(request.kind, Kind::Caller) {

@@ -23,6 +23,8 @@ pub(crate) struct Request {
     pub place: Option<Place>,
     /// Memory that is reached by the mapping of a dma-buf.
     pub dma_buf: Option<DmaBufFacts>,
+    /// The kernel copies the file into memory that exists (copy_file_range(2)).
+    pub copies: bool,
 }
 
 impl Default for Request {
@@ -42,6 +44,7 @@ impl Default for Request {
             check_memory: true,
             place: None,
             dma_buf: None,
+            copies: false,
         }
     }
 }

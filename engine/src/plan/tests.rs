@@ -754,3 +754,42 @@ fn a_heap_that_can_reads_whole_files() {
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
     assert!(error.to_string().contains("--to heap:NAME"), "{error}");
 }
+
+#[test]
+fn memory_that_the_kernel_copies_into_is_filled_so() {
+    let there = |copies| Request {
+        copies,
+        place: Some(Place {
+            bytes: GIB,
+            address: 0,
+            at: None,
+            empty: false,
+            lacking: 0,
+            hugetlb: false,
+        }),
+        ..Request::default()
+    };
+    let plan = plan_for(&there(true), &file(GIB), &host(), false).unwrap();
+    let want = [
+        "copy-file-range direct",
+        "copy-file-range buffered",
+        "threads buffered",
+    ];
+    assert_eq!(ladder_of(&plan), want);
+    assert_eq!(plan.block, 64 << 20);
+    let cached = plan_for(&there(true), &file(GIB), &host(), true).unwrap();
+    assert_eq!(cached.first().to_string(), "copy-file-range buffered");
+    let without = plan_for(&there(false), &file(GIB), &host(), false).unwrap();
+    assert_eq!(without.first().method, Method::Uring);
+
+    // By name it may go into all that has a descriptor.
+    let asked = |kind| Request {
+        method: Method::CopyFileRange,
+        kind,
+        ..Request::default()
+    };
+    let plan = plan_for(&asked(Kind::Memfd), &file(GIB), &host(), false).unwrap();
+    assert_eq!(plan.first().to_string(), "copy-file-range direct");
+    let error = plan_for(&asked(Kind::Anon), &file(GIB), &host(), false).unwrap_err();
+    assert!(error.to_string().contains("no descriptor"), "{error}");
+}

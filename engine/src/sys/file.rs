@@ -104,6 +104,26 @@ pub(crate) fn pread(
     Ok(got.len() as u64)
 }
 
+/// Up to `len` bytes from `offset` of `from` to byte `at` of `to` (copy_file_range(2)); positions are
+/// neither used nor moved.
+pub(crate) fn copy_range(
+    from: BorrowedFd<'_>,
+    offset: u64,
+    to: BorrowedFd<'_>,
+    at: u64,
+    len: u64,
+) -> Result<u64, Errno> {
+    let (mut offset, mut at) = (offset, at);
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    retry(|| rustix::fs::copy_file_range(from, Some(&mut offset), to, Some(&mut at), len))
+        .map(|got| got as u64)
+}
+
+/// Whether the kernel copies from one to the other: it says so of no bytes, too.
+pub(crate) fn copies_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> bool {
+    copy_range(from, 0, to, 0, 0) == Ok(0)
+}
+
 /// As [`pread`], but only what the page cache holds already (RWF_NOWAIT, Linux 4.14).
 pub(crate) fn pread_cached(
     fd: impl AsFd,

@@ -151,7 +151,8 @@ FIXTURE_SETUP(copy_memory)
 {
 	page = sysconf(_SC_PAGESIZE);
 	self->size = 3 * HUGE_PAGE;
-	self->memfd = self->memory = -1;
+	self->memory = -1;
+	self->memfd = -1;
 	if (variant->kind != HEAP) {
 		self->memfd = make_memfd(variant->kind, self->size);
 		if (self->memfd < 0)
@@ -215,28 +216,26 @@ static int made(struct __test_metadata *_metadata, const char *path, const void 
 
 #define make(bytes, size, flags)	made(_metadata, PATH, bytes, size, flags)
 
-static void sync_for_cpu(const FIXTURE_DATA(copy_memory) *self,
-			 const FIXTURE_VARIANT(copy_memory) *variant, __u64 flags)
+static void sync_memory(int memory, enum kind kind, __u64 flags)
 {
 	struct dma_buf_sync sync = { .flags = flags | DMA_BUF_SYNC_RW };
 
-	if (is_dmabuf(variant->kind))
-		ioctl(self->memory, DMA_BUF_IOCTL_SYNC, &sync);
+	if (is_dmabuf(kind))
+		ioctl(memory, DMA_BUF_IOCTL_SYNC, &sync);
 }
+
+#define sync_for_cpu(flags)	sync_memory(self->memory, variant->kind, flags)
 
 /* Memory is what the model is. */
-static void compared(struct __test_metadata *_metadata, const FIXTURE_DATA(copy_memory) *self,
-		     const FIXTURE_VARIANT(copy_memory) *variant)
-{
-	bool same;
-
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
-	same = !memcmp(self->map, self->model, self->size);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
-	ASSERT_TRUE(same);
-}
-
-#define compare()	compared(_metadata, self, variant)
+#define compare()								\
+	do {									\
+		int differs;							\
+										\
+		sync_for_cpu(DMA_BUF_SYNC_START);				\
+		differs = memcmp(self->map, self->model, self->size);		\
+		sync_for_cpu(DMA_BUF_SYNC_END);					\
+		ASSERT_TRUE(!differs);						\
+	} while (0)
 
 static ssize_t copy(int in, off_t pos_in, int out, off_t pos_out, size_t len)
 {
@@ -302,9 +301,9 @@ COPY_MEMORY(to_disk)
 	unsigned int i;
 
 	ASSERT_TRUE(bytes && seen);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	sync_for_cpu(DMA_BUF_SYNC_START);
 	scramble(self->map, self->size, 2);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	sync_for_cpu(DMA_BUF_SYNC_END);
 	memcpy(self->model, self->map, self->size);
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
@@ -346,9 +345,9 @@ COPY_MEMORY(holes)
 	int file, sparse;
 
 	/* A hole of a file becomes zeros where there was something else. */
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	sync_for_cpu(DMA_BUF_SYNC_START);
 	scramble(self->map, self->size, 4);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	sync_for_cpu(DMA_BUF_SYNC_END);
 	memcpy(self->model, self->map, self->size);
 	sparse = open(OTHER, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	scramble(bytes + 3 * page, page + 5, 5);
@@ -755,9 +754,9 @@ COPY_MEMORY(killed)
 	close(file);
 	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_START);
+	sync_for_cpu(DMA_BUF_SYNC_START);
 	status = memcmp(self->map, bytes, FILE_SIZE);
-	sync_for_cpu(self, variant, DMA_BUF_SYNC_END);
+	sync_for_cpu(DMA_BUF_SYNC_END);
 	ASSERT_TRUE(!status);
 	close(file);
 	free(bytes);

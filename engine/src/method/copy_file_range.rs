@@ -1,0 +1,51 @@
+//! `copy-file-range`: the kernel moves bytes between the file and the pages of the buffer, which has a
+//! descriptor: a memfd or a dma-buf. On kernels with the series in kernel/linux-6.12 (CF-3 to CF-8);
+//! others answer EXDEV or EINVAL.
+
+use super::fill::{cut_short, failed};
+use super::{Job, Stop, work};
+use crate::error::Error;
+use crate::sys::{Errno, file};
+use crate::transfer::feed::Lane;
+
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let to = match job.dma_buf {
+        Some(dma_buf) => dma_buf,
+        None => job.target()?,
+    };
+    // One call after the other: within one the kernel keeps many reads in flight.
+    work(job, Lane::Main, 0, |extent| {
+        let (from, offset) = job.input(extent.file)?;
+        let mut done = 0;
+        while done < extent.need {
+            job.still_whole(to)?;
+            let left = extent.need - done;
+            match file::copy_range(from, offset + done, to, extent.at + done, left) {
+                Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
+                Ok(got) => done += got,
+                Err(errno) if done == 0 && is_refusal(errno) => return Err(refused(errno)),
+                Err(errno) => {
+                    return Err(failed(job.source, extent.file + done, errno).into());
+                }
+            }
+        }
+        Ok(job.rung.direct)
+    })
+}
+
+/// Whether an errno says that there is no such copy here; EPERM and ENOSYS are a seccomp filter's.
+fn is_refusal(errno: Errno) -> bool {
+    let refusals = [
+        Errno::XDEV,
+        Errno::INVAL,
+        Errno::OPNOTSUPP,
+        Errno::PERM,
+        Errno::NOSYS,
+    ];
+    refusals.contains(&errno)
+}
+
+fn refused(errno: Errno) -> Stop {
+    let error = Error::os("the kernel does not copy between disks and memory", errno);
+    Stop::Refused(error.remedy("boot one with the series in kernel/linux-6.12"))
+}
