@@ -524,8 +524,9 @@ int dmafile_transfer(struct dmafile_io *io)
 		else
 			err = move_range(io, io->at, end, false);
 	}
+	/* A new buffer is as large as was asked for, whatever has come. */
 	if (err >= 0)
-		err = allocate(io, io->size);
+		err = io->born ? allocate(io, io->size) : 0;
 	/* The last word; what it answers comes too late. */
 	if (io->tell)
 		io->tell(io);

@@ -81,8 +81,9 @@ static ssize_t copy_in(const struct dma_buf_rw *rw, const struct dmafile_pages *
 ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 			 struct dmafile_pages *pages)
 {
+	/* One for both ways: an exporter may have mapped its memory for the first that it was asked for. */
+	const enum dma_data_direction direction = DMA_BIDIRECTIONAL;
 	bool fill = !rw->write;
-	enum dma_data_direction direction = fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE;
 	ssize_t ret;
 	int err;
 
