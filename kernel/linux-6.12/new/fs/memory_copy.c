@@ -17,14 +17,34 @@
 /* How much is moved before anybody looks for a signal, or for memory to be let go. */
 #define PART	SZ_256M
 
+static bool on_device(const struct inode *inode)
+{
+	return inode->i_sb->s_type->fs_flags & FS_REQUIRES_DEV;
+}
+
 /* Not what only looks like a file, as all of /proc does, whose size says nothing. */
 static bool on_disk(const struct file *file)
 {
 	const struct inode *inode = file_inode(file);
 
 	return S_ISREG(inode->i_mode) && !file->f_op->rw_file &&
-	       (file->f_mode & FMODE_CAN_ODIRECT ||
-		inode->i_sb->s_type->fs_flags & FS_REQUIRES_DEV);
+	       (on_device(inode) || file->f_mode & FMODE_CAN_ODIRECT);
+}
+
+/* Where a file ends. A server knows better than its inode. */
+static int end_of(struct file *file, loff_t *end)
+{
+	const struct inode *inode = file_inode(file);
+	struct kstat stat;
+	int err;
+
+	*end = i_size_read(inode);
+	if (file->f_op->rw_file || on_device(inode))
+		return 0;
+	err = vfs_getattr(&file->f_path, &stat, STATX_SIZE, AT_STATX_SYNC_AS_STAT);
+	if (!err)
+		*end = stat.size;
+	return err;
 }
 
 /**
@@ -39,14 +59,17 @@ bool copies_memory(const struct file *in, const struct file *out, unsigned int f
 {
 	if (flags)
 		return false;
-	return (out->f_op->rw_file && on_disk(in)) || (in->f_op->rw_file && on_disk(out));
+	/* An empty one of a server may be one of which nobody knows the size. */
+	if (out->f_op->rw_file)
+		return on_disk(in) && (on_device(file_inode(in)) || i_size_read(file_inode(in)));
+	return in->f_op->rw_file && on_disk(out);
 }
 
 /* What may be asked of these files, as of any others; @len ends where @in does. */
 static int check(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out, size_t *len)
 {
 	struct inode *inode_in = file_inode(in), *inode_out = file_inode(out);
-	loff_t size = i_size_read(inode_in), count;
+	loff_t end, count;
 	int err;
 
 	if (!(in->f_mode & FMODE_READ) || !(out->f_mode & FMODE_WRITE) || out->f_flags & O_APPEND)
@@ -57,7 +80,10 @@ static int check(struct file *in, loff_t pos_in, struct file *out, loff_t pos_ou
 		return -ETXTBSY;
 	if ((u64)pos_in + *len < *len || (u64)pos_out + *len < *len)
 		return -EOVERFLOW;
-	count = pos_in < size ? min_t(u64, *len, size - pos_in) : 0;
+	err = end_of(in, &end);
+	if (err)
+		return err;
+	count = pos_in < end ? min_t(u64, *len, end - pos_in) : 0;
 	/* A dma-buf is no file that grows: no limit of those is about it. */
 	if (count && S_ISREG(inode_out->i_mode)) {
 		err = generic_write_check_limits(out, pos_out, &count);

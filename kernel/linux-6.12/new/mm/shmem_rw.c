@@ -10,10 +10,11 @@
  *  - A folio is up to date before it is let go: new ones are zero. Others see zeros or the new
  *    bytes, never what memory held before.
  *  - What is held is not reclaimed, swapped, migrated, or split. It may be truncated or punched;
- *    then the disk's bytes are lost with it, as if the copy had come first.
- *  - The file's size is raised when the bytes are there, under the inode's lock. What was
- *    allocated behind it for bytes that did not come is given back then.
- *  - A seal against writing can't be added meanwhile: a copy counts as a writable mapping.
+ *    then the disk's bytes are lost with it, as if they had come first.
+ *  - The file's size is raised when the bytes are there, under the inode's lock, as far as there are
+ *    folios. What was allocated behind it for bytes that did not come is given back then: so only
+ *    one copy at a time makes a file grow.
+ *  - F_SEAL_WRITE can't be added meanwhile: a copy counts as a writable mapping.
  */
 #include <linux/dmafile/io.h>
 #include <linux/fs.h>
@@ -23,10 +24,13 @@
 #include <linux/pagemap.h>
 #include <linux/shmem_fs.h>
 #include <linux/shmem_rw.h>
+#include <linux/sizes.h>
 
 /* Gathers in flight, and the largest of them, in MiB. */
 #define DEPTH	4
-#define GATHER	32
+#define GATHER	8
+/* What is held at a time can't be reclaimed, and so is little. */
+#define STEP	SZ_32M
 
 /**
  * struct shmem_rw - one copy
@@ -34,12 +38,14 @@
  * @inode: of the memory
  * @first: the page with which @io's begin
  * @end: the last byte, and one
+ * @grows: the file may become longer
  */
 struct shmem_rw {
 	struct dmafile_io io;
 	struct inode *inode;
 	pgoff_t first;
 	loff_t end;
+	bool grows;
 };
 
 /* A folio is made what those who read the file may see. */
@@ -122,8 +128,13 @@ static void let_go(struct dmafile_pages *pages)
 static int begin_filling(struct shmem_rw *rw, struct file *memory)
 {
 	struct shmem_inode_info *info = SHMEM_I(rw->inode);
-	int err;
+	int err = 0;
 
+	rw->grows = rw->end > i_size_read(rw->inode);
+	if (rw->grows)
+		err = mutex_lock_killable(&info->growing);
+	if (err)
+		return err;
 	inode_lock(rw->inode);
 	if (info->seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) ||
 	    (info->seals & F_SEAL_GROW && rw->end > i_size_read(rw->inode)))
@@ -133,44 +144,54 @@ static int begin_filling(struct shmem_rw *rw, struct file *memory)
 	if (!err)
 		err = mapping_map_writable(rw->inode->i_mapping);
 	inode_unlock(rw->inode);
+	if (err && rw->grows)
+		mutex_unlock(&info->growing);
 	return err;
 }
 
-/* Behind the last byte. Return: how many of @done the file has. */
+/* How far there are folios: nothing is truncated, or comes back, while the inode is locked. */
+static loff_t end_of_folios(const struct shmem_rw *rw)
+{
+	const struct dmafile_pages *pages = rw->io.pages;
+	unsigned int i = pages->nr;
+
+	while (i--) {
+		if (page_folio(pages->chunks[i].page)->mapping == rw->inode->i_mapping)
+			return (loff_t)(rw->first + pages->chunks[i].first +
+					dmafile_chunk_pages(pages, i)) << PAGE_SHIFT;
+	}
+	return 0;
+}
+
+/* Behind the last byte of @done, or behind an error. Return: how many of them the file has. */
 static ssize_t end_filling(struct shmem_rw *rw, loff_t at, ssize_t done)
 {
-	loff_t size, end = at + max_t(loff_t, done, 0);
+	struct shmem_inode_info *info = SHMEM_I(rw->inode);
+	loff_t size, end;
 
 	inode_lock(rw->inode);
-	mapping_unmap_writable(rw->inode->i_mapping);
 	size = i_size_read(rw->inode);
-	if (end > size && SHMEM_I(rw->inode)->seals & F_SEAL_GROW) {
+	end = done > 0 ? min(at + done, end_of_folios(rw)) : 0;
+	if (end > size && info->seals & F_SEAL_GROW) {
 		/* Sealed meanwhile. */
-		done = max(size - at, 0LL) ?: -EPERM;
+		done = size > at ? size - at : -EPERM;
 	} else if (end > size) {
 		i_size_write(rw->inode, end);
 		size = end;
 	}
-	if (rw->end > size)
+	let_go(rw->io.pages);
+	if (rw->grows && rw->end > size)
 		shmem_truncate_range(rw->inode, size, round_up(rw->end, PAGE_SIZE) - 1);
+	mapping_unmap_writable(rw->inode->i_mapping);
 	inode_unlock(rw->inode);
+	if (rw->grows)
+		mutex_unlock(&info->growing);
 	return done;
 }
 
-/**
- * shmem_rw_file - &file_operations.rw_file of tmpfs and of memfds
- * @memory: the file that is memory
- * @at: the first byte there
- * @file: any other file, open for it
- * @pos: the first byte there
- * @len: how many
- * @write: from @memory to @file
- *
- * Return: bytes moved, or an error: -EPERM where a seal forbids it, those of writing to tmpfs, and
- * those of @file.
- */
-ssize_t shmem_rw_file(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
-		      bool write)
+/* A step of one copy. Return: bytes moved, or an error. */
+static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
+		    bool write)
 {
 	struct dmafile_pages pages = { };
 	struct shmem_rw rw = {
@@ -191,22 +212,54 @@ ssize_t shmem_rw_file(struct file *memory, loff_t at, struct file *file, loff_t 
 		.first = at >> PAGE_SHIFT,
 		.end = at + len,
 	};
-	ssize_t ret;
+	ssize_t ret = write ? 0 : begin_filling(&rw, memory);
 
-	if (!len)
-		return 0;
-	ret = write ? 0 : begin_filling(&rw, memory);
 	if (ret)
 		return ret;
 	ret = dmafile_transfer(&rw.io);
-	/* It was cut short meanwhile: there is its end. */
-	if (write && ret == -EINVAL && at + rw.io.done >= i_size_read(rw.inode))
-		ret = 0;
 	ret = rw.io.done ?: ret;
+	if (!write)
+		return end_filling(&rw, at, ret);
 	let_go(&pages);
+	return ret;
+}
+
+/**
+ * shmem_rw_file - &file_operations.rw_file of tmpfs and of memfds
+ * @memory: the file that is memory
+ * @at: the first byte there
+ * @file: any other file, open for it
+ * @pos: the first byte there
+ * @len: how many
+ * @write: from @memory to @file
+ *
+ * Return: bytes moved, or an error: -EPERM where a seal forbids it, those of writing to tmpfs, and
+ * those of @file.
+ */
+ssize_t shmem_rw_file(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
+		      bool write)
+{
+	size_t done = 0;
+	ssize_t ret = 0;
+
+	while (done < len) {
+		size_t step = min_t(size_t, len - done, STEP);
+		loff_t size = i_size_read(file_inode(memory));
+
+		if (write && at + done >= size)
+			break;
+		if (write)
+			step = min_t(loff_t, step, size - at - done);
+		ret = move(memory, at + done, file, pos + done, step, write);
+		if (ret > 0)
+			done += ret;
+		else if (write && ret == -EINVAL && i_size_read(file_inode(memory)) < size)
+			/* Cut short meanwhile: up to its new end. */
+			continue;
+		if (ret < (ssize_t)step)
+			break;
+	}
 	if (write)
 		file_accessed(memory);
-	else
-		ret = end_filling(&rw, at, ret);
-	return ret;
+	return done ?: ret;
 }

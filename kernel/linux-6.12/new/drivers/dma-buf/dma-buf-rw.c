@@ -10,21 +10,14 @@
 #include <linux/dma-resv.h>
 #include <linux/dmafile/io.h>
 #include <linux/fs.h>
+#include <linux/highmem.h>
 #include <linux/mm.h>
-#include <linux/uio.h>
+#include <linux/pipe_fs_i.h>
+#include <linux/splice.h>
 
 /* Gathers in flight, and the largest of them, in MiB. */
 #define DEPTH	4
 #define GATHER	128
-
-/* Waits for devices, or for a signal. */
-static int wait_for_fences(struct dma_buf *dmabuf, bool fill)
-{
-	long left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), true,
-					  MAX_SCHEDULE_TIMEOUT);
-
-	return min(left, 0L);
-}
 
 static ssize_t transfer(const struct dma_buf_rw *rw, struct dmafile_pages *pages)
 {
@@ -44,22 +37,46 @@ static ssize_t transfer(const struct dma_buf_rw *rw, struct dmafile_pages *pages
 	return io.done ?: err;
 }
 
-/* Return: bytes copied. */
-static ssize_t copy_in(const struct dma_buf_rw *rw, const struct dmafile_pages *pages)
+/* Where the bytes of a pipe go. */
+struct target {
+	struct splice_desc desc;
+	const struct dmafile_pages *pages;
+	u64 at;
+};
+
+static int take(struct pipe_inode_info *pipe, struct pipe_buffer *buf, struct splice_desc *desc)
 {
-	u64 at = rw->at, end = rw->at + rw->len;
+	struct target *target = container_of(desc, struct target, desc);
+	size_t offset = buf->offset, left = desc->len;
 
-	while (at < end) {
-		size_t offset = offset_in_page(at);
-		size_t step = min_t(u64, end - at, PAGE_SIZE - offset);
-		size_t done = copy_page_from_iter(dmafile_pages_page(pages, at), offset, step,
-						  rw->iter);
+	while (left) {
+		struct page *from = nth_page(buf->page, offset >> PAGE_SHIFT);
+		struct page *to = dmafile_pages_page(target->pages, target->at);
+		size_t step = min3(left, PAGE_SIZE - offset_in_page(offset),
+				   PAGE_SIZE - offset_in_page(target->at));
 
-		at += done;
-		if (done < step)
-			break;
+		memcpy_page(to, offset_in_page(target->at), from, offset_in_page(offset), step);
+		target->at += step;
+		offset += step;
+		left -= step;
 	}
-	return at - rw->at;
+	return desc->len;
+}
+
+/* Waits for the pipe where it is empty, so no lock of the buffer may be held. */
+static ssize_t take_all(const struct dma_buf_rw *rw, const struct dmafile_pages *pages)
+{
+	struct target target = {
+		.desc = { .total_len = rw->len, .flags = rw->flags },
+		.pages = pages,
+		.at = rw->at,
+	};
+	ssize_t ret;
+
+	pipe_lock(rw->pipe);
+	ret = __splice_from_pipe(rw->pipe, &target.desc, take);
+	pipe_unlock(rw->pipe);
+	return ret;
 }
 
 /**
@@ -68,10 +85,11 @@ static ssize_t copy_in(const struct dma_buf_rw *rw, const struct dmafile_pages *
  * @rw: what rw_file() has got
  * @pages: the buffer's own
  *
- * Has the buffer for itself: no other filling, nor, when this one fills it, any other use of this
- * sort runs beside it. Devices are waited for by their fences, and the caches of those that have
- * it mapped are synchronised before and afterwards. One that starts while this runs is its driver's
- * affair, as with any access of the CPU.
+ * Of files has the buffer for itself: no other filling, nor, when this one fills it, any other use of
+ * this sort runs beside it. Bytes of a pipe come as those of a user's mapping would. Devices are
+ * waited for by their fences, and the caches of those that have it mapped are synchronised before
+ * and afterwards. One that starts while this runs is its driver's affair, as with any access of the
+ * CPU.
  *
  * Context: sleeps; holds no lock that a mapping or a page fault of the buffer wants.
  *
@@ -84,28 +102,28 @@ ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 	/* One for both ways: an exporter may have mapped its memory for the first that it was asked for. */
 	const enum dma_data_direction direction = DMA_BIDIRECTIONAL;
 	bool fill = !rw->write;
-	ssize_t ret;
+	long left;
+	ssize_t ret = 0;
 	int err;
 
-	ret = fill ? down_write_killable(&dmabuf->rw) : down_read_killable(&dmabuf->rw);
+	if (rw->file)
+		ret = fill ? down_write_killable(&dmabuf->rw) : down_read_killable(&dmabuf->rw);
 	if (ret)
 		return ret;
-	ret = wait_for_fences(dmabuf, fill);
-	if (!ret)
-		ret = dma_buf_begin_cpu_access(dmabuf, direction);
+	/* Before caches are synchronised with what devices have written. */
+	left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(true), true,
+				     MAX_SCHEDULE_TIMEOUT);
+	ret = left < 0 ? left : dma_buf_begin_cpu_access(dmabuf, direction);
 	if (ret)
 		goto unlock;
-	if (rw->file)
-		ret = transfer(rw, pages);
-	else
-		ret = copy_in(rw, pages);
+	ret = rw->file ? transfer(rw, pages) : take_all(rw, pages);
 	err = dma_buf_end_cpu_access(dmabuf, direction);
 	if (err)
 		ret = err;
 unlock:
-	if (fill)
+	if (rw->file && fill)
 		up_write(&dmabuf->rw);
-	else
+	else if (rw->file)
 		up_read(&dmabuf->rw);
 	return ret;
 }
@@ -139,29 +157,32 @@ ssize_t dma_buf_rw_file(struct file *buffer, loff_t at, struct file *file, loff_
 }
 
 /**
- * dma_buf_write_iter - &file_operations.write_iter of a dma-buf, for splice(2) and sendfile(2)
- * @iocb: where to
- * @from: pages of a pipe
+ * dma_buf_splice_write - &file_operations.splice_write of a dma-buf
+ * @pipe: from where
+ * @buffer: the dma-buf
+ * @pos: the first byte there; behind the last one afterwards
+ * @len: how many
+ * @flags: of splice(2)
  *
- * A dma-buf can't be written to by write(2) and its like: these have memory of a user, or wait for
- * no answer.
- *
- * Return: bytes copied, or an error: -EINVAL for all that is no splice, or where the exporter
- * can't, -ENOSPC behind the buffer's end.
+ * Return: bytes copied, or an error: -EINVAL where the exporter can't, -ENOSPC behind the buffer's
+ * end.
  */
-ssize_t dma_buf_write_iter(struct kiocb *iocb, struct iov_iter *from)
+ssize_t dma_buf_splice_write(struct pipe_inode_info *pipe, struct file *buffer, loff_t *pos,
+			     size_t len, unsigned int flags)
 {
-	struct dma_buf *dmabuf = iocb->ki_filp->private_data;
-	struct dma_buf_rw rw = { .iter = from, .at = iocb->ki_pos };
+	struct dma_buf *dmabuf = buffer->private_data;
+	struct dma_buf_rw rw = { .pipe = pipe, .flags = flags, .at = *pos };
 	ssize_t ret;
 
-	if (!is_sync_kiocb(iocb) || !iov_iter_is_bvec(from) || !dmabuf->ops->rw_file)
+	if (!dmabuf->ops->rw_file)
 		return -EINVAL;
-	if (rw.at >= dmabuf->size)
+	if (!len)
+		return 0;
+	if (*pos >= dmabuf->size)
 		return -ENOSPC;
-	rw.len = min_t(u64, iov_iter_count(from), dmabuf->size - rw.at);
+	rw.len = min_t(u64, len, dmabuf->size - *pos);
 	ret = dmabuf->ops->rw_file(dmabuf, &rw);
 	if (ret > 0)
-		iocb->ki_pos += ret;
+		*pos += ret;
 	return ret;
 }

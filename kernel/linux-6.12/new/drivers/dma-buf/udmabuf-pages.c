@@ -2,7 +2,9 @@
 /* The memory of an udmabuf: pinned folios of memfds, an entry for each. */
 #include <linux/dma-mapping.h>
 #include <linux/dmafile/pages.h>
+#include <linux/highmem.h>
 #include <linux/mm.h>
+#include <linux/pagemap.h>
 #include <linux/scatterlist.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -14,6 +16,20 @@
 /* Pages that a fault maps, as many as a table of them holds. */
 #define AROUND	PTRS_PER_PTE
 
+/* What fallocate(2) has given a file holds anything, until somebody wants to see it. */
+static void settle(struct folio *folio)
+{
+	if (folio_test_uptodate(folio))
+		return;
+	folio_lock(folio);
+	if (!folio_test_uptodate(folio)) {
+		folio_zero_range(folio, 0, folio_size(folio));
+		flush_dcache_folio(folio);
+		folio_mark_uptodate(folio);
+	}
+	folio_unlock(folio);
+}
+
 /* Takes the range's part in each of @nr folios. Return: bytes, or an error. */
 static loff_t take(struct dmafile_pages *pages, struct folio **folios, long nr, pgoff_t offset,
 		   loff_t size)
@@ -24,6 +40,7 @@ static loff_t take(struct dmafile_pages *pages, struct folio **folios, long nr, 
 	for (i = 0; i < nr; i++) {
 		size_t len = min_t(loff_t, folio_size(folios[i]) - offset, size - taken);
 
+		settle(folios[i]);
 		if (dmafile_pages_borrow(pages, folio_page(folios[i], offset >> PAGE_SHIFT),
 					 len >> PAGE_SHIFT)) {
 			unpin_folios(folios + i, nr - i);
@@ -112,7 +129,8 @@ static u64 segment(const struct dmafile_pages *pages, u64 from, u64 most)
 int udmabuf_pages_sg(const struct dmafile_pages *pages, struct device *dev, struct sg_table *sg)
 {
 	u64 at, size = dmafile_pages_bytes(pages);
-	u64 most = max(round_down(dma_get_max_seg_size(dev), PAGE_SIZE), PAGE_SIZE);
+	u64 most = max(round_down(min_t(u64, dma_get_max_seg_size(dev),
+					dma_max_mapping_size(dev)), PAGE_SIZE), PAGE_SIZE);
 	struct scatterlist *sgl;
 	unsigned int nr = 0;
 

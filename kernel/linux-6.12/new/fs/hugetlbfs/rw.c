@@ -46,10 +46,6 @@ static int hold(struct hugetlb_rw *rw, unsigned long most)
 
 	if (at >= i_size_read(file_inode(rw->memory)))
 		return -EINVAL;
-	if (!rw->io.write)
-		err = vfs_fallocate(rw->memory, FALLOC_FL_KEEP_SIZE, at, count << PAGE_SHIFT);
-	if (err)
-		return err;
 	folio = filemap_get_folio(rw->memory->f_mapping, index - skip);
 	if (!IS_ERR(folio)) {
 		err = folio_test_hwpoison(folio) ? -EIO :
@@ -58,9 +54,9 @@ static int hold(struct hugetlb_rw *rw, unsigned long most)
 			folio_put(folio);
 		return err;
 	}
-	/* Punched meanwhile: once more. */
+	/* And look again. */
 	if (!rw->io.write)
-		return 0;
+		return vfs_fallocate(rw->memory, FALLOC_FL_KEEP_SIZE, at, count << PAGE_SHIFT);
 	while (count-- && !err) {
 		struct page *page = ZERO_PAGE(0);
 
@@ -108,7 +104,7 @@ static int begin_filling(struct file *memory)
 		err = -EPERM;
 	else
 		err = file_modified(memory);
-	/* A seal against writing can't be added from now on. */
+	/* F_SEAL_WRITE can't be added from now on. */
 	if (!err)
 		err = mapping_map_writable(memory->f_mapping);
 	inode_unlock(inode);
@@ -151,6 +147,7 @@ ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_
 
 	if (!len)
 		return 0;
+again:
 	if (at >= size)
 		return write ? 0 : -ENOSPC;
 	len = min_t(loff_t, len, size - at);
@@ -161,13 +158,18 @@ ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_
 	if (err)
 		return err;
 	err = dmafile_transfer(&rw.io);
-	/* It was cut short meanwhile: there is its end. */
-	if (err == -EINVAL && at + rw.io.done >= i_size_read(file_inode(memory)))
-		err = write ? 0 : -ENOSPC;
 	let_go(&pages);
 	if (write)
 		file_accessed(memory);
 	else
 		mapping_unmap_writable(memory->f_mapping);
-	return rw.io.done ?: err;
+	if (rw.io.done)
+		return rw.io.done;
+	/* It was cut short meanwhile: up to its new end. */
+	if (err == -EINVAL && i_size_read(file_inode(memory)) < size) {
+		size = i_size_read(file_inode(memory));
+		goto again;
+	}
+	/* fallocate() ends at any signal. */
+	return err == -EINTR && !fatal_signal_pending(current) ? -ERESTARTSYS : err;
 }

@@ -8,14 +8,14 @@
 struct dma_buf;
 struct dmafile_pages;
 struct file;
-struct iov_iter;
-struct kiocb;
+struct pipe_inode_info;
 
 /**
  * struct dma_buf_rw - what &dma_buf_ops.rw_file shall do
  * @file: the other side
  * @pos: the first byte in @file
- * @iter: the other side where there is no @file: memory to copy from
+ * @pipe: the other side where there is no @file: what to take bytes from
+ * @flags: of splice(2), for @pipe
  * @at: the first byte in the buffer
  * @len: how many; the range lies in the buffer
  * @write: from the buffer to the file
@@ -23,7 +23,8 @@ struct kiocb;
 struct dma_buf_rw {
 	struct file *file;
 	loff_t pos;
-	struct iov_iter *iter;
+	struct pipe_inode_info *pipe;
+	unsigned int flags;
 	u64 at;
 	size_t len;
 	bool write;
@@ -33,6 +34,7 @@ ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 			 struct dmafile_pages *pages);
 ssize_t dma_buf_rw_file(struct file *buffer, loff_t at, struct file *file, loff_t pos, size_t len,
 			bool write);
-ssize_t dma_buf_write_iter(struct kiocb *iocb, struct iov_iter *from);
+ssize_t dma_buf_splice_write(struct pipe_inode_info *pipe, struct file *buffer, loff_t *pos,
+			     size_t len, unsigned int flags);
 
 #endif /* _LINUX_DMA_BUF_RW_H */

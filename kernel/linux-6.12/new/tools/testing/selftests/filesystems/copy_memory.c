@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-heap.h>
 #include <linux/fs.h>
@@ -23,9 +24,11 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,6 +37,7 @@
 
 #define PATH		"copy_memory.file"
 #define OTHER		"copy_memory.other"
+#define FULL		"copy_memory.full"
 #define MIB		(1024L * 1024)
 #define HUGE_PAGE	(2 * MIB)
 /* A copy ends early at a signal behind a multiple of this. */
@@ -431,6 +435,26 @@ COPY_MEMORY(ends_and_positions)
 	free(bytes);
 }
 
+/* An asynchronous write. */
+static int submit(int fd)
+{
+	struct iocb iocb = {
+		.aio_fildes = fd, .aio_lio_opcode = IOCB_CMD_PWRITE,
+		.aio_buf = (uintptr_t)"x", .aio_nbytes = 1,
+	};
+	struct iocb *all[] = { &iocb };
+	aio_context_t context = 0;
+	int ret, error;
+
+	if (syscall(SYS_io_setup, 1, &context))
+		return 0;
+	ret = syscall(SYS_io_submit, context, 1, all);
+	error = errno;
+	syscall(SYS_io_destroy, context);
+	errno = error;
+	return ret;
+}
+
 /* What a system call on both had been refused for is still refused, in the same words. */
 COPY_MEMORY(refusals)
 {
@@ -500,6 +524,7 @@ COPY_MEMORY(refusals)
 		refused(EINVAL, write(self->memory, "x", 1));
 		refused(ESPIPE, pwrite(self->memory, "x", 1, 0));
 		refused(EINVAL, write(self->memory, NULL, 0));
+		refused(EINVAL, submit(self->memory));
 		refused(EINVAL, copy(self->memory, 0, self->memory, page, 1));
 	}
 	close(file);
@@ -554,6 +579,97 @@ COPY_MEMORY(seals)
 	ASSERT_TRUE(!memcmp(bytes, bytes + page, page));
 	close(file);
 	free(bytes);
+}
+
+/* What was copied stays when memory is wanted elsewhere, and what it lay in is gone. */
+COPY_MEMORY(stays)
+{
+	char *bytes = malloc(FILE_SIZE), *map;
+	int file;
+
+	if (self->memfd < 0)
+		return;
+	scramble(bytes, FILE_SIZE, 13);
+	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	munmap(self->map, self->size);
+	self->map = NULL;
+	close(self->memory);
+	self->memory = -1;
+	map = mmap(NULL, self->size, PROT_READ, MAP_SHARED, self->memfd, 0);
+	ASSERT_TRUE(map != MAP_FAILED);
+	madvise(map, self->size, MADV_PAGEOUT);
+	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
+	munmap(map, self->size);
+	close(file);
+	free(bytes);
+}
+
+/* Memory that was allocated, and that nobody has seen, is zeros and then what is copied. */
+COPY_MEMORY(fallocated)
+{
+	char *bytes = malloc(FILE_SIZE), *seen = malloc(self->size);
+	int memfd, memory, file;
+
+	if (variant->kind == HEAP)
+		return;
+	scramble(bytes, FILE_SIZE, 14);
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	memfd = make_memfd(variant->kind, self->size);
+	ASSERT_TRUE(memfd >= 0 && !fallocate(memfd, 0, 0, self->size));
+	memory = is_dmabuf(variant->kind) ? make_udmabuf(memfd, self->size) : dup(memfd);
+	ASSERT_TRUE(memory >= 0);
+	ASSERT_TRUE(copy(file, 5000, memory, 5000, 100000) == 100000);
+	ASSERT_TRUE(pread(memfd, seen, self->size, 0) == self->size);
+	memcpy(self->model + 5000, bytes + 5000, 100000);
+	ASSERT_TRUE(!memcmp(seen, self->model, self->size));
+	ASSERT_TRUE(copy(memory, 0, file, 0, FILE_SIZE) == FILE_SIZE);
+	ASSERT_TRUE(pread(open(PATH, O_RDONLY | O_CLOEXEC), seen, FILE_SIZE, 0) == FILE_SIZE);
+	ASSERT_TRUE(!memcmp(seen, self->model, FILE_SIZE));
+	close(memory);
+	close(memfd);
+	close(file);
+	free(bytes);
+	free(seen);
+}
+
+/* Where tmpfs is full, nothing grows by what did not come. */
+COPY_MEMORY(full)
+{
+	char *bytes = malloc(FILE_SIZE), *seen = malloc(2 * MIB);
+	int file, full;
+	struct stat stat;
+	ssize_t got;
+
+	if (variant->kind != MEMFD)
+		return;
+	scramble(bytes, FILE_SIZE, 15);
+	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	mkdir(FULL, 0700);
+	if (mount("tmpfs", FULL, "tmpfs", 0, "size=1M"))
+		SKIP(return, "mount: %s", strerror(errno));
+	full = open(FULL "/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	umount2(FULL, MNT_DETACH);
+	rmdir(FULL);
+	ASSERT_TRUE(full >= 0);
+	got = copy(file, 0, full, 5, FILE_SIZE);
+	ASSERT_TRUE(got > 0 && got <= MIB);
+	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == got + 5);
+	ASSERT_TRUE(pread(full, seen, 2 * MIB, 0) == got + 5 && !memcmp(seen + 5, bytes, got));
+	/* What is given back can be had again. */
+	ASSERT_TRUE(!ftruncate(full, 0) && !fallocate(full, 0, 0, MIB));
+	refused(ENOSPC, copy(file, 0, full, 3 * MIB, MIB));
+	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == MIB);
+	close(full);
+	close(file);
+	free(bytes);
+	free(seen);
 }
 
 static void on_signal(int signal)
@@ -639,14 +755,28 @@ COPY_MEMORY(sendfile)
 		done += got;
 	}
 	compare();
-	/* From a pipe, behind that, and beyond the end. */
+	/* From a pipe, behind that. */
 	ASSERT_TRUE(!pipe2(fds, O_CLOEXEC) && write(fds[1], bytes, 5000) == 5000);
 	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, 5000, 0) == 5000);
 	memcpy(self->model + done, bytes, 5000);
+	done += 5000;
 	compare();
+	/* And to the end. */
+	while (done < (size_t)self->size) {
+		ssize_t got;
+
+		pos = 0;
+		got = sendfile(self->memory, file, &pos, FILE_SIZE);
+		ASSERT_TRUE(got > 0);
+		memcpy(self->model + done, bytes, got);
+		done += got;
+	}
+	ASSERT_TRUE(done == (size_t)self->size);
+	compare();
+	pos = 0;
+	refused(ENOSPC, sendfile(self->memory, file, &pos, FILE_SIZE));
 	close(fds[0]);
 	close(fds[1]);
-	ASSERT_TRUE(lseek(self->memory, 0, SEEK_END) == self->size);
 	close(file);
 	free(bytes);
 }
@@ -684,7 +814,8 @@ static void *disturbs(void *argument)
 	for (i = 0; i < ROUNDS; i++) {
 		/* Where it can't be done, it can't disturb. */
 		fallocate(worker->out, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE_PAGE);
-		if (!ftruncate(worker->out, HUGE_PAGE) && ftruncate(worker->out, stat.st_size))
+		if (!ftruncate(worker->out, i % 3 * 3 * page) &&
+		    ftruncate(worker->out, stat.st_size))
 			worker->failed = true;
 	}
 	return NULL;
