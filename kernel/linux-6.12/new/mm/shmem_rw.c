@@ -11,9 +11,9 @@
  *    bytes, never what memory held before.
  *  - What is held is not reclaimed, swapped, migrated, or split. It may be truncated or punched;
  *    then the disk's bytes are lost with it, as if they had come first.
- *  - The file's size is raised when the bytes are there, under the inode's lock, as far as there are
- *    folios. What was allocated behind it for bytes that did not come is given back then: so only
- *    one copy at a time makes a file grow.
+ *  - The file's size is raised when the bytes are there, under the inode's lock, as far as there
+ *    are folios. What was allocated behind it for bytes that did not come is given back then: so
+ *    only one copy at a time makes a file grow.
  *  - F_SEAL_WRITE can't be added meanwhile: a copy counts as a writable mapping.
  */
 #include <linux/dmafile/io.h>

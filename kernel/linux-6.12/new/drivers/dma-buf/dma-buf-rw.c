@@ -85,8 +85,8 @@ static ssize_t take_all(const struct dma_buf_rw *rw, const struct dmafile_pages 
  * @rw: what rw_file() has got
  * @pages: the buffer's own
  *
- * Of files has the buffer for itself: no other filling, nor, when this one fills it, any other use of
- * this sort runs beside it. Bytes of a pipe come as those of a user's mapping would. Devices are
+ * Of files has the buffer for itself: no other filling, nor, when this one fills it, any other use
+ * of this sort runs beside it. Bytes of a pipe come as those of a user's mapping would. Devices are
  * waited for by their fences, and the caches of those that have it mapped are synchronised before
  * and afterwards. One that starts while this runs is its driver's affair, as with any access of the
  * CPU.
@@ -99,7 +99,7 @@ static ssize_t take_all(const struct dma_buf_rw *rw, const struct dmafile_pages 
 ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 			 struct dmafile_pages *pages)
 {
-	/* One for both ways: an exporter may have mapped its memory for the first that it was asked for. */
+	/* One for both ways: an exporter may have mapped its memory for the first of them. */
 	const enum dma_data_direction direction = DMA_BIDIRECTIONAL;
 	bool fill = !rw->write;
 	long left;
