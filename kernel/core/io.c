@@ -223,6 +223,22 @@ static int allocate(struct dmafile_io *io, u64 end)
 }
 
 /*
+ * The same for so many bytes from @at on. Of memory that somebody else gives, what can be had is used:
+ * @len is less then, and @full says why.
+ */
+static int allocate_some(struct dmafile_io *io, u64 at, u64 *len, int *full)
+{
+	int err = allocate(io, at + *len);
+	u64 have = dmafile_pages_bytes(io->pages);
+
+	if (!err || !io->grow || err == -EINTR || have <= at)
+		return err;
+	*len = have - at;
+	*full = err;
+	return 0;
+}
+
+/*
  * The next gather. They double from a small first one. Towards the end each takes a quarter of what
  * is left: its allocation then takes as long as the reading of the one before even where the disk
  * is only a third faster, so that nothing but the last, small one is waited for.
@@ -335,7 +351,7 @@ static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 {
 	struct ring ring = { };
 	u64 at = from, ahead = from;
-	int err;
+	int err, full = 0;
 
 	if (from >= to)
 		return 0;
@@ -351,9 +367,11 @@ static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 		if (!directly)
 			read_ahead(io, &ahead, at + len);
 		/* Before it waits for a place in the ring: this is what overlaps. */
-		err = allocate(io, at + len);
+		err = allocate_some(io, at, &len, &full);
 		if (err)
 			break;
+		if (full)
+			to = at + len;
 		if (!directly && at + len < to)
 			read_ahead(io, &ahead,
 				   at + len + next_gather(io, at + len - from, to - at - len));
@@ -376,7 +394,7 @@ static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 		ring_finish(io, &ring);
 	kfree(ring.pieces);
 	/* What failed in the file comes before whatever kept the next gather from being issued. */
-	return ring.err ?: err;
+	return ring.err ?: err ?: full;
 }
 
 /*
@@ -387,7 +405,7 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 {
 	struct dmafile_pages bounce = { };
 	u64 at = from;
-	int err = 0;
+	int err, full = 0;
 
 	if (from >= to)
 		return 0;
@@ -402,9 +420,11 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 
 		err = may_go_on(io);
 		if (!err)
-			err = allocate(io, at + len);
+			err = allocate_some(io, at, &len, &full);
 		if (err)
 			break;
+		if (full)
+			to = at + len;
 		if (!io->write) {
 			result = move_now(io, &bounce, 0, pos - skip,
 					  round_up(skip + len, DMAFILE_ALIGN), true);
@@ -439,7 +459,7 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 			err = io->write ? -ENOSPC : 1;
 	}
 	dmafile_pages_free(&bounce);
-	return err;
+	return err ?: full;
 }
 
 /* O_DIRECT: as much as possible with the buffer's own pages. */
