@@ -128,8 +128,7 @@ pub(super) fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
-    let by_others =
-        request.module().is_some() || request.copies || (request.heap_reads() && whole);
+    let by_others = request.module().is_some() || request.copies || (request.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // Nothing for the disk to do.
         return Ok(vec![rung(Method::Threads, false, false)]);
