@@ -142,10 +142,11 @@ fn first_word(text: &[u8]) -> String {
     word
 }
 
-/// Every method that fills memory of whatever kind; `module` and `heap-read` fill dma-bufs of their
-/// own.
+/// Every method that fills memory of whatever kind, on any kernel; `module` and `heap-read` fill
+/// dma-bufs of their own.
 pub fn methods() -> impl Iterator<Item = Method> {
-    let any = |method: &Method| !matches!(method, Method::Module | Method::HeapRead);
+    let few = [Method::Module, Method::HeapRead, Method::CopyFileRange];
+    let any = move |method: &Method| !few.contains(method);
     Method::ALL.iter().copied().filter(any)
 }
 
