@@ -177,6 +177,25 @@ fn buffers_that_cannot_be_registered_are_read_into_plainly() {
 }
 
 #[test]
+fn copies_into_memory_that_are_refused_are_named() {
+    let dir = Dir::new();
+    dir.file("file", SIZE);
+    let copy = any(libc::SYS_copy_file_range);
+    for (errno, name) in [
+        // What kernels without such copies answer, and filters.
+        (libc::EXDEV, "EXDEV"),
+        (libc::EPERM, "EPERM"),
+        (libc::ENOSYS, "ENOSYS"),
+    ] {
+        let command = dir.dmafile("load file --method copy-file-range");
+        let line = dir.refusal(&mut refuse(command, &copy, errno), 1);
+        assert!(line.contains("between disks and memory"), "{line}");
+        assert!(line.contains(&format!("({name})")), "{line}");
+        assert!(line.contains("kernel/linux-6.12"), "{line}");
+    }
+}
+
+#[test]
 fn o_direct_that_is_refused_at_open_leaves_the_page_cache() {
     for (errno, name) in [(libc::EINVAL, "EINVAL"), (libc::EPERM, "EPERM")] {
         let (report, reasons) = load("", &open_direct(), errno);
