@@ -187,7 +187,7 @@ fn copies_into_memory_that_are_refused_are_named() {
         (libc::EPERM, "EPERM"),
         (libc::ENOSYS, "ENOSYS"),
     ] {
-        let command = dir.dmafile("load file --method copy-file-range");
+        let command = dir.dmafile("load file --quiet --method copy-file-range");
         let line = dir.refusal(&mut refuse(command, &copy, errno), 1);
         assert!(line.contains("between disks and memory"), "{line}");
         assert!(line.contains(&format!("({name})")), "{line}");

@@ -23,7 +23,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             match file::copy_range(from, offset + done, to, extent.at + done, left) {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
                 Ok(got) => done += got,
-                Err(errno) if done == 0 && is_refusal(errno) => return Err(refused(errno)),
+                Err(errno) if done == 0 && is_refusal(errno) => return Err(refused(job, errno)),
                 Err(errno) => {
                     return Err(failed(job.source, extent.file + done, errno).into());
                 }
@@ -45,7 +45,8 @@ fn is_refusal(errno: Errno) -> bool {
     refusals.contains(&errno)
 }
 
-fn refused(errno: Errno) -> Stop {
+fn refused(job: &Job<'_>, errno: Errno) -> Stop {
     let error = Error::os("the kernel does not copy between disks and memory", errno);
+    let error = error.at(job.source.whole());
     Stop::Refused(error.remedy("boot one with the series in kernel/linux-6.12"))
 }

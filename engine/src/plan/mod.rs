@@ -252,6 +252,10 @@ pub(crate) fn decide(
         reasons.add("depth", most, why);
         queue_depth = most;
     }
+    if first.method == Method::CopyFileRange {
+        // One call after the other.
+        queue_depth = 1;
+    }
     let module = request.module().filter(|_| first.method == Method::Module);
     let usual = module.map_or(DEFAULT_GATHER, |module| module.gather);
     let mut gather = request.gather.unwrap_or(usual).max(block);
