@@ -203,8 +203,19 @@ static int may_go_on(struct dmafile_io *io)
 
 static int grow(struct dmafile_io *io, u64 bytes)
 {
-	return io->grow ? io->grow(io, bytes) :
-			  dmafile_pages_grow(io->pages, bytes, io->max_order);
+	if (!io->more)
+		return dmafile_pages_grow(io->pages, bytes, io->max_order);
+	while (dmafile_pages_bytes(io->pages) < bytes) {
+		u64 left = bytes - dmafile_pages_bytes(io->pages);
+		int err = io->more(io, DIV_ROUND_UP_ULL(left, PAGE_SIZE));
+
+		if (!err && fatal_signal_pending(current))
+			err = -EINTR;
+		if (err)
+			return err;
+		cond_resched();
+	}
+	return 0;
 }
 
 /* Makes the buffer's memory reach so far. */
@@ -223,15 +234,15 @@ static int allocate(struct dmafile_io *io, u64 end)
 }
 
 /*
- * The same for so many bytes from @at on. Of memory that somebody else gives, what can be had is used:
- * @len is less then, and @full says why.
+ * The same for so many bytes from @at on. Of memory that somebody else gives, what can be had is
+ * used: @len is less then, and @full says why.
  */
 static int allocate_some(struct dmafile_io *io, u64 at, u64 *len, int *full)
 {
 	int err = allocate(io, at + *len);
 	u64 have = dmafile_pages_bytes(io->pages);
 
-	if (!err || !io->grow || err == -EINTR || have <= at)
+	if (!err || !io->more || err == -EINTR || have <= at)
 		return err;
 	*len = have - at;
 	*full = err;

@@ -38,7 +38,8 @@ enum dmafile_mode {
  * @at: the first byte in the buffer
  * @len: how many
  * @size: of the buffer, to which @pages grow meanwhile; 0 where they are all there
- * @grow: makes @pages reach so far, or answers an error; NULL: allocate, dmafile_pages_grow()
+ * @more: adds a chunk of at most so many pages to @pages, which somebody else gives, or answers an
+ *	error; it may add nothing, and is called again. NULL: allocate, dmafile_pages_grow()
  * @gather: how much is allocated before it is read
  * @depth: gathers in flight, 1 to DMAFILE_MAX_DEPTH
  * @max_order: the largest pages to try for
@@ -66,7 +67,7 @@ struct dmafile_io {
 	u64 at;
 	u64 len;
 	u64 size;
-	int (*grow)(struct dmafile_io *io, u64 bytes);
+	int (*more)(struct dmafile_io *io, unsigned long most);
 	u64 gather;
 	unsigned int depth;
 	unsigned int max_order;

@@ -139,6 +139,21 @@ void dmafile_pages_free(struct dmafile_pages *pages)
 }
 
 /**
+ * dmafile_pages_put - let go of borrowed pages, of each chunk of which a reference was taken
+ * @pages: no I/O reaches them any more; empty afterwards
+ */
+void dmafile_pages_put(struct dmafile_pages *pages)
+{
+	unsigned int i;
+
+	for (i = 0; i < pages->nr; i++) {
+		put_page(pages->chunks[i].page);
+		cond_resched();
+	}
+	dmafile_pages_free(pages);
+}
+
+/**
  * dmafile_pages_chunk - the chunk in which a byte lies
  * @pages: not empty
  * @at: the byte

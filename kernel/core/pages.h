@@ -66,6 +66,7 @@ int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigne
 unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at);
 struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at);
 void dmafile_pages_free(struct dmafile_pages *pages);
+void dmafile_pages_put(struct dmafile_pages *pages);
 void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to);
 void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 			const struct dmafile_pages *from, u64 from_at, u64 len);

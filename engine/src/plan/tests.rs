@@ -65,6 +65,18 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
         .why
 }
 
+/// A GiB of small pages that is there already.
+fn full_place() -> Place {
+    Place {
+        bytes: GIB,
+        address: 0,
+        at: None,
+        empty: false,
+        lacking: 0,
+        hugetlb: false,
+    }
+}
+
 #[test]
 fn the_ladder_is_whole_where_everything_works() {
     let plan = plan_for(&Request::default(), &file(GIB), &host(), false).unwrap();
@@ -615,14 +627,7 @@ fn the_module_fills_its_own_dma_bufs() {
 
     // One that exists is there, and so it is not born.
     let exists = Request {
-        place: Some(Place {
-            bytes: GIB,
-            address: 0,
-            at: None,
-            empty: false,
-            lacking: 0,
-            hugetlb: false,
-        }),
+        place: Some(full_place()),
         ..of_module(Kind::Memfd)
     };
     let plan = plan_for(&exists, &file(GIB), &host(), false).unwrap();
@@ -759,14 +764,7 @@ fn a_heap_that_can_reads_whole_files() {
 fn memory_that_the_kernel_copies_into_is_filled_so() {
     let there = |copies| Request {
         copies,
-        place: Some(Place {
-            bytes: GIB,
-            address: 0,
-            at: None,
-            empty: false,
-            lacking: 0,
-            hugetlb: false,
-        }),
+        place: Some(full_place()),
         ..Request::default()
     };
     let plan = plan_for(&there(true), &file(GIB), &host(), false).unwrap();

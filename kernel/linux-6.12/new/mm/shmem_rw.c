@@ -63,9 +63,10 @@ static void settle(struct folio *folio)
 }
 
 /* One more folio, or a hole's page. */
-static int hold(struct shmem_rw *rw, unsigned long most)
+static int hold(struct dmafile_io *io, unsigned long most)
 {
-	struct dmafile_pages *pages = rw->io.pages;
+	struct shmem_rw *rw = container_of(io, struct shmem_rw, io);
+	struct dmafile_pages *pages = io->pages;
 	pgoff_t index = rw->first + pages->count;
 	unsigned long count = 1;
 	struct folio *folio;
@@ -73,13 +74,13 @@ static int hold(struct shmem_rw *rw, unsigned long most)
 	int err;
 
 	err = shmem_get_folio(rw->inode, index, rw->end, &folio,
-			      rw->io.write ? SGP_READ : SGP_WRITE);
+			      io->write ? SGP_READ : SGP_WRITE);
 	if (err)
 		return err;
 	if (folio) {
 		bool poisoned = folio_contain_hwpoisoned_page(folio);
 
-		if (!poisoned && !rw->io.write)
+		if (!poisoned && !io->write)
 			settle(folio);
 		folio_unlock(folio);
 		if (poisoned) {
@@ -96,32 +97,6 @@ static int hold(struct shmem_rw *rw, unsigned long most)
 	if (err)
 		put_page(page);
 	return err;
-}
-
-static int hold_until(struct dmafile_io *io, u64 bytes)
-{
-	struct shmem_rw *rw = container_of(io, struct shmem_rw, io);
-
-	while (dmafile_pages_bytes(io->pages) < bytes) {
-		u64 left = bytes - dmafile_pages_bytes(io->pages);
-		int err = hold(rw, DIV_ROUND_UP_ULL(left, PAGE_SIZE));
-
-		if (err)
-			return err;
-		cond_resched();
-	}
-	return 0;
-}
-
-static void let_go(struct dmafile_pages *pages)
-{
-	unsigned int i;
-
-	for (i = 0; i < pages->nr; i++) {
-		put_page(pages->chunks[i].page);
-		cond_resched();
-	}
-	dmafile_pages_free(pages);
 }
 
 /* Before the first byte. Return: 0 or an error. */
@@ -179,7 +154,7 @@ static ssize_t end_filling(struct shmem_rw *rw, loff_t at, ssize_t done)
 		i_size_write(rw->inode, end);
 		size = end;
 	}
-	let_go(rw->io.pages);
+	dmafile_pages_put(rw->io.pages);
 	if (rw->grows && rw->end > size)
 		shmem_truncate_range(rw->inode, size, round_up(rw->end, PAGE_SIZE) - 1);
 	mapping_unmap_writable(rw->inode->i_mapping);
@@ -202,7 +177,7 @@ static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t po
 			.at = offset_in_page(at),
 			.len = len,
 			.size = PAGE_ALIGN(offset_in_page(at) + len),
-			.grow = hold_until,
+			.more = hold,
 			.gather = dmafile_gather(len, GATHER),
 			.depth = DEPTH,
 			.max_order = DMAFILE_MAX_ORDER,
@@ -220,7 +195,7 @@ static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t po
 	ret = rw.io.done ?: ret;
 	if (!write)
 		return end_filling(&rw, at, ret);
-	let_go(&pages);
+	dmafile_pages_put(&pages);
 	return ret;
 }
 

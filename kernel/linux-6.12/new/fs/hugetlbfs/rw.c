@@ -33,9 +33,10 @@ struct hugetlb_rw {
 };
 
 /* One more folio, or as much of a hole as is wanted. */
-static int hold(struct hugetlb_rw *rw, unsigned long most)
+static int hold(struct dmafile_io *io, unsigned long most)
 {
-	struct dmafile_pages *pages = rw->io.pages;
+	struct hugetlb_rw *rw = container_of(io, struct hugetlb_rw, io);
+	struct dmafile_pages *pages = io->pages;
 	struct hstate *h = hstate_file(rw->memory);
 	pgoff_t index = rw->first + pages->count;
 	unsigned long skip = index & (pages_per_huge_page(h) - 1);
@@ -55,7 +56,7 @@ static int hold(struct hugetlb_rw *rw, unsigned long most)
 		return err;
 	}
 	/* And look again. */
-	if (!rw->io.write)
+	if (!io->write)
 		return vfs_fallocate(rw->memory, FALLOC_FL_KEEP_SIZE, at, count << PAGE_SHIFT);
 	while (count-- && !err) {
 		struct page *page = ZERO_PAGE(0);
@@ -65,32 +66,6 @@ static int hold(struct hugetlb_rw *rw, unsigned long most)
 			get_page(page);
 	}
 	return err;
-}
-
-static int hold_until(struct dmafile_io *io, u64 bytes)
-{
-	struct hugetlb_rw *rw = container_of(io, struct hugetlb_rw, io);
-
-	while (dmafile_pages_bytes(io->pages) < bytes) {
-		u64 left = bytes - dmafile_pages_bytes(io->pages);
-		int err = hold(rw, DIV_ROUND_UP_ULL(left, PAGE_SIZE));
-
-		if (!err && fatal_signal_pending(current))
-			err = -EINTR;
-		if (err)
-			return err;
-		cond_resched();
-	}
-	return 0;
-}
-
-static void let_go(struct dmafile_pages *pages)
-{
-	unsigned int i;
-
-	for (i = 0; i < pages->nr; i++)
-		put_page(pages->chunks[i].page);
-	dmafile_pages_free(pages);
 }
 
 /* Before the first byte. Return: 0 or an error. */
@@ -135,7 +110,7 @@ ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_
 			.pages = &pages,
 			.pos = pos,
 			.at = offset_in_page(at),
-			.grow = hold_until,
+			.more = hold,
 			.depth = DEPTH,
 			.max_order = DMAFILE_MAX_ORDER,
 			.write = write,
@@ -158,7 +133,7 @@ again:
 	if (err)
 		return err;
 	err = dmafile_transfer(&rw.io);
-	let_go(&pages);
+	dmafile_pages_put(&pages);
 	if (write)
 		file_accessed(memory);
 	else
