@@ -7,7 +7,8 @@
  *				while it fills
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
- *				over it, udmabuf the same, filled through the dma-buf
+ *				over it, udmabuf the same, filled through the dma-buf; with pages=thp tmpfs gives huge
+ *				pages meanwhile
  *	copy to=heap method=heap-read|in-order io=direct|buffered
  *				by a heap that reads files (kernel/linux-6.12): meanwhile, or when all is allocated
  *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
@@ -16,7 +17,8 @@
  *	save from=heap method=write|copy-file-range io=direct|buffered
  *				a dma-buf that is there, into a file of its size, and to the disk (fsync)
  *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
- *				creates and closes only; a udmabuf over a memfd that is there already
+ *				creates and closes only; a udmabuf over a memfd that is there already; with
+ *				method=fallocate a memfd's pages come without being mapped
  *
  * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed;
  * otherwise they have been there before, all zeroed, for nobody else's use.
@@ -57,6 +59,7 @@
 #endif
 
 #define IN_ORDER "/sys/module/dma_heap_read/parameters/in_order"
+#define SHMEM_ENABLED "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 enum { START, CREATED, FILLED, CLOSED };
 
@@ -104,6 +107,17 @@ static int refuse(const char *what)
 static bool is(const char *word, const char *other)
 {
 	return word && !strcmp(word, other);
+}
+
+static int set(const char *parameter, const char *value)
+{
+	int fd = open(parameter, O_WRONLY | O_CLOEXEC), error;
+
+	if (fd < 0)
+		return refuse(parameter);
+	error = write(fd, value, strlen(value)) < 0;
+	close(fd);
+	return error ? refuse(parameter) : 0;
 }
 
 /* What was put off until others are done, like the end of a ring, counts with what put it off. */
@@ -409,6 +423,8 @@ static int create_alone(const struct candidate *c, struct memory *m)
 {
 	if (is(c->to, "anon"))
 		return make_anon(c, m);
+	if (is(c->to, "memfd") && is(c->method, "fallocate"))
+		return make_memfd(c, m) || (fallocate(m->memfd, 0, 0, size) && refuse("fallocate")) ? -1 : 0;
 	if (is(c->to, "memfd"))
 		return make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")) ? -1 : 0;
 	if (is(c->to, "heap"))
@@ -521,18 +537,6 @@ static int fill_by_module(const struct candidate *c, struct memory *m, int in)
 	return error ? refuse(c->method) : 0;
 }
 
-/* Whether a heap allocates all before it reads. */
-static int set_in_order(bool in_order)
-{
-	int fd = open(IN_ORDER, O_WRONLY | O_CLOEXEC), error;
-
-	if (fd < 0)
-		return refuse(IN_ORDER);
-	error = write(fd, in_order ? "Y" : "N", 1) != 1;
-	close(fd);
-	return error ? refuse(IN_ORDER) : 0;
-}
-
 static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
 {
 	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
@@ -568,8 +572,12 @@ static int run_copy(const struct candidate *c, bool check)
 {
 	struct memory m = { -1, -1, NULL };
 	int in, pipes[2] = { -1, -1 }, error;
+	bool thp = is(c->pages, "thp");
 
-	if (by_heap(c) && set_in_order(is(c->method, "in-order")))
+	/* Whether a heap allocates all before it reads. */
+	if (by_heap(c) && set(IN_ORDER, is(c->method, "in-order") ? "Y" : "N"))
+		return -1;
+	if (thp && set(SHMEM_ENABLED, "always"))
 		return -1;
 	settle();
 	mark(START);
@@ -599,6 +607,8 @@ static int run_copy(const struct candidate *c, bool check)
 		settle();
 		mark(CLOSED);
 	}
+	if (thp && set(SHMEM_ENABLED, "never"))
+		return -1;
 	return error;
 }
 
