@@ -23,9 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import Machine, broken, device_of, mapped, slow
+from faults import Machine, broken, mapped, slow
 from ko import fragmentation, limited
 from loads import BLOB, GROUP, MIB, File, difference, setting
+from nth import Nth
 
 ALLOC = 0xC0184800
 """DMA_HEAP_IOCTL_ALLOC."""
@@ -37,8 +38,6 @@ SYNC = 0x40086200
 READ, END = 1, 4
 
 PARAMETERS = Path("/sys/module/dma_heap_read/parameters")
-DEBUG = Path("/sys/kernel/debug")
-ALLOCATIONS = ("failslab", "fail_page_alloc")
 ORDERS = ("N", "Y")
 """Of in_order."""
 MODES = (os.O_DIRECT, 0)
@@ -317,26 +316,22 @@ def anything(heap: Heap, folder: Path) -> None:
 def failures(heap: Heap, folder: Path) -> None:
     """Each allocation and each request to the disk fails once, to order."""
     file = File.of(folder / "file", 3 * MIB + 777)
-    device = device_of(file.path) / "make-it-fail"
-    for what in (*ALLOCATIONS, "fail_make_request"):
-        (DEBUG / what / "verbose").write_text("0")
-    (DEBUG / "fail_page_alloc" / "min-order").write_text("0")
-    nth = os.open("/proc/self/fail-nth", os.O_RDWR)
+    nth = Nth()
     machine = Machine()
     results: Counter[str] = Counter()
     with ways() as all_ways:
         for mode, order in all_ways:
             put(order)
-            for what in ALLOCATIONS:
-                # Mapping a buffer takes vmalloc(), whose failures the kernel says aloud: there only
-                # the disk fails.
-                (DEBUG / what / "ignore-gfp-wait").write_text(order)
+            # Mapping a buffer takes vmalloc(), whose failures the kernel says aloud: there only
+            # the disk fails.
+            nth.of_those_that_wait(order == "N")
             heap.read(file.path, mode)
-            device.write_text("1")
-            places = next(
-                one for one in range(1, 2000) if not failing(heap, file, mode, nth, one, results)
-            )
-            device.write_text("0")
+            with nth.disk_of(file.path):
+                places = next(
+                    one
+                    for one in range(1, 2000)
+                    if not failing(heap, file, mode, nth, one, results)
+                )
             print(f"# {mode}, {order}: {places} places, {dict(results)}", flush=True)
             machine.is_as_it_was(f"failures, {mode}, {order}")
     assert set(results) == {"loaded", "ENOMEM", "EIO"}, results
@@ -345,26 +340,19 @@ def failures(heap: Heap, folder: Path) -> None:
         assert heap.read(file.path, mode) == padded(file.data)
 
 
-def failing(heap: Heap, file: File, mode: int, nth: int, place: int, results: Counter[str]) -> bool:
+def failing(heap: Heap, file: File, mode: int, nth: Nth, place: int, results: Counter[str]) -> bool:
     """A load in which what comes in this place fails; whether there was such a place."""
     file.evict()
     opened = os.open(file.path, os.O_RDONLY | mode)
-    buffer = None
-    # Of this thread, and until it is taken back.
-    os.pwrite(nth, str(place).encode(), 0)
-    try:
-        buffer = heap.ask(opened)
-        result = "loaded"
-    except OSError as error:
-        result = errno.errorcode[error.errno or 0]
-    failed = int(os.pread(nth, 20, 0)) == 0
-    os.pwrite(nth, b"0", 0)
+    failed, result = nth.at(place, lambda: heap.ask(opened))
     os.close(opened)
-    if buffer is not None:
-        # Where there was another way to memory.
-        data, want = content(buffer), padded(file.data)
-        assert data == want, f"place {place}: {difference(data, want)}"
-    results[result] += 1
+    if isinstance(result, OSError):
+        results[errno.errorcode[result.errno or 0]] += 1
+        return failed
+    # Where there was another way to memory.
+    data, want = content(result), padded(file.data)
+    assert data == want, f"place {place}: {difference(data, want)}"
+    results["loaded"] += 1
     return failed
 
 

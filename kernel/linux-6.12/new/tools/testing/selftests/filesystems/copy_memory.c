@@ -600,6 +600,8 @@ COPY_MEMORY(stays)
 	self->memory = -1;
 	map = mmap(NULL, self->size, PROT_READ, MAP_SHARED, self->memfd, 0);
 	ASSERT_TRUE(map != MAP_FAILED);
+	/* Of what is not mapped, nothing would be reclaimed. */
+	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
 	madvise(map, self->size, MADV_PAGEOUT);
 	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
 	munmap(map, self->size);
