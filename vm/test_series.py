@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import kernels
@@ -29,6 +30,11 @@ PARTS = {
     "series-debug": (*EVERYWHERE, "failures"),
 }
 """Of vm/inside/heap_flag.py, by kernel."""
+PARTS_OF_COPIES = {
+    "series": ("slow_disk", "broken_disk", "sealed", "loop"),
+    "series-debug": ("slow_disk", "broken_disk", "sealed", "loop", "failures"),
+}
+"""Of vm/inside/copy_faults.py."""
 
 
 def test_every_new_file_comes_with_one_patch() -> None:
@@ -203,15 +209,25 @@ def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
 
 
 COPY = "echo 24 >/proc/sys/vm/nr_hugepages\n" + RUN
+HUGE = "echo always >/sys/kernel/mm/transparent_hugepage/shmem_enabled\n" + COPY
 
 
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 def test_copies_between_disks_and_memory(selftests: Path, kernel: str) -> None:
-    disks = [f"--fs={fs}" for fs in DISKS]
-    command = ("sh", "-c", COPY, "sh", str(selftests / "copy_memory"), *MOUNTS[: len(DISKS)])
+    copies(COPY, selftests, kernel, DISKS)
+
+
+@matrix
+def test_copies_where_tmpfs_has_huge_pages(selftests: Path) -> None:
+    copies(HUGE, selftests, "series", DISKS[:1])
+
+
+def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> None:
+    command = ("sh", "-c", script, "sh", str(selftests / "copy_memory"), *MOUNTS[: len(disks)])
     options = (f"--kernel={kernel}", "--memory=3G", "--timeout=5400")
-    passed(vm(*options, *disks, "--", *command), "selftests passed")
+    result = vm(*options, *(f"--fs={fs}" for fs in disks), "--", *command)
+    passed(result, "selftests passed")
 
 
 @matrix
@@ -220,6 +236,16 @@ def test_copies_between_disks_and_memory(selftests: Path, kernel: str) -> None:
 def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in DISKS))
     passed(programs.run("copy_range", *MOUNTS[: len(DISKS)], options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(PARTS_OF_COPIES))
+def test_copies_where_things_go_wrong(kernel: str) -> None:
+    python = ("python3", "-E", "-S", str(INSIDE / "copy_faults.py"))
+    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600")
+    result = vm(*options, "--", *python, MOUNTS[0], *PARTS_OF_COPIES[kernel])
+    passed(result, "calls checked")
 
 
 @matrix
@@ -242,6 +268,7 @@ def test_the_flag_where_things_go_wrong(kernel: str) -> None:
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_importers_see_what_a_heap_has_read(programs: Programs) -> None:
+def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
     options = ("--kernel=series", "--fs=ext4")
-    passed(programs.run("importers", "/mnt", "heap:system", options=options), "imports checked")
+    kinds = ["heap:system", "heap:system,copy-file-range", "udmabuf", "udmabuf,copy-file-range"]
+    passed(programs.run("importers", "/mnt", *kinds, options=options), "imports checked")

@@ -1,6 +1,6 @@
 """Drivers and programs that know nothing of dmafile import what it loads, and see the file.
 
-importers.py DMAFILE HELPERS FOLDER KIND...    in the machine, as root
+importers.py DMAFILE HELPERS FOLDER KIND[,METHOD]...    in the machine, as root
 """
 
 import mmap
@@ -28,11 +28,13 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     if os.uname().release.startswith("6.1."):
         ways.remove(["vivid"])
     file = File.of(Path(folder) / "file", FRAME)
-    for kind in kinds:
-        small = ["--pages=4k"] if kind == "udmabuf" else []
+    for one in kinds:
+        kind, _, method = one.partition(",")
+        words = ["--pages=4k"] if kind == "udmabuf" else []
+        words += [f"--method={method}"] if method else []
         for how in ways:
-            seen = loads.command(file, kind, *small, command=[importer, *how])
-            assert seen == file.data, f"{kind}, {how[0]}: {difference(seen, file.data)}"
+            seen = loads.command(file, kind, *words, command=[importer, *how])
+            assert seen == file.data, f"{one}, {how[0]}: {difference(seen, file.data)}"
     if "udmabuf" in kinds:
         # Larger than what huge pages are thought of for: nobody is shown wrong bytes unasked.
         larger = File.of(Path(folder) / "larger", 2 * FRAME)
