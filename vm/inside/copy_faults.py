@@ -11,6 +11,7 @@ that counts the calls.
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import signal
@@ -102,6 +103,9 @@ def memfd(size: int, huge: bool = False) -> int:
 def of_each_kind(size: int) -> Iterator[list[Memory]]:
     back = setting(POOL, size // (2 * MIB) + 1)
     every = [Memory.make(kind, size) for kind in KINDS]
+    for memory in every:
+        # All of it is there, before anybody counts.
+        memory.write(bytes(size))
     yield every
     for memory in every:
         memory.close()
@@ -184,46 +188,56 @@ def slow_disk(folder: Path) -> None:
 
 def broken_disk(folder: Path) -> None:
     """Some sectors of a file can be neither read nor written: what comes before them is copied."""
-    with mapped(folder, broken(BAD)) as file, of_each_kind(SIZE + 2 * MIB) as every:
+    with mapped(folder, broken(BAD)) as file, of_each_kind(SIZE) as every:
         machine = Machine()
-        old = OLD * (SIZE // MIB + 2)
-        for memory, mode in ((memory, mode) for memory in every for mode in MODES):
-            case = f"{memory.kind}, {mode}"
-            source = opened(file.path, os.O_RDONLY | mode)
-            file.evict()
-            memory.write(old)
-            done, error = until_it_fails(source, 0, memory.fd, 0, SIZE)
-            assert error == errno.EIO and 4 * MIB < done <= BAD, f"{case}: {done}, {error}"
-            mixed(memory.read(), file.data + old[SIZE:], old, done, case)
-            rest = SIZE - BAD - 4096
-            assert until_it_fails(source, BAD + 4096, memory.fd, 5, rest) == (rest, 0), case
-            assert memory.read()[5 : 5 + rest] == file.data[-rest:], case
-            os.close(source)
-        for number, (memory, mode) in enumerate(
-            (memory, mode) for memory in every for mode in MODES
-        ):
-            case = f"from {memory.kind}, {mode}"
-            data = BLOB[number + 1 :] + BLOB[: number + 1]
-            memory.write(data)
-            target = opened(file.path, os.O_RDWR | mode)
-            done, error = until_it_fails(memory.fd, 0, target, 0, SIZE)
-            if mode:
-                assert error == errno.EIO and 4 * MIB < done <= BAD, f"{case}: {done}, {error}"
-            else:
-                # As ever, who writes to the page cache is told when it goes to the disk.
-                assert (done, error) == (SIZE, 0), f"{case}: {done}, {error}"
-                try:
-                    os.fsync(target)
-                except OSError as failure:
-                    assert failure.errno == errno.EIO, f"{case}: {failure}"
-                else:
-                    raise AssertionError(f"{case}: it is said to be on the disk")
-                done = 4 * MIB
-            os.close(target)
-            os.posix_fadvise(target := opened(file.path, os.O_RDONLY), 0, 0, 4)
-            assert os.pread(target, done, 0) == data[:done], case
-            os.close(target)
+        ways = [(memory, mode) for memory in every for mode in MODES]
+        for memory, mode in ways:
+            unreadable(file, memory, mode)
+        for number, (memory, mode) in enumerate(ways, 1):
+            unwritable(file, memory, mode, BLOB[number:] + BLOB[:number])
         machine.is_as_it_was("copies from and to a broken disk")
+
+
+def unreadable(file: File, memory: Memory, mode: int) -> None:
+    case, old = f"{memory.kind}, {mode}", OLD * (SIZE // MIB)
+    source = opened(file.path, os.O_RDONLY | mode)
+    file.evict()
+    memory.write(old)
+    done, error = until_it_fails(source, 0, memory.fd, 0, SIZE)
+    assert error == errno.EIO and 4 * MIB < done <= BAD, f"{case}: {done}, {error}"
+    mixed(memory.read(), file.data, old, done, case)
+    rest = SIZE - BAD - 4096
+    assert until_it_fails(source, BAD + 4096, memory.fd, 5, rest) == (rest, 0), case
+    assert memory.read()[5 : 5 + rest] == file.data[-rest:], case
+    os.close(source)
+
+
+def unwritable(file: File, memory: Memory, mode: int, data: bytes) -> None:
+    case = f"from {memory.kind}, {mode}"
+    memory.write(data)
+    target = opened(file.path, os.O_RDWR | mode)
+    done, error = until_it_fails(memory.fd, 0, target, 0, SIZE)
+    if mode:
+        assert error == errno.EIO and 4 * MIB < done <= BAD, f"{case}: {done}, {error}"
+    else:
+        # As ever, who writes to the page cache is told when it goes to the disk.
+        assert (done, error) == (SIZE, 0), f"{case}: {done}, {error}"
+        assert fails(lambda: os.fsync(target)) == errno.EIO, f"{case}: is it on the disk?"
+        done = 4 * MIB
+    os.close(target)
+    seen = opened(file.path, os.O_RDONLY)
+    os.posix_fadvise(seen, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert os.pread(seen, done, 0) == data[:done], case
+    os.close(seen)
+
+
+def fails(act: Callable[[], object]) -> int:
+    """The error of what may not succeed, or 0."""
+    try:
+        act()
+    except OSError as error:
+        return error.errno or -1
+    return 0
 
 
 def sealed(folder: Path) -> None:
@@ -247,13 +261,10 @@ def sealed(folder: Path) -> None:
         worker = threading.Thread(target=copies)
         worker.start()
         time.sleep(number / 1000)
-        while True:
-            try:
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-                break
-            except OSError as error:
-                assert error.errno == errno.EBUSY, f"{kind}: {error}"
-                busy[kind] += 1
+        seal = functools.partial(fcntl.fcntl, fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        while error := fails(seal):
+            assert error == errno.EBUSY, f"{kind}: {error}"
+            busy[kind] += 1
         before = os.pread(fd, 4 * MIB, 0)
         worker.join()
         assert errors == [errno.EPERM], f"{kind}: {errors}"
