@@ -225,7 +225,7 @@ def limits(heap: Heap, folder: Path) -> None:
 
 def in_pieces(heap: Heap, folder: Path) -> None:
     """All free memory is single pages."""
-    file = File(folder / "large", BLOB * 8)
+    file = File(folder / "large", BLOB * 16)
     file.path.write_bytes(file.data)
     file.evict()
     with fragmentation(len(file.data)):

@@ -143,7 +143,7 @@ def words_of(folder: Path) -> list[str]:
 
 def fragmented(programs: Programs, folder: Path) -> None:
     """A load is made of single pages, and of nothing else."""
-    file = File(folder / "large", BLOB * 8)
+    file = File(folder / "large", BLOB * 16)
     file.path.write_bytes(file.data)
     file.evict()
     with fragmentation(len(file.data)):
@@ -154,23 +154,29 @@ def fragmented(programs: Programs, folder: Path) -> None:
     file.path.unlink()
 
 
+RESERVE = 64 * MIB
+"""What is left to the system while all other memory is taken."""
+
+
 @contextlib.contextmanager
 def fragmentation(size: int) -> Iterator[None]:
-    """All free memory but less than that is single pages."""
+    """All free memory but less than that is single pages: half of all, and not next to another."""
     Path("/proc/sys/vm/drop_caches").write_text("3")
     held: list[mmap.mmap] = []
-    # What was in use before becomes free meanwhile, and is large.
-    while (large := free_in_large_pieces()) >= size:
-        assert len(held) < 10, f"{large} bytes are not fragmented"
-        # All is taken; then every other page is given back.
-        part = mmap.mmap(-1, (meminfo("MemFree:") << 10) - 48 * MIB, flags=mmap.MAP_PRIVATE)
+    # What was in use before becomes free meanwhile, and is large: it's taken, too.
+    while (free := meminfo("MemFree:") << 10) > RESERVE + 8 * MIB:
+        assert len(held) < 100, f"{free} bytes can't be taken"
+        part = mmap.mmap(-1, free - RESERVE, flags=mmap.MAP_PRIVATE)
         part.madvise(mmap.MADV_NOHUGEPAGE)
         for at in range(0, len(part), mmap.PAGESIZE):
             part[at] = 1
+        held.append(part)
+    for part in held:
         for at in range(0, len(part), 2 * mmap.PAGESIZE):
             part.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
-        held.append(part)
-    print(f"# {large >> 10} KiB free in pieces of 64 KiB and more", flush=True)
+    large = free_in_large_pieces()
+    print(f"# {large >> 10} KiB free in pieces of 64 KiB and more, of {meminfo('MemFree:')} KiB")
+    assert large < size, "is not fragmented"
     yield
     for part in held:
         part.close()
