@@ -60,6 +60,13 @@ WAYS = {
 }
 """AR-31's rows, and the module."""
 
+UDMABUFS = {
+    "over pages of 4 KiB": "make to=udmabuf pages=4k",
+    "over huge pages that tmpfs has made": "make to=udmabuf pages=thp",
+    "over huge pages of hugetlb": "make to=udmabuf pages=huge",
+}
+"""Each over a memfd that is there."""
+
 BY_WRITE = "save from=heap method=write io=buffered"
 SAVES = {
     "`write()` from its mapping, buffered": BY_WRITE,
@@ -178,6 +185,28 @@ def table_of_ways(measured: Measured) -> str:
     return table(head, rows)
 
 
+def table_of_udmabufs(base: Measured, series: Measured) -> str:
+    rows = []
+    for name, line in UDMABUFS.items():
+        row = [name]
+        for which in ("create", "close"):
+            for measured in (base, series):
+                one = measured.candidates[line]
+                row.append(thousands(one.per_mib(measured.mib, step(which))))
+        rows.append(row)
+    head = ["", "create, base", "create, series", "close, base", "close, series"]
+    return table(head, rows)
+
+
+def udmabufs(mib: int, rounds: int) -> str:
+    """Of both kernels; they are not compared within a round, as each is a machine of its own."""
+    lines = list(UDMABUFS.values())
+    measured = [
+        measure(lines, mib=mib, rounds=rounds, timeout=3600, kernel=kernel) for kernel in KERNELS
+    ]
+    return table_of_udmabufs(*measured)
+
+
 def table_of_saves(measured: Measured) -> str:
     rows = []
     for name, line in SAVES.items():
@@ -227,6 +256,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "writes": table_of_writes(runs),
         "ways": table_of_ways(measured),
         "copies": copies,
+        "udmabufs": udmabufs(args.mib, args.rounds),
         "saves": table_of_saves(measured),
         "goals": table_of_goals(measured),
     }
