@@ -250,6 +250,14 @@ def test_copies_where_things_go_wrong(kernel: str) -> None:
 
 @matrix
 @pytest.mark.usefixtures("ready")
+def test_copies_into_as_much_as_there_is() -> None:
+    python = ("python3", "-E", "-S", str(INSIDE / "copy_faults.py"))
+    options = ("--kernel=series", "--fs=ext4", "--memory=5G")
+    passed(vm(*options, "--", *python, MOUNTS[0], "large"), "calls checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in FILE_SYSTEMS))

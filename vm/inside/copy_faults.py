@@ -1,6 +1,6 @@
 """copy_file_range() between a disk and memory where things go wrong, called by this program itself:
 disks that are slow or broken, a disk that lies in the memory that is copied to, seals that come
-meanwhile, failures to order.
+meanwhile, failures to order; and as much as there is.
 
     copy_faults.py FOLDER PART...    in the machine, as root
 
@@ -334,6 +334,24 @@ def loop(_folder: Path) -> None:
     call("umount", str(memory))
 
 
+def large(folder: Path) -> None:
+    """A udmabuf of 3 GiB, at whose end as at its beginning is what is copied (AR-24)."""
+    size, part = 3 << 30, 8 * MIB
+    file = File.of(folder / "file", part)
+    back = setting("/sys/module/udmabuf/parameters/size_limit_mb", size // MIB)
+    memory = Memory.make("udmabuf", size)
+    source = opened(file.path, os.O_RDONLY | os.O_DIRECT)
+    for at in (0, size - part):
+        assert until_it_fails(source, 0, memory.fd, at, part) == (part, 0), at
+        with memory.access():
+            assert memory.map[at : at + part] == file.data, at
+    with memory.access():
+        assert not any(memory.map[part : 2 * part]), "bytes that nobody copied"
+    os.close(source)
+    memory.close()
+    back()
+
+
 def failures(folder: Path) -> None:
     """Each allocation and each request to the disk fails once."""
     at, size = 777, MIB
@@ -389,7 +407,7 @@ def failing(
 
 
 PARTS: Mapping[str, Callable[[Path], None]] = {
-    one.__name__: one for one in (slow_disk, broken_disk, sealed, loop, failures)
+    one.__name__: one for one in (slow_disk, broken_disk, sealed, loop, large, failures)
 }
 
 
