@@ -33,14 +33,14 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks bench demo python scripts vm
+SCRIPTS := attacks demo python scripts vm
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test fuzz vm-bench bench bench-tensors lint docs install uninstall build built extension \
+.PHONY: help demo test vm-test fuzz vm-bench bench lint docs install uninstall build built extension \
 	module base base-debug series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -82,17 +82,11 @@ vm-bench: need-rust ## count instructions, user and kernel, of every way into me
 	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
 	@python3 vm/instructions.py $(ARGS)
 
-bench: build ## measure against fio and read(): a 4 GiB file, about 10 minutes (ARGS="--rounds 5" and the like)
-	@echo "bench: the speed targets on this machine, raw results in .bench/result.json"
+bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes (ARGS="--table limit" and the like)
+	@echo "bench: dmafile bench, on the disk of this folder; reports in .bench"
 	@scripts/need fio command -v fio
-	@scripts/need util-linux-extra command -v fincore
-	@python3 bench/bench.py --dmafile $(DMAFILE) $(ARGS)
-
-bench-tensors: build .venv/dev ## measure tensors beside other loaders, and checksums: a 2 GiB model, about 4 minutes
-	@echo "bench-tensors: raw results in .bench/tensors.json; loaders that are not in .venv are left out by name"
-	@scripts/need util-linux-extra command -v fincore
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@$(PYTHON) bench/tensors.py --dmafile $(DMAFILE) $(ARGS)
+	@mkdir -p .bench && cd .bench && ../$(PYTHON) -m dmafile_bench --program $(abspath $(DMAFILE)) $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from common import MIB, Run, baseline, cached, evict, prepare, run, spread, table
-from make_model import Shape, make_model
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+from dmafile_bench.candidates import baseline
+from dmafile_bench.files import MIB, cached, evict
+from dmafile_bench.model import Shape, make_model
+from dmafile_bench.process import Run, run
+from dmafile_bench.state import prepare
+from dmafile_bench.words import spread, table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,7 +74,7 @@ def compare(load: list[str], path: Path) -> str:
             command = commands[name]
             if command is load and shown:
                 command = [*load, "--quiet"]
-            prepare(path)
+            prepare(path, size)
             if command is load:
                 shown = True
                 say(f"$ {' '.join(command)}")

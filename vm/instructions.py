@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from common import table, with_tables
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from dmafile_bench.words import table, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()

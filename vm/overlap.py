@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from common import table as made
-from common import with_tables
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from compiled import static
+from dmafile_bench.words import table as made
+from dmafile_bench.words import with_tables
 from instructions import DOCS, RESULTS, ROOT, spread
 
 KERNEL_DOC = DOCS[1]

@@ -35,9 +35,9 @@ from instructions import (
     written,
 )
 
-sys.path.insert(0, str(ROOT / "bench"))
-from common import table, with_tables
+sys.path.insert(0, str(ROOT / "python"))
 from compiled import static
+from dmafile_bench.words import table, with_tables
 
 DOC = ROOT / "docs" / "series.md"
 KERNELS = ("base", "series")

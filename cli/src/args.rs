@@ -27,6 +27,17 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Print what is pinned, by whom, against which limit
     Pins(PinsArgs),
+    /// Measure the ways of loading on this machine, side by side (of the Python package)
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Its own; `dmafile bench --help` lists them
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "ARG"
+        )]
+        args: Vec<OsString>,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell

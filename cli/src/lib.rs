@@ -3,6 +3,7 @@
 //! A library as well, so that the Python package can offer the same command.
 
 mod args;
+mod bench;
 mod doctor;
 mod explain;
 mod load;
@@ -51,6 +52,7 @@ fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Pins(args) => pins::run(args),
+        Command::Bench { args } => bench::run(args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "dmafile", &mut text);

@@ -5,14 +5,12 @@ vocabulary 1/4. Written by hand, since the library wants all the bytes in memory
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from common import make_file
+from .files import make_file
 
 BF16_BYTES = 2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from make_model import Shape, header, make_model, tensors
+from dmafile_bench.model import Shape, header, make_model, tensors
 
 TINY = Shape(layers=2, hidden=24, key_value=6, intermediate=84, vocabulary=100)
 

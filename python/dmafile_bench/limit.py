@@ -1,0 +1,80 @@
+"""How near a load comes to what the machine gives: the disk by fio, memory by allocating it."""
+
+import shutil
+import statistics
+
+from .candidates import Candidate, fio, ours, plain
+from .files import MIB
+from .quick import ROUNDS, file_of, refusals, room, seconds
+from .rounds import Cell, Measured, Sample
+from .tables import Bars, Job, Place, Result
+from .words import decided, ratio, size_text, spread
+
+SIZES = tuple(4096 * MIB >> shift for shift in range(10))
+SETTINGS = [(block, depth) for block in ("1m", "4m") for depth in (8, 32)]
+OURS = {"dmafile, memfd": "to=memfd", "dmafile, anon": "to=anon"}
+FLOORS = {
+    f"allocation alone, {kind}, {pages}": f"to={kind} pages={pages} method=populate io=buffered"
+    for kind, pages in (
+        ("anon", "4k"),
+        ("anon", "thp"),
+        ("anon", "huge"),
+        ("memfd", "4k"),
+        ("memfd", "huge"),
+    )
+}
+
+
+def job(place: Place, rounds: int | None) -> Job:
+    size = next((size for size in SIZES if size <= room(place)), SIZES[-1])
+    file = file_of(place, size)
+    every: list[Candidate] = [ours(name, file, words) for name, words in OURS.items()]
+    every += [plain(name, file, size, words) for name, words in FLOORS.items()]
+    cannot = []
+    if shutil.which("fio"):
+        every += [fio(fio_name(*one), file, *one) for one in SETTINGS]
+    else:
+        cannot.append("fio: not installed; apt install fio")
+    return Job(
+        [Cell(one) for one in every],
+        rounds or ROUNDS,
+        lambda measured: [result(measured, size, cannot)],
+    )
+
+
+def fio_name(block: str, depth: int) -> str:
+    return f"fio, {block.upper()} × {depth}"
+
+
+def result(measured: Measured, size: int, cannot: list[str]) -> Result:
+    def of(names: list[str]) -> dict[str, list[Sample]]:
+        return {name: runs for name in names if (runs := measured.of(name, size))}
+
+    rivals = of([fio_name(*one) for one in SETTINGS])
+    best = min(rivals, key=lambda name: statistics.median(seconds(rivals[name])), default=None)
+    every = {**of(list(OURS)), **rivals, **of(list(FLOORS))}
+    lines = []
+    for name, runs in every.items():
+        share = ""
+        if best and name in OURS:
+            share = f"{ratio(seconds(rivals[best]), seconds(runs)):.2f}"
+            share += "" if decided(seconds(rivals[best]), seconds(runs)) else ", undecided"
+        lines.append(
+            [
+                name + (" (best)" if name == best else ""),
+                spread(seconds(runs), 3),
+                f"{size / statistics.median(seconds(runs)) / 1e9:.2f}",
+                f"{statistics.median(one.own_cpu for one in runs) / size * 1e9:.3f}",
+                share,
+            ]
+        )
+    title = f"The limits, {size_text(size)}, cold"
+    rates = [(name, [size / one / 1e9 for one in seconds(runs)]) for name, runs in every.items()]
+    return Result(
+        "limit",
+        title,
+        ["", "seconds", "GB/s", "CPU s/GB", "share of fio's speed"],
+        lines,
+        [*refusals(measured, size), *cannot],
+        [Bars(title, "GB/s", rates)] if rates else [],
+    )

@@ -1,0 +1,182 @@
+"""Tensors by dmafile and by other loaders: `dmafile bench --table peers`, with dmafile[bench]."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .candidates import FOLDER, Candidate
+from .files import MIB
+from .model import Shape, make_model
+from .peer import WAYS, Way
+from .quick import ROUNDS, refusals, room, seconds
+from .rounds import Cell, Measured, Sample
+from .tables import Bars, Job, Place, Result
+from .words import decided, ratio, spread
+
+OURS = "dmafile"
+SCALES = (1536, 768, 384)
+"""Of the model's hidden size: 2 GiB, 0.5 GiB, 0.1 GiB."""
+
+
+def job(place: Place, rounds: int | None) -> Job:
+    source = model(place)
+    cannot = [f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := lacks(way))]
+    cells = []
+    for name, way in WAYS.items():
+        if lacks(way):
+            continue
+        file = converted(source, way.file)
+        command = [sys.executable, str(FOLDER / "peer.py"), name, str(file)]
+        candidate = Candidate(label(name), file, file.stat().st_size, command)
+        cells += [Cell(candidate), Cell(candidate, warm=True)]
+    return Job(
+        cells,
+        rounds or ROUNDS,
+        lambda measured: [result(measured, cells, warm, cannot) for warm in (False, True)],
+        same={"digest": digest(source)},
+    )
+
+
+def model(place: Place) -> Path:
+    for hidden in SCALES:
+        scale = hidden / SCALES[0]
+        shape = Shape(hidden=hidden, key_value=int(384 * scale), intermediate=int(5376 * scale))
+        path = place.folder / f"llama-style-{hidden}.safetensors"
+        size = int(2060 * MIB * scale)
+        # Four formats of it.
+        if path.exists() or 5 * size <= room(place):
+            break
+    make_model(path, shape)
+    return path
+
+
+def lacks(way: Way) -> str:
+    """What a way needs, and isn't there."""
+    try:
+        importlib.metadata.version(way.package)
+    except importlib.metadata.PackageNotFoundError:
+        return f"pip install {way.package}"
+    missing = [name for name in way.needs if importlib.util.find_spec(name) is None]
+    return f"pip install {' '.join(missing)}" if missing else ""
+
+
+def label(name: str) -> str:
+    way = WAYS[name]
+    return f"{name} {importlib.metadata.version(way.package)}" if way.package != "numpy" else name
+
+
+def digest(path: Path) -> str:
+    """Of all names and bytes of a safetensors file, as read() gives them."""
+    found = hashlib.blake2b()
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for name in sorted(header):
+            start, end = header[name]["data_offsets"]
+            file.seek(8 + length + start)
+            found.update(name.encode() + b"\0" + file.read(end - start))
+    return found.hexdigest()
+
+
+def converted(source: Path, to: str) -> Path:
+    """The same tensors in another format, written by whose format it is."""
+    path = source.with_suffix(f".{to}")
+    if to == "safetensors" or path.exists():
+        return path
+    partial = path.with_name(f"{path.name}.partial")
+    if to == "gguf":
+        write_gguf(source, partial)
+    else:
+        import torch
+        from safetensors.torch import load_file
+
+        tensors = load_file(source)
+        if to == "pt":
+            torch.save(tensors, partial)
+        else:
+            from tensorizer import TensorSerializer
+
+            writer = TensorSerializer(str(partial))
+            writer.write_state_dict(tensors)
+            writer.close()
+    partial.rename(path)
+    return path
+
+
+def write_gguf(source: Path, path: Path) -> None:
+    import ml_dtypes  # noqa: F401
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from safetensors.numpy import load_file
+
+    writer = GGUFWriter(path, "llama")
+    for name, tensor in load_file(source).items():
+        writer.add_tensor(name, tensor.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def result(measured: Measured, cells: list[Cell], warm: bool, cannot: list[str]) -> Result:
+    runs: Mapping[str, list[Sample]] = {
+        one.candidate.name: found
+        for one in cells
+        if one.warm == warm
+        and (found := measured.of(one.candidate.name, one.candidate.size, warm=warm))
+    }
+    mine = next((name for name in runs if name.startswith(f"{OURS} ")), None)
+    lines = []
+    for name, found in runs.items():
+        beside = ["", ""]
+        if mine and name != mine:
+            faster = ratio(seconds(found), seconds(runs[mine]))
+            certain = decided(seconds(found), seconds(runs[mine]))
+            less = ratio([one.own_cpu for one in runs[mine]], [one.own_cpu for one in found])
+            beside = [f"{faster:.2f}" + ("" if certain else ", undecided"), f"{less:.2f}"]
+        size = found[0].size
+        lines.append(
+            [
+                name,
+                spread(seconds(found)),
+                f"{size / statistics.median(seconds(found)) / 1e9:.2f}",
+                spread([one.own_cpu for one in found]),
+                f"{max(0, max(one.peak for one in found) - size) / MIB:,.0f}",
+                f"{max(one.cached_after for one in found) / MIB:,.0f}",
+                *beside,
+            ]
+        )
+    state = "in the page cache" if warm else "cold"
+    title = f"Tensors, {state}"
+    notes = [f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not lacks(way)]
+    notes += cannot
+    for size in {one.candidate.size for one in cells}:
+        notes += refusals(measured, size)
+    head = ["", "seconds", "GB/s", "CPU s", "MiB over file", "MiB cached after"]
+    return Result(
+        f"peers-{'warm' if warm else 'cold'}",
+        title,
+        [*head, "dmafile is faster", "dmafile's CPU to its"],
+        lines,
+        notes,
+        [
+            Bars(
+                title, "seconds", [(n, seconds(r)) for n, r in runs.items()], more_is_better=False
+            ),
+            Bars(
+                f"{title}: CPU",
+                "CPU seconds",
+                [(n, [one.own_cpu for one in r]) for n, r in runs.items()],
+                more_is_better=False,
+            ),
+        ]
+        if runs
+        else [],
+    )

@@ -1,0 +1,90 @@
+"""A folder that tells all: a page, pictures, tables, every run."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from matplotlib.figure import Figure
+
+from . import charts
+from .rounds import Measured
+from .tables import Result
+
+DPI = 150
+
+
+@dataclass
+class Report:
+    """What is to be told."""
+
+    machine: Mapping[str, str]
+    seed: int
+    measured: Mapping[str, Measured]
+    """By the name of the table."""
+    results: Sequence[Result]
+    advice: Sequence[str] = ()
+    traces: Mapping[str, Any] = field(default_factory=dict)
+    """Of one load each, by what is to be said of it."""
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Writes all of it, and returns the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, list[str]] = {}
+    for result in report.results:
+        with (folder / f"{result.name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([result.head, *result.rows])
+        drawn = [
+            (f"{result.name}-{number}", charts.bars(one))
+            for number, one in enumerate(result.charts, 1)
+        ]
+        pictures[result.name] = [saved(figure, folder / f"{name}.png") for name, figure in drawn]
+    timelines = [
+        saved(charts.timeline(trace, title), folder / f"timeline-{number}.png")
+        for number, (title, trace) in enumerate(report.traces.items(), 1)
+    ]
+    runs = {
+        "machine": dict(report.machine),
+        "seed": report.seed,
+        "tables": {name: raw(measured) for name, measured in report.measured.items()},
+    }
+    (folder / "runs.json").write_text(json.dumps(runs, indent=1) + "\n")
+    # What comes from files and programs is text, and is escaped as such.
+    template = Environment(loader=PackageLoader(__package__, "."), autoescape=True).get_template(
+        "report.html.j2"
+    )
+    page = folder / "report.html"
+    page.write_text(
+        template.render(
+            machine=report.machine,
+            seed=report.seed,
+            interrupted=any(one.interrupted for one in report.measured.values()),
+            results=report.results,
+            advice=report.advice,
+            pictures=pictures,
+            timelines=timelines,
+        )
+    )
+    return page
+
+
+def raw(measured: Measured) -> dict[str, Any]:
+    """Every run, and who couldn't."""
+    return {
+        "interrupted": measured.interrupted,
+        "refused": [
+            {"candidate": name, "size": size, "why": why}
+            for (name, size), why in measured.refused.items()
+        ],
+        "samples": [asdict(one) for one in measured.samples],
+    }
+
+
+def saved(figure: Figure, path: Path) -> str:
+    """Saves a picture, and returns it as what stands in the page."""
+    figure.savefig(path, dpi=DPI)
+    return charts.as_svg(figure)

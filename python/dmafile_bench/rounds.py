@@ -1,0 +1,142 @@
+"""Runs candidates side by side: in turns, in an order drawn anew each round, from a known state."""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .candidates import Candidate
+from .files import cached
+from .process import Failed, run
+from .state import prepare
+
+ROUNDS = (5, 9)
+"""At least, so that there is a spread to see; and at most."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of a candidate."""
+
+    candidate: str
+    size: int
+    round: int
+    warm: bool
+    wall: float
+    """Seconds of the whole process, from outside."""
+    cpu: float
+    """Seconds of CPU of the whole process, io_uring's workers included."""
+    peak: int
+    """Bytes that it held at most, by getrusage(2)."""
+    cached_after: int
+    """Bytes of the file in the page cache when it has ended; 0 before, or all where it's warm."""
+    seconds: float
+    """By its own clock: without the start of the process."""
+    own_cpu: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    report: Any = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A candidate in a state of the page cache."""
+
+    candidate: Candidate
+    warm: bool = False
+
+
+@dataclass
+class Measured:
+    """What came of it, so far."""
+
+    seed: int
+    samples: list[Sample] = field(default_factory=list)
+    refused: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Who can't run here, with how many bytes, and why."""
+    interrupted: bool = False
+
+    def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
+        return [
+            one for one in self.samples if (one.candidate, one.size, one.warm) == (name, size, warm)
+        ]
+
+
+def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
+    """One run; or why it can't be."""
+    candidate, out = cell.candidate, scratch / "said"
+    prepare(candidate.file, candidate.size, warm=cell.warm)
+    try:
+        done = run(candidate.command, out)
+        said = candidate.said(out)
+    except Failed as why:
+        # Who can't says so: this is something else, wrong bytes perhaps.
+        sys.exit(f"{candidate.name}: {why}")
+    if isinstance(said, str):
+        return said
+    return Sample(
+        candidate.name,
+        candidate.size,
+        number,
+        cell.warm,
+        done.wall,
+        done.cpu,
+        done.peak,
+        cached(candidate.file),
+        said.seconds,
+        said.cpu,
+        said.phases,
+        said.report,
+    )
+
+
+def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
+    """Why a candidate can't run here; ends this program where it reads wrong bytes."""
+    command, checks = cell.candidate.command, cell.candidate.checks
+    checking = replace(cell.candidate, command=[*command, checks] if checks else command)
+    one = sample(replace(cell, candidate=checking), 0, scratch)
+    if isinstance(one, str):
+        return one
+    for name, wanted in same.items():
+        if one.report[name] != wanted:
+            sys.exit(f"{cell.candidate.name}: wrong bytes: {name} {one.report[name]}, not {wanted}")
+    return None
+
+
+def measure(
+    cells: Sequence[Cell],
+    measured: Measured,
+    scratch: Path,
+    rounds: int,
+    same: Mapping[str, Any],
+) -> Iterator[Sample]:
+    """Each once, to see that it works and reads the right bytes; and then the rounds."""
+    draw = random.Random(measured.seed)
+    # To a terminal only: how far it is, and how long it takes from here.
+    left = len(cells) * (rounds + 1)
+    with tqdm(total=left, disable=None, unit="run", leave=False) as bar:
+        usable = []
+        for cell in cells:
+            bar.set_description(f"trying {cell.candidate.name}")
+            # By the first of its states.
+            if (cell.candidate.name, cell.candidate.size) in measured.refused:
+                bar.total = left = left - rounds - 1
+                continue
+            if why := tried(cell, scratch, same):
+                measured.refused[cell.candidate.name, cell.candidate.size] = why
+                bar.total = left = left - rounds
+            else:
+                usable.append(cell)
+            bar.update()
+        for number in range(1, rounds + 1):
+            for cell in draw.sample(usable, len(usable)):
+                bar.set_description(f"round {number}: {cell.candidate.name}")
+                one = sample(cell, number, scratch)
+                if isinstance(one, str):
+                    sys.exit(f"{cell.candidate.name}: worked before, and now: {one}")
+                measured.samples.append(one)
+                bar.update()
+                yield one

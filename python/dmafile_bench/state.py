@@ -1,0 +1,26 @@
+"""The state of the machine in which each run begins."""
+
+import sys
+from pathlib import Path
+
+from .files import MIB, cached, evict, fill_cache
+from .memory import meminfo, touch_memory
+
+
+def prepare(path: Path, size: int, *, warm: bool = False) -> None:
+    """What happens right before each run: the cache state it asks for, and touched memory."""
+    available = meminfo("MemAvailable")
+    # A buffered read fills the page cache besides the buffer.
+    if available < 2 * size + 256 * MIB:
+        sys.exit(
+            f"comparing loads of {path} takes {2 * size / MIB + 256:,.0f} MiB of memory, "
+            f"{available / MIB:,.0f} MiB are available"
+        )
+    if not warm:
+        evict(path)
+    touch_memory(size if warm else 2 * size)
+    if warm:
+        # Last, because a system that reclaims memory ahead of need takes cold pages back soon.
+        fill_cache(path)
+    elif cached(path):
+        sys.exit(f"{path} came into the page cache just before a run: what else uses it?")

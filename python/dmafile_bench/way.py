@@ -1,0 +1,282 @@
+"""One way from a file into memory, in a process of its own.
+
+    way.py FILE SIZE COUNT WORD=VALUE...
+
+Makes COUNT buffers, fills them one after the other with SIZE bytes each of FILE, and closes them.
+
+    to=memfd|u+mfd|udmabuf|heap    a memfd; one with a udmabuf over it; the same, filled through the
+                                   udmabuf; a dma-buf of the system heap
+    method=read|sendfile|splice|copy-file-range
+                                   read() goes into a mapping
+    method=populate                nothing is read: the memory is made, all of it (to=anon
+                                   pages=4k|thp|huge, to=memfd pages=4k|huge)
+    method=heap-read|in-order      the heap reads the file, while it allocates or afterwards (the
+                                   kernel of the series): made and filled at once
+    io=buffered|direct
+    by=dmafile                     by dmafile, with the names and words that dmafile.load() has;
+                                   made and filled at once, of a whole file
+    check=1                        compares what came with what read() says, outside the clock
+
+Prints one JSON object: seconds to `create`, `fill`, and `close`, and of CPU, by its own clock, and
+dmafile's `report`; or `refused`, why this way can't be gone here. Without dmafile only what Python
+brings is imported, so that it starts fast (python3 -I -S).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import resource
+import struct
+import sys
+import time
+
+# Imports that only types need take longer than all others.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+HEAP = "/dev/dma_heap/system"
+UDMABUF = "/dev/udmabuf"
+IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"
+# linux/dma-heap.h, linux/udmabuf.h, linux/dma-buf.h
+HEAP_ALLOC, UDMABUF_CREATE, SYNC = 0xC0184800, 0x40187542, 0x40086200
+ALLOC_AND_READ_FILE, CLOEXEC = 1, 1
+SYNC_RW, SYNC_END = 3, 4
+NUMBERS = ("block", "gather", "length", "offset", "queue_depth")
+PIPE = 1 << 20
+# linux/mman.h, of which Python has no names yet.
+MAP_HUGETLB, MADV_POPULATE_WRITE = 0x40000, 23
+
+
+class Refused(Exception):
+    """A way that this machine does not have."""
+
+
+class Memory:
+    """What is to be filled: descriptors that are -1, and a mapping that is None, are not there."""
+
+    def __init__(self, memfd: int = -1, dmabuf: int = -1) -> None:
+        self.memfd, self.dmabuf = memfd, dmabuf
+        self.map: mmap.mmap | None = None
+
+    def close(self) -> None:
+        if self.map:
+            self.map.close()
+        for fd in (self.dmabuf, self.memfd):
+            if fd >= 0:
+                os.close(fd)
+
+
+def attempt(what: str, call: Callable[..., Any], *words: Any) -> Any:
+    """What a call returns; where it fails, this way is refused, and it is said why."""
+    try:
+        return call(*words)
+    except OSError as error:
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        raise Refused(f"{what}: {error.strerror} ({name})") from None
+
+
+def allocate(length: int, flags: int) -> int:
+    """A buffer of the system heap of that length; with the flag, of the file of that number."""
+    heap = attempt(HEAP, os.open, HEAP, os.O_RDONLY | os.O_CLOEXEC)
+    data = bytearray(struct.pack("=QIIQ", length, 0, os.O_RDWR | os.O_CLOEXEC, flags))
+    what = "DMA_HEAP_ALLOC_AND_READ_FILE" if flags else "DMA_HEAP_IOCTL_ALLOC"
+    attempt(what, fcntl.ioctl, heap, HEAP_ALLOC, data)
+    os.close(heap)
+    return int(struct.unpack("=QIIQ", data)[1])
+
+
+def udmabuf_over(memfd: int, size: int) -> int:
+    node = attempt(UDMABUF, os.open, UDMABUF, os.O_RDWR | os.O_CLOEXEC)
+    request = bytearray(struct.pack("=IIQQ", memfd, CLOEXEC, 0, size))
+    dmabuf = attempt("UDMABUF_CREATE", fcntl.ioctl, node, UDMABUF_CREATE, request, True)
+    os.close(node)
+    return int(dmabuf)
+
+
+def create(words: Mapping[str, str], size: int) -> Memory:
+    """Memory that is not filled yet, mapped where the way is read()."""
+    memory, to, maps = Memory(), words["to"], words["method"] == "read"
+    if by_heap(words):
+        return memory
+    if words["method"] == "populate":
+        populate(words, memory, size)
+        return memory
+    if to == "heap":
+        memory.dmabuf = allocate(size, 0)
+    else:
+        memory.memfd = os.memfd_create("bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(memory.memfd, size)
+        if to != "memfd":
+            fcntl.fcntl(memory.memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            memory.dmabuf = udmabuf_over(memory.memfd, size)
+    if maps:
+        memory.map = attempt("mmap", mmap.mmap, target(words, memory), size)
+    return memory
+
+
+def populate(words: Mapping[str, str], memory: Memory, size: int) -> None:
+    """All pages of new memory."""
+    pages = words["pages"]
+    if words["to"] == "anon":
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (MAP_HUGETLB if pages == "huge" else 0)
+        memory.map = attempt("mmap", mmap.mmap, -1, size, flags)
+    else:
+        huge = os.MFD_HUGETLB if pages == "huge" else 0
+        memory.memfd = attempt("memfd_create", os.memfd_create, "bench", huge)
+        os.ftruncate(memory.memfd, size)
+        memory.map = attempt("mmap", mmap.mmap, memory.memfd, size)
+    if pages != "huge" and words["to"] == "anon":
+        memory.map.madvise(mmap.MADV_HUGEPAGE if pages == "thp" else mmap.MADV_NOHUGEPAGE)
+    attempt("MADV_POPULATE_WRITE", memory.map.madvise, MADV_POPULATE_WRITE)
+
+
+def by_heap(words: Mapping[str, str]) -> bool:
+    return words["method"] in ("heap-read", "in-order")
+
+
+def target(words: Mapping[str, str], memory: Memory) -> int:
+    """The descriptor that is filled: of a memfd with a udmabuf over it, which one is meant."""
+    return memory.memfd if words["to"] in ("memfd", "u+mfd") else memory.dmabuf
+
+
+def fill(words: Mapping[str, str], memory: Memory, file: int, start: int, size: int) -> None:
+    method = words["method"]
+    if by_heap(words):
+        memory.dmabuf = allocate(file, ALLOC_AND_READ_FILE)
+        return
+    pipes = list(os.pipe()) if method == "splice" else []
+    if pipes:
+        fcntl.fcntl(pipes[1], fcntl.F_SETPIPE_SZ, PIPE)
+    out, done = target(words, memory), 0
+    view = memoryview(memory.map) if memory.map else None
+    os.lseek(file, start, os.SEEK_SET)
+    while done < size:
+        left = size - done
+        if view:
+            got = attempt("read", os.readv, file, [view[done:]])
+        elif method == "sendfile":
+            got = attempt("sendfile", os.sendfile, out, file, None, left)
+        elif method == "splice":
+            got = attempt("splice", os.splice, file, pipes[1], left)
+            moved = 0
+            while moved < got:
+                moved += attempt("splice", os.splice, pipes[0], out, got - moved)
+        elif method == "copy-file-range":
+            got = attempt(
+                "copy_file_range", os.copy_file_range, file, out, left, start + done, done
+            )
+        else:
+            raise SystemExit(f"method={method}: no such method")
+        if not got:
+            raise Refused(f"{method}: ended at byte {start + done}")
+        done += got
+    if view:
+        view.release()
+    for fd in pipes:
+        os.close(fd)
+
+
+def content(memory: Memory, size: int) -> bytes:
+    fd = memory.memfd if memory.memfd >= 0 else memory.dmabuf
+    view = memory.map or mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    if memory.dmabuf >= 0:
+        fcntl.ioctl(memory.dmabuf, SYNC, struct.pack("=Q", SYNC_RW))
+    data = bytes(view[:size])
+    if memory.dmabuf >= 0:
+        fcntl.ioctl(memory.dmabuf, SYNC, struct.pack("=Q", SYNC_RW | SYNC_END))
+    if not memory.map:
+        view.close()
+    return data
+
+
+def compare(words: Mapping[str, str], every: Iterable[bytes], path: str, size: int) -> None:
+    with open(path, "rb") as file:  # noqa: PTH123 (pathlib is a slow import)
+        for data in every:
+            if data != file.read(size):
+                raise SystemExit(f"{words}: wrong bytes")
+
+
+def load(words: Mapping[str, str], path: str, size: int) -> dict[str, Any]:
+    """By dmafile, as its users call it."""
+    import dmafile
+
+    options: Any = {name: word for name, word in words.items() if name not in ("by", "check")}
+    options |= {name: int(word) for name, word in options.items() if name in NUMBERS}
+    cpu, start = busy(), time.perf_counter()
+    try:
+        buffer = dmafile.load(path, **options)
+    except dmafile.Error as error:
+        raise Refused(str(error)) from None
+    filled, spent = time.perf_counter(), busy() - cpu
+    if words.get("check"):
+        if words["to"] in ("anon", "memfd"):
+            data = bytes(memoryview(buffer))
+        else:
+            data = content(Memory(dmabuf=buffer.fileno()), size)
+        compare(words, [data], path, size)
+    report, closing, cpu = buffer.report, time.perf_counter(), busy()
+    buffer.close()
+    end = time.perf_counter()
+    return {
+        "create": 0.0,
+        "fill": filled - start,
+        "close": end - closing,
+        "cpu": spent + busy() - cpu,
+        "report": report,
+    }
+
+
+def busy() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def go(path: str, size: int, count: int, words: Mapping[str, str]) -> dict[str, Any]:
+    if words.get("by") == "dmafile":
+        return load(words, path, size)
+    if by_heap(words):
+        order = attempt(IN_ORDER, os.open, IN_ORDER, os.O_WRONLY | os.O_CLOEXEC)
+        os.write(order, b"Y" if words["method"] == "in-order" else b"N")
+        os.close(order)
+    direct = os.O_DIRECT if words["io"] == "direct" else 0
+    file = attempt(path, os.open, path, os.O_RDONLY | os.O_CLOEXEC | direct)
+    if by_heap(words) and count > 1:
+        raise Refused("a heap reads whole files")
+    cpu, start = busy(), time.perf_counter()
+    every = [create(words, size) for _ in range(count)]
+    created = time.perf_counter()
+    for number, memory in enumerate(every if words["method"] != "populate" else []):
+        fill(words, memory, file, number * size, size)
+    filled, spent = time.perf_counter(), busy() - cpu
+    if words.get("check") and words["method"] != "populate":
+        compare(words, (content(memory, size) for memory in every), path, size)
+    closing, cpu = time.perf_counter(), busy()
+    for memory in every:
+        memory.close()
+    end = time.perf_counter()
+    spent += busy() - cpu
+    return {
+        "create": created - start,
+        "fill": filled - created,
+        "close": end - closing,
+        "cpu": spent,
+    }
+
+
+def main() -> None:
+    path, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    words = dict(word.split("=", 1) for word in sys.argv[4:])
+    try:
+        print(json.dumps(go(path, size, count, words)))
+    except Refused as why:
+        print(json.dumps({"refused": str(why)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Figures as text, and tables of them."""
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, least and most."""
+    middle, least, most = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} [{least:.{digits}f}–{most:.{digits}f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that also reads well as it is: the first column left, figures right."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = []
+    for row in [head, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])], *rows]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_tables(document: str, made: Callable[[str], str | None]) -> str:
+    """The document with its tables made anew, each by its name; those that are None stay."""
+
+    def put(match: re.Match[str]) -> str:
+        text = made(match[2])
+        return match[0] if text is None else f"{match[1]}\n\n{text}\n\n{match[3]}"
+
+    return re.sub(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Those within each round: disks and hosts have moods, a round has one."""
+    return [a / b for a, b in zip(over, under, strict=True)]
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios within each round."""
+    return statistics.median(ratios(over, under))
+
+
+def decided(over: Sequence[float], under: Sequence[float]) -> bool:
+    """Whether one was the larger in every round; else their order is a matter of chance."""
+    found = ratios(over, under)
+    return min(found) > 1 or max(found) < 1
+
+
+def size_text(size: int) -> str:
+    """A size as people say it: 8 MiB, 1 GiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
