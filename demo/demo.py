@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 from dmafile_bench.candidates import baseline
 from dmafile_bench.files import MIB, cached, evict
 from dmafile_bench.model import Shape, make_model
-from dmafile_bench.process import Run, run
+from dmafile_bench.process import Failed, Run, run
 from dmafile_bench.state import prepare
 from dmafile_bench.words import spread, table
 
@@ -149,4 +149,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as why:
+        sys.exit(str(why))
