@@ -57,7 +57,8 @@ class Machine:
             "pinned pages": pinned(),
             "dma-bufs": int(table[-1].split()[1]),
             "KiB of shared memory": meminfo("Shmem:"),
-            "KiB of memory": -meminfo("MemAvailable:"),
+            # The kernel's: programs have theirs, this one its heap.
+            "KiB of memory": -meminfo("MemAvailable:") - meminfo("AnonPages:"),
             "reserved huge pages": meminfo("HugePages_Rsvd:"),
             "processes": sum(map(is_ours, Path("/proc").iterdir())),
         }
