@@ -29,8 +29,9 @@ INSIDE = "/run/dmafile"
 # The group that has /dev/dmafile, as the udev rule of `make kernel-install` would arrange it.
 MEMBERS = "2000"
 
-# What counts instructions, and where it writes to, in this run's folder; the marks of vm/mark.h.
-COUNTER, MARKS = "counter.so", "marks"
+# What counts instructions, in this run's folder, and where it writes the marks of vm/mark.h to, in
+# the folder that COMMAND sees, too: there it is told of it by the variable.
+COUNTER, MARKS, MARKS_VARIABLE = "counter.so", "marks", "DMAFILE_MARKS"
 MARK_BEGIN, MARK_END = 254, 255
 
 COMPLAINTS = re.compile(
@@ -263,7 +264,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         words = launch(launcher, kernel, wanted, share, disks)
         in_time = watch(words, share, log, wanted.timeout)
         if wanted.marks:
-            shutil.copyfile(folder / MARKS, wanted.marks)
+            shutil.copyfile(share / MARKS, wanted.marks)
         text = log.read_bytes()
         if wanted.kernel_log:
             wanted.kernel_log.write_bytes(text)
@@ -277,6 +278,8 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     # It would be a place that can't be written to.
     environment.pop("TMPDIR", None)
     words = ["exec", "env", "-i"]
+    if wanted.count_instructions:
+        environment[MARKS_VARIABLE] = f"{INSIDE}/{MARKS}"
     if wanted.as_user:
         environment |= {"HOME": "/tmp", "USER": "user", "LOGNAME": "user"}
     words += [f"{name}={value}" for name, value in environment.items()]
@@ -334,7 +337,7 @@ def launch(
     # an interrupt just then is a wild access to KASAN.
     words += ["-cpu", "max,-la57"]
     if wanted.count_instructions:
-        words += ["-plugin", f"{share.parent / COUNTER},out={share.parent / MARKS}"]
+        words += ["-plugin", f"{share.parent / COUNTER},out={share / MARKS}"]
         # Time passes by instructions, and while there are none as it does outside: timer interrupts
         # then come as often on a busy host as on an idle one. The fast string instructions would
         # count each byte, where kernels for processors without them move words.
@@ -396,7 +399,7 @@ def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
         say(f"the machine ended before COMMAND did; the last that was said:\n{last(log)}")
         return NO_GUEST
     if wanted.count_instructions:
-        user, kernel = counted(share.parent / MARKS)
+        user, kernel = counted(share / MARKS)
         say(f"{user + kernel:,} instructions ({user:,} user, {kernel:,} kernel)")
     return int(status.read_text())
 

@@ -21,6 +21,8 @@ class Said:
     cpu: float
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    """By phase, where they are counted."""
 
 
 def said_by_way(out: Path) -> Said | str:
@@ -29,8 +31,9 @@ def said_by_way(out: Path) -> Said | str:
     if "refused" in said:
         return str(said["refused"])
     phases = {name: said[name] for name in PHASES}
+    counts = said.get("instructions", {})
     # Closing is told, and counts in no load.
-    return Said(said["create"] + said["fill"], said["cpu"], phases, said.get("report"))
+    return Said(said["create"] + said["fill"], said["cpu"], phases, said.get("report"), counts)
 
 
 def said_by_fio(out: Path) -> Said | str:

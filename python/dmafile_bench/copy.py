@@ -13,7 +13,7 @@ from .tables import Bars, Job, Place, Result
 from .words import ratio, size_text
 
 SIZE, COUNT = 32 * MIB, 32
-PHASES = ("create", "close", "fill")
+STEPS = ("create", "close", "fill")
 
 
 def job(place: Place, rounds: int | None) -> Job:
@@ -36,33 +36,32 @@ def result(measured: Measured, count: int) -> Result:
         if not runs:
             lines.append([row.name, "can't run here", *[""] * 5, *theirs])
             continue
-        millis = [1e3 * statistics.median(one.phases[phase] for one in runs) for phase in PHASES]
-        rates = [size / MIB / one.phases["fill"] for one in runs]
-        percent = (
-            100 * ratio(rates, [size / MIB / one.phases["fill"] for one in first]) if first else 0
-        )
+        steps = [statistics.median(one.cost(step) for one in runs) for step in STEPS]
+        fills = [one.cost("fill") for one in runs]
+        faster = ratio([one.cost("fill") for one in first], fills) if first else 0
         lines.append(
             [
                 row.name,
-                *(f"{figure:.1f}" for figure in millis),
-                f"{statistics.median(rates):,.0f}",
-                f"{percent:.0f} %" if first else "",
+                *(f"{figure:.1f}" for figure in steps),
+                f"{statistics.median(size / MIB / one.phases['fill'] for one in runs):,.0f}",
+                f"{100 * faster:.0f} %" if first else "",
                 beside(whole(runs), whole(first)),
                 *theirs,
             ]
         )
-        bars.append((row.name, rates))
+        bars.append((row.name, fills))
     title = f"Copies, {count} × {size_text(SIZE)}, cold"
-    head = ["", "create ms", "close ms", "I/O ms", "MiB/s", "I/O %", "all, to row 1"]
+    unit = measured.unit
+    head = ["", f"create, {unit}", "close", "I/O", "MiB/s", "I/O %", "all, to row 1"]
     return Result(
         "copy",
         title,
         [*head, "I/O %, published", "all, published"],
         lines,
         refusals(measured, size),
-        [Bars(title, "MiB/s of I/O", bars)] if bars else [],
+        [Bars(f"{title}: I/O", unit, bars, more_is_better=False)] if bars else [],
     )
 
 
 def whole(runs: Sequence[Sample]) -> list[float]:
-    return [sum(one.phases.values()) for one in runs]
+    return [one.cost(*STEPS) for one in runs]

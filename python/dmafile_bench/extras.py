@@ -60,7 +60,7 @@ def checksums(measured: Measured, size: int) -> Result:
     lines = []
     for name in (NONE, *CHECKSUMS):
         runs = seconds(measured.of(name, size))
-        if runs and len(runs) == len(plain):
+        if runs and plain:
             cost = f"{100 * (ratio(runs, plain) - 1):+.0f} %"
             certain = name == NONE or decided(runs, plain)
             lines.append([name, spread(runs), cost if certain else f"{cost}, undecided"])

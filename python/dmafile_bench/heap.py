@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Sequence
 
-from .candidates import Candidate, ours, plain
+from .candidates import PHASES, Candidate, ours, plain
 from .published import HEAP, HEAP_SIZES
-from .quick import ROUNDS, file_of, refusals, room, seconds
-from .rounds import Cell, Measured
+from .quick import ROUNDS, file_of, refusals, room
+from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
 from .words import decided, ratio, size_text, spread
 
@@ -37,7 +37,7 @@ def candidates(place: Place, size: int) -> list[Candidate]:
 
 
 def result(measured: Measured, size: int, fits: bool) -> Result:
-    normal = measured.of(NORMAL, size)
+    normal = costs(measured.of(NORMAL, size))
     lines, bars = [], []
     published = {row.name: row.nanoseconds[size] / HEAP[0].nanoseconds[size] for row in HEAP}
     for name in (*published, *OURS):
@@ -46,28 +46,29 @@ def result(measured: Measured, size: int, fits: bool) -> Result:
         if not runs:
             lines.append([name, "can't run here", "", theirs, "", "", ""])
             continue
-        phases = [
-            f"{1e3 * statistics.median(one.phases[phase] for one in runs):.2f}"
-            for phase in ("create", "fill", "close")
-        ]
-        millis = [1e3 * one for one in seconds(runs)]
-        lines.append(
-            [name, spread(millis), beside(seconds(runs), seconds(normal)), theirs, *phases]
-        )
-        bars.append((name, millis))
+        phases = [f"{statistics.median(one.cost(phase) for one in runs):.2f}" for phase in PHASES]
+        found = costs(runs)
+        lines.append([name, spread(found), beside(found, normal), theirs, *phases])
+        bars.append((name, found))
     title = f"Reading while allocating, {size_text(size)}, cold"
+    too_large = ["Too little disk or memory for a file of this size."]
     return Result(
         f"heap-{size // 1024}KiB",
         title,
-        ["", "ms", "to normal", "published", "create ms", "fill ms", "close ms"],
+        ["", measured.unit, "to normal", "published", *PHASES],
         lines,
-        refusals(measured, size) if fits else ["too little disk or memory for a file of this size"],
-        [Bars(title, "ms", bars, more_is_better=False)] if bars else [],
+        refusals(measured, size) if fits else too_large,
+        [Bars(title, measured.unit, bars, more_is_better=False)] if bars else [],
     )
 
 
+def costs(runs: Sequence[Sample]) -> list[float]:
+    """To make memory and to fill it."""
+    return [one.cost("create", "fill") for one in runs]
+
+
 def beside(runs: Sequence[float], normal: Sequence[float]) -> str:
-    if not normal or len(runs) != len(normal):
+    if not normal:
         return ""
     found = ratio(runs, normal)
     return f"{found:.2f}" if runs is normal or decided(runs, normal) else f"{found:.2f}, undecided"

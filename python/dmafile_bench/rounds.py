@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .candidates import Candidate
-from .files import cached
+from .files import MIB, cached
 from .process import Failed, run
 from .state import prepare
 
@@ -39,6 +39,13 @@ class Sample:
     own_cpu: float
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
+    instructions: Mapping[str, int] = field(default_factory=dict)
+
+    def cost(self, *steps: str) -> float:
+        """Of these steps: thousands of instructions a MiB where they are counted, else ms."""
+        if self.instructions:
+            return sum(self.instructions[one] for one in steps) / 1000 / (self.size / MIB)
+        return 1e3 * sum(self.phases[one] for one in steps)
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,12 @@ class Measured:
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     """Who can't run here, with how many bytes, and why."""
     interrupted: bool = False
+
+    @property
+    def unit(self) -> str:
+        """Of what Sample.cost() gives."""
+        counted = any(one.instructions for one in self.samples)
+        return "k instructions/MiB" if counted else "ms"
 
     def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
         return [
@@ -90,6 +103,7 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
         said.cpu,
         said.phases,
         said.report,
+        said.instructions,
     )
 
 

@@ -17,6 +17,9 @@ Makes COUNT buffers, fills them one after the other with SIZE bytes each of FILE
                                    made and filled at once, of a whole file
     check=1                        compares what came with what read() says, outside the clock
 
+In a machine that counts instructions (vm/run --count-instructions) `instructions` are told, too, of
+each step: all that the machine executed.
+
 Prints one JSON object: seconds to `create`, `fill`, and `close`, and of CPU, by its own clock, and
 dmafile's `report`; or `refused`, why this way can't be gone here. Without dmafile only what Python
 brings is imported, so that it starts fast (python3 -I -S).
@@ -51,6 +54,54 @@ NUMBERS = ("block", "gather", "length", "offset", "queue_depth")
 PIPE = 1 << 20
 # linux/mman.h, of which Python has no names yet.
 MAP_HUGETLB, MADV_POPULATE_WRITE = 0x40000, 23
+
+
+# The marks of vm/mark.h: `nopl disp32(%rax,%rax,1)` and a number, and here a `ret`.
+MARK, RETURN = b"\x0f\x1f\x84\x00\x64\x6d\x66", b"\xc3"
+STEPS = ("create", "fill", "close")
+SETTLE = 0.05
+"""Seconds after which what was put off until others are done, is done."""
+
+
+class Steps:
+    """When each step ended: by the clock, in CPU time, and in instructions where those count."""
+
+    def __init__(self, count: int) -> None:
+        self.marks, self.count = os.environ.get("DMAFILE_MARKS"), count
+        self.times: list[tuple[float, float]] = []
+        if self.marks:
+            import ctypes
+
+            self.code = mmap.mmap(-1, mmap.PAGESIZE, prot=7)
+            self.code.write(b"".join(MARK + bytes([one]) + RETURN for one in range(count)))
+            start = ctypes.addressof(ctypes.c_char.from_buffer(self.code))
+            size = len(MARK) + 2
+            self.calls = [ctypes.CFUNCTYPE(None)(start + one * size) for one in range(count)]
+
+    def settle(self) -> None:
+        if self.marks:
+            time.sleep(SETTLE)
+
+    def mark(self) -> None:
+        """A step is over, or the first one begins."""
+        if self.marks:
+            self.calls[len(self.times)]()
+        self.times.append((time.perf_counter(), busy()))
+
+    def seconds(self, step: int) -> float:
+        return self.times[step + 1][0] - self.times[step][0]
+
+    def cpu(self, step: int) -> float:
+        return self.times[step + 1][1] - self.times[step][1]
+
+    def instructions(self) -> list[int]:
+        """Of each step; nothing where nobody counts."""
+        if not self.marks:
+            return []
+        with open(self.marks) as file:  # noqa: PTH123
+            lines = [line.split() for line in file.read().splitlines()[-self.count :]]
+        counts = [int(user) + int(kernel) for _, user, kernel in lines]
+        return [after - before for before, after in zip(counts, counts[1:])]  # noqa: B905, RUF007
 
 
 class Refused(Exception):
@@ -208,28 +259,36 @@ def load(words: Mapping[str, str], path: str, size: int) -> dict[str, Any]:
 
     options: Any = {name: word for name, word in words.items() if name not in ("by", "check")}
     options |= {name: int(word) for name, word in options.items() if name in NUMBERS}
-    cpu, start = busy(), time.perf_counter()
+    steps = Steps(4)
+    steps.settle()
+    steps.mark()
+    # It is made while it is filled.
+    steps.mark()
     try:
         buffer = dmafile.load(path, **options)
     except dmafile.Error as error:
         raise Refused(str(error)) from None
-    filled, spent = time.perf_counter(), busy() - cpu
+    steps.mark()
+    report = buffer.report
     if words.get("check"):
         if words["to"] in ("anon", "memfd"):
             data = bytes(memoryview(buffer))
         else:
             data = content(Memory(dmabuf=buffer.fileno()), size)
         compare(words, [data], path, size)
-    report, closing, cpu = buffer.report, time.perf_counter(), busy()
     buffer.close()
-    end = time.perf_counter()
-    return {
-        "create": 0.0,
-        "fill": filled - start,
-        "close": end - closing,
-        "cpu": spent + busy() - cpu,
-        "report": report,
-    }
+    steps.settle()
+    steps.mark()
+    return {**told(steps), "report": report}
+
+
+def told(steps: Steps) -> dict[str, Any]:
+    # What checks bytes is not measured; of CPU time the closing is none of the load's.
+    said: dict[str, Any] = {name: steps.seconds(step) for step, name in enumerate(STEPS)}
+    said["cpu"] = steps.cpu(0) + steps.cpu(1)
+    if counts := steps.instructions():
+        said["instructions"] = dict(zip(STEPS, counts))  # noqa: B905
+    return said
 
 
 def busy() -> float:
@@ -244,29 +303,26 @@ def go(path: str, size: int, count: int, words: Mapping[str, str]) -> dict[str, 
         order = attempt(IN_ORDER, os.open, IN_ORDER, os.O_WRONLY | os.O_CLOEXEC)
         os.write(order, b"Y" if words["method"] == "in-order" else b"N")
         os.close(order)
+        if count > 1:
+            raise Refused("a heap reads whole files")
     direct = os.O_DIRECT if words["io"] == "direct" else 0
     file = attempt(path, os.open, path, os.O_RDONLY | os.O_CLOEXEC | direct)
-    if by_heap(words) and count > 1:
-        raise Refused("a heap reads whole files")
-    cpu, start = busy(), time.perf_counter()
+    fills = words["method"] != "populate"
+    steps = Steps(4)
+    steps.settle()
+    steps.mark()
     every = [create(words, size) for _ in range(count)]
-    created = time.perf_counter()
-    for number, memory in enumerate(every if words["method"] != "populate" else []):
+    steps.mark()
+    for number, memory in enumerate(every if fills else []):
         fill(words, memory, file, number * size, size)
-    filled, spent = time.perf_counter(), busy() - cpu
-    if words.get("check") and words["method"] != "populate":
+    steps.mark()
+    if words.get("check") and fills:
         compare(words, (content(memory, size) for memory in every), path, size)
-    closing, cpu = time.perf_counter(), busy()
     for memory in every:
         memory.close()
-    end = time.perf_counter()
-    spent += busy() - cpu
-    return {
-        "create": created - start,
-        "fill": filled - created,
-        "close": end - closing,
-        "cpu": spent,
-    }
+    steps.settle()
+    steps.mark()
+    return told(steps)
 
 
 def main() -> None:

@@ -33,8 +33,11 @@ def with_tables(document: str, made: Callable[[str], str | None]) -> str:
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    """Those within each round: disks and hosts have moods, a round has one."""
-    return [a / b for a, b in zip(over, under, strict=True)]
+    """Those within each round: disks and hosts have moods, a round has one.
+
+    Of the last round, which may have been interrupted, one of them may be missing.
+    """
+    return [a / b for a, b in zip(over, under, strict=False)]
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:

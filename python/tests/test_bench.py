@@ -17,7 +17,7 @@ import pytest
 from dmafile_bench.candidates import baseline, plain
 from dmafile_bench.files import MIB, cached, evict, file_system, fill_cache, make_file
 from dmafile_bench.process import Failed, run
-from dmafile_bench.words import decided, spread, table
+from dmafile_bench.words import decided, ratios, spread, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,6 +104,10 @@ def test_table_lines_up() -> None:
         "| read() |  1.25 |",
         "| ours   | 10.00 |",
     ]
+
+
+def test_a_round_that_was_interrupted_counts_for_those_who_ran() -> None:
+    assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
 def test_an_order_that_changes_is_undecided() -> None:
