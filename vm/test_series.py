@@ -243,22 +243,24 @@ def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
     passed(programs.run("copy_range", *MOUNTS[: len(DISKS)], options=options), "loads checked")
 
 
+def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
+    """Parts of a program that calls the kernel itself."""
+    python = ("python3", "-E", "-S", str(INSIDE / f"{program}.py"))
+    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600", *more)
+    passed(vm(*options, "--", *python, MOUNTS[0], *parts), "calls checked")
+
+
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS_OF_COPIES))
 def test_copies_where_things_go_wrong(kernel: str) -> None:
-    python = ("python3", "-E", "-S", str(INSIDE / "copy_faults.py"))
-    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600")
-    result = vm(*options, "--", *python, MOUNTS[0], *PARTS_OF_COPIES[kernel])
-    passed(result, "calls checked")
+    calls("copy_faults", kernel, PARTS_OF_COPIES[kernel])
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
 def test_copies_into_as_much_as_there_is() -> None:
-    python = ("python3", "-E", "-S", str(INSIDE / "copy_faults.py"))
-    options = ("--kernel=series", "--fs=ext4", "--memory=5G")
-    passed(vm(*options, "--", *python, MOUNTS[0], "large"), "calls checked")
+    calls("copy_faults", "series", ["large"], "--memory=5G")
 
 
 @matrix
@@ -273,10 +275,7 @@ def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS))
 def test_the_flag_where_things_go_wrong(kernel: str) -> None:
-    python = ("python3", "-E", "-S", str(INSIDE / "heap_flag.py"))
-    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600")
-    result = vm(*options, "--", *python, MOUNTS[0], *PARTS[kernel])
-    passed(result, "calls checked")
+    calls("heap_flag", kernel, PARTS[kernel])
 
 
 @matrix
