@@ -36,6 +36,9 @@ pub struct Host {
     pub pins_freely: bool,
     /// Processors this process may run on.
     pub cpus: usize,
+    /// The NUMA node on which this thread's memory comes into being; `None` where there is but one,
+    /// or a policy decides (numactl(8)).
+    pub node: Option<u32>,
     /// Why io_uring cannot be used, by errno name; `None` where it can.
     pub uring_refused: Option<String>,
     /// A sysctl switches it off (`kernel.io_uring_disabled`).
@@ -77,6 +80,7 @@ impl Host {
             memlock: host::memlock(),
             pins_freely: host::may_pin_freely(),
             cpus: host::cpus(),
+            node: sys::numa::node(),
             uring_refused,
             uring_disabled,
             udmabuf_vmaps_wrong: host::release()

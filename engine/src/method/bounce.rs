@@ -36,7 +36,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             // Rings on huge pages of their own.
             let rings = (slots * job.plan.block / HUGE).min(slots / SLOTS_PER_WORKER);
             let workers = (job.plan.threads as u64).min(rings).max(1);
-            crowd(workers as usize, |row| {
+            crowd(job, workers as usize, |row| {
                 // The first ones get what does not divide evenly.
                 let own = (slots + workers - 1 - row) / workers;
                 in_ring(job, own, job.plan.block, |inner, bounce| {
@@ -47,7 +47,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         false => {
             let workers = job.plan.workers(job.rung).min(blocks as usize);
             in_ring(job, workers as u64, job.plan.block, |inner, bounce| {
-                crowd(workers, |row| {
+                crowd(job, workers, |row| {
                     work(inner, Lane::Main, row, |extent| {
                         read_direct(inner, bounce.place(row, extent))?;
                         bounce.copy(row, extent)?;

@@ -3,12 +3,12 @@
 
 use super::fill::{read_buffered, read_direct};
 use super::{Job, Stop, bounce, work};
-use crate::sys::file;
+use crate::sys::{file, numa};
 use crate::transfer::feed::{Extent, Lane};
 
 /// Moves the main lane with `workers` threads.
 pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(workers, |row| {
+    crowd(job, workers, |row| {
         work(job, Lane::Main, row, |extent| {
             if job.rung.direct {
                 read_direct(job, *extent)?;
@@ -23,7 +23,7 @@ pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 /// Copies what sits in the page cache, with `workers` threads. What has left it meanwhile is
 /// read as the rung reads.
 pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(workers, |row| {
+    crowd(job, workers, |row| {
         work(job, Lane::Copy, row, |extent| copy(job, extent))
     })
 }
@@ -70,14 +70,19 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
 /// Runs `each` on this thread and `workers - 1` others, and joins their ends: a failure counts
 /// more than a refusal.
 pub(super) fn crowd(
+    job: &Job<'_>,
     workers: usize,
     each: impl Fn(u64) -> Result<(), Stop> + Sync,
 ) -> Result<(), Stop> {
+    let node = job.plan.node;
     std::thread::scope(|scope| {
         let each = &each;
         let spawn = |row| {
             let builder = std::thread::Builder::new().name(format!("dmafile-io-{row}"));
-            builder.spawn_scoped(scope, move || each(row))
+            builder.spawn_scoped(scope, move || {
+                numa::prefer(node);
+                each(row)
+            })
         };
         // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
         let others: Vec<_> = (1..workers as u64)

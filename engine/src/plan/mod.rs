@@ -120,6 +120,10 @@ pub struct Plan {
     pub window: u64,
     /// Worker threads for copies and for `threads`.
     pub threads: usize,
+    /// Threads that allocate ahead of the reads.
+    pub allocators: usize,
+    /// The NUMA node that memory shall come from; `None` where that is no question.
+    pub node: Option<u32>,
     /// The reasons, one a choice.
     pub reasons: Vec<Reason>,
 }
@@ -174,6 +178,10 @@ const COPY_BLOCK: u64 = 64 << 20;
 const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
 const BUFFERED_BLOCK: u64 = 1 << 20;
+/// Threads that copy, and that allocate: so many move more than a memory channel does.
+const MOST_THREADS: usize = 4;
+/// What is worth a thread that allocates.
+const ALLOCATOR_SHARE: u64 = 32 << 20;
 /// Up to this, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
 
@@ -299,6 +307,10 @@ pub(crate) fn decide(
         method::describe(first, request.method),
     );
     let allocation = allocation(request, pages, first, end - start, one_run, &mut reasons);
+    if let Some(node) = host.node {
+        let why = "the NUMA node that the load was called on; numactl asks for another";
+        reasons.add("node", node, why);
+    }
     let born_full = makes_and_fills(request, first, one_run)
         && matches!(allocation, Allocation::Ahead | Allocation::Before);
 
@@ -340,7 +352,9 @@ pub(crate) fn decide(
         // Small gaps between chosen tensors are read along.
         holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
         window,
-        threads: host.cpus.clamp(1, 4),
+        threads: host.cpus.clamp(1, MOST_THREADS),
+        allocators: allocators(host, first, capacity),
+        node: host.node,
         reasons: reasons.0,
     })
 }
@@ -468,6 +482,17 @@ fn allocation(
     };
     reasons.add("allocation", choice, why);
     choice
+}
+
+/// How many threads allocate ahead: where reads are copies, the processors have them to do.
+fn allocators(host: &Host, first: Rung, capacity: u64) -> usize {
+    match first.direct {
+        true => host
+            .cpus
+            .min((capacity / ALLOCATOR_SHARE) as usize)
+            .clamp(1, MOST_THREADS),
+        false => 1,
+    }
 }
 
 /// Whether a buffer can come into being with its bytes in it: one new one, of one run of one file.

@@ -21,6 +21,7 @@ fn host() -> Host {
         memlock: None,
         pins_freely: false,
         cpus: 2,
+        node: None,
         uring_refused: None,
         uring_disabled: false,
         udmabuf_vmaps_wrong: false,

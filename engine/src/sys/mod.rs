@@ -11,6 +11,7 @@ pub(crate) mod file;
 pub(crate) mod host;
 pub(crate) mod map;
 pub(crate) mod memfd;
+pub(crate) mod numa;
 pub(crate) mod pagemap;
 pub(crate) mod pipe;
 pub(crate) mod process;

@@ -2,21 +2,23 @@
 //!
 //! Total time tends to `T(first gather) + max(T(remaining allocation), T(I/O))` (AR-22).
 
+mod allocate;
 mod born;
 pub(crate) mod feed;
 pub(crate) mod meter;
 
 use crate::CancelToken;
-use crate::buffer::{self, Memory};
-use crate::error::{Error, Result, errno_name};
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
 use crate::facts::Layout;
 use crate::method::{self, Job, Stop};
 use crate::options::{Allocation, Pages};
 use crate::plan::{Plan, Reason, Rung};
 use crate::source::Source;
-use crate::sys::Errno;
 use crate::sys::usage::Bell;
+use crate::sys::{Errno, numa};
 use crate::verify::{Check, Hasher, Verified};
+use allocate::Steps;
 pub(crate) use born::born;
 use feed::{Cut, Feed, FileRange};
 use meter::{Meter, Phase, ROW_VERIFY};
@@ -38,11 +40,6 @@ pub(crate) struct Outcome {
     pub reasons: Vec<Reason>,
     pub verified: Vec<Verified>,
 }
-
-/// Allocation looks for a cancel at least this often.
-const POPULATE_STEP: u64 = 32 << 20;
-/// The first gather: small, so that reading starts at once.
-const FIRST_GATHER: u64 = 8 << 20;
 
 impl Transfer<'_> {
     /// Moves every byte, or fails. Either way nothing is in flight when it returns.
@@ -78,7 +75,7 @@ impl Transfer<'_> {
         pairs.map(|(check, digest)| check.judge(digest)).collect()
     }
 
-    /// Reads, while one thread allocates ahead and another hashes what has landed. Where no
+    /// Reads, while threads allocate ahead and another hashes what has landed. Where no
     /// thread is to be had (RLIMIT_NPROC), reads fault their pages in and hashing comes last.
     fn with_helpers(
         &self,
@@ -87,13 +84,14 @@ impl Transfer<'_> {
         ahead: bool,
         outcome: &mut Outcome,
     ) -> Result<Vec<String>> {
+        let steps = Steps::new(self);
         if ahead {
             feed.hold();
         }
         std::thread::scope(|scope| {
             let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
             let allocator =
-                ahead.then(|| spawn("dmafile-alloc").spawn_scoped(scope, || self.allocate(feed)));
+                ahead.then(|| spawn("dmafile-alloc").spawn_scoped(scope, || steps.run(feed)));
             let verifier = (!self.checks.is_empty())
                 .then(|| spawn("dmafile-verify").spawn_scoped(scope, || self.hash(feed)));
             if let Some(Err(error)) = &allocator {
@@ -179,7 +177,10 @@ impl Transfer<'_> {
     fn read(&self, feed: &Feed, lanes: Lanes, outcome: &mut Outcome) {
         match (lanes.main, lanes.copy) {
             (true, true) => std::thread::scope(|scope| {
-                let copier = || self.lane_copy(feed);
+                let copier = || {
+                    numa::prefer(self.plan.node);
+                    self.lane_copy(feed);
+                };
                 let name = "dmafile-copy".to_string();
                 let thread = std::thread::Builder::new()
                     .name(name)
@@ -248,93 +249,6 @@ impl Transfer<'_> {
                 why: format!("{rung} ended: {error}"),
             });
         }
-    }
-
-    /// Makes the memory present, gather by gather, ahead of the reads. A remark where the kernel
-    /// cannot do so.
-    fn allocate(&self, feed: &Feed) -> Option<Reason> {
-        let grain = self.memory.grain();
-        let mut made = 0;
-        let end = self.plan.capacity;
-        for run in &self.layout.runs {
-            let run_end = self.at(run.end).next_multiple_of(grain).min(end);
-            let mut at = self.at(run.start).max(made);
-            at -= at % grain;
-            while at < run_end {
-                let gather = self.gather(made, end, grain);
-                let stop_at = (at + gather).min(run_end);
-                let start = self.meter.now();
-                // Never less than a huge page: a part of one would become base pages.
-                let stride = POPULATE_STEP.max(grain);
-                for step in (at..stop_at).step_by(stride as usize) {
-                    if self.cancel.is_set() {
-                        feed.stop(Some(Error::cancelled(self.source.whole())));
-                        return None;
-                    }
-                    if feed.stopped() {
-                        return None;
-                    }
-                    let len = stride.min(stop_at - step);
-                    match self.memory.populate(step, len) {
-                        Ok(()) => {}
-                        // A kernel before 5.14, or a sandbox: the reads fault their pages in.
-                        Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
-                            feed.publish(u64::MAX);
-                            let name = errno_name(errno.raw_os_error());
-                            return Some(Reason {
-                                about: "allocation",
-                                choice: "in-read".to_string(),
-                                why: format!("MADV_POPULATE_WRITE is refused ({name})"),
-                            });
-                        }
-                        Err(errno) => {
-                            feed.stop(Some(self.cannot_allocate(errno, step)));
-                            return None;
-                        }
-                    }
-                }
-                self.meter.allocated(start, at, stop_at - at);
-                made = stop_at;
-                if self.plan.allocation == Allocation::Ahead {
-                    feed.publish(made);
-                }
-                at = stop_at;
-            }
-        }
-        feed.publish(u64::MAX);
-        // A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
-        let start = self.meter.now();
-        match self.memory.populated() {
-            Ok(true) => self.meter.exported(start, end),
-            Ok(false) => {}
-            Err(errno) => feed.stop(Some(buffer::cannot_export(errno, &self.plan.kind))),
-        }
-        None
-    }
-
-    fn cannot_allocate(&self, errno: Errno, at: u64) -> Error {
-        let error = Error::os("cannot allocate the buffer", errno)
-            .at(format!("byte {at} of {}", self.plan.capacity));
-        match (errno, self.plan.pages) {
-            (Errno::FAULT, _) if self.memory.steady().is_none() => error
-                .why("its owner has cut it short meanwhile")
-                .remedy("seal it against that (F_SEAL_SHRINK)"),
-            (Errno::FAULT, Pages::Huge) => error
-                .why("a cgroup limits hugetlb pages to less")
-                .remedy("raise its hugetlb limit, or use --pages thp"),
-            _ => error.remedy("free memory, or load a range (--offset, --length)"),
-        }
-    }
-
-    /// The size of the next gather. They double from a small first one, so that reading starts
-    /// at once, up to the size of the plan, and halve towards the end, so that little is left to
-    /// read after the last one.
-    fn gather(&self, made: u64, end: u64, grain: u64) -> u64 {
-        let ramp = made
-            .max(FIRST_GATHER)
-            .min((end - made) / 2)
-            .max(FIRST_GATHER);
-        ramp.min(self.plan.gather).next_multiple_of(grain)
     }
 
     /// Hashes the wanted bytes of each file in file order as they land.

@@ -1,0 +1,227 @@
+//! Memory comes into being gather by gather, ahead of the reads; several threads take a part of a
+//! gather each, as one alone zeroes base pages slower than disks read.
+
+use super::Transfer;
+use super::feed::Feed;
+use crate::buffer;
+use crate::error::{Error, errno_name};
+use crate::options::{Allocation, Pages};
+use crate::plan::Reason;
+use crate::sys::{Errno, numa};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Allocation looks for a cancel at least this often.
+const STEP: u64 = 32 << 20;
+/// The first gather: small, so that reading starts at once.
+const FIRST_GATHER: u64 = 8 << 20;
+
+/// What is still to be allocated, handed out in the order of the reads.
+pub(super) struct Steps<'a> {
+    transfer: &'a Transfer<'a>,
+    threads: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The run of the layout that is being handed out.
+    run: usize,
+    /// Memory below this has been handed out, and so far its gather reaches.
+    at: u64,
+    stop_at: u64,
+    /// Gathers that are not all there, in order.
+    open: VecDeque<Gather>,
+    /// When the last one was.
+    last: Duration,
+}
+
+struct Gather {
+    at: u64,
+    end: u64,
+    /// Bytes that are not there yet.
+    left: u64,
+    start: Duration,
+}
+
+/// A part of a gather, for one thread. Bytes in the buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    at: u64,
+    len: u64,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn new(transfer: &'a Transfer<'a>) -> Self {
+        let state = State {
+            run: 0,
+            at: 0,
+            stop_at: 0,
+            open: VecDeque::new(),
+            last: Duration::ZERO,
+        };
+        Self {
+            transfer,
+            threads: transfer.plan.allocators as u64,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Makes all of it present, and then what others import. A remark where the kernel cannot do so.
+    pub(super) fn run(&self, feed: &Feed) -> Option<Reason> {
+        let remark = std::thread::scope(|scope| {
+            let spawn = |_| {
+                let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
+                builder.spawn_scoped(scope, || self.work(feed)).ok()
+            };
+            // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+            let others: Vec<_> = (1..self.threads).map_while(spawn).collect();
+            let mut remark = self.work(feed);
+            for other in others {
+                let other = other.join().expect("a thread of ours does not panic");
+                remark = remark.or(other);
+            }
+            remark
+        });
+        feed.publish(u64::MAX);
+        if remark.is_none() && !feed.stopped() {
+            self.export(feed);
+        }
+        remark
+    }
+
+    /// Takes steps until none is left.
+    fn work(&self, feed: &Feed) -> Option<Reason> {
+        let transfer = self.transfer;
+        numa::prefer(transfer.plan.node);
+        while let Some(step) = self.next() {
+            if transfer.cancel.is_set() {
+                feed.stop(Some(Error::cancelled(transfer.source.whole())));
+            }
+            if feed.stopped() {
+                return None;
+            }
+            match transfer.memory.populate(step.at, step.len) {
+                Ok(()) => self.done(step, feed),
+                // A kernel before 5.14, or a sandbox: the reads fault their pages in.
+                Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
+                    feed.publish(u64::MAX);
+                    let name = errno_name(errno.raw_os_error());
+                    return Some(Reason {
+                        about: "allocation",
+                        choice: "in-read".to_string(),
+                        why: format!("MADV_POPULATE_WRITE is refused ({name})"),
+                    });
+                }
+                Err(errno) => {
+                    feed.stop(Some(cannot_allocate(transfer, errno, step.at)));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
+    fn export(&self, feed: &Feed) {
+        let Transfer {
+            plan,
+            memory,
+            meter,
+            ..
+        } = self.transfer;
+        let start = meter.now();
+        match memory.populated() {
+            Ok(true) => meter.exported(start, plan.capacity),
+            Ok(false) => {}
+            Err(errno) => feed.stop(Some(buffer::cannot_export(errno, &plan.kind))),
+        }
+    }
+
+    fn next(&self) -> Option<Step> {
+        let Transfer {
+            plan,
+            layout,
+            memory,
+            meter,
+            ..
+        } = self.transfer;
+        let (grain, end) = (memory.grain(), plan.capacity);
+        let mut state = self.lock();
+        while state.at >= state.stop_at {
+            let run = layout.runs.get(state.run)?;
+            let run_end = self.transfer.at(run.end).next_multiple_of(grain).min(end);
+            let at = self.transfer.at(run.start).max(state.at);
+            let at = at - at % grain;
+            if at >= run_end {
+                state.run += 1;
+                continue;
+            }
+            let stop_at = (at + gather(state.at, end, plan.gather, grain)).min(run_end);
+            let start = meter.now();
+            state.open.push_back(Gather {
+                at,
+                end: stop_at,
+                left: stop_at - at,
+                start,
+            });
+            (state.at, state.stop_at) = (at, stop_at);
+        }
+        let gather = state.open.back().expect("what is handed out is open");
+        // Never less than a huge page: a part of one would become base pages.
+        let part = (gather.end - gather.at).div_ceil(self.threads);
+        let stride = part.next_multiple_of(grain).min(STEP.max(grain));
+        let at = state.at;
+        let len = stride.min(state.stop_at - at);
+        state.at += len;
+        Some(Step { at, len })
+    }
+
+    /// Its pages are there. What is there without a gap may be read into.
+    fn done(&self, step: Step, feed: &Feed) {
+        let meter = self.transfer.meter;
+        let mut state = self.lock();
+        let gather = state.open.iter_mut().find(|one| step.at < one.end);
+        gather.expect("its gather is open").left -= step.len;
+        while let Some(first) = state.open.front().filter(|first| first.left == 0) {
+            // Several are under way at once, and one after the other complete.
+            let start = first.start.max(state.last);
+            let end = first.end;
+            meter.allocated(start, first.at, end - first.at);
+            state.last = meter.now();
+            state.open.pop_front();
+            if self.transfer.plan.allocation == Allocation::Ahead {
+                feed.publish(end);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// The size of the next gather. They double from a small first one, so that reading starts at once,
+/// up to the size of the plan, and halve towards the end, so that little is left to read after the
+/// last one.
+fn gather(made: u64, end: u64, most: u64, grain: u64) -> u64 {
+    let ramp = made
+        .max(FIRST_GATHER)
+        .min((end - made) / 2)
+        .max(FIRST_GATHER);
+    ramp.min(most).next_multiple_of(grain)
+}
+
+fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
+    let error = Error::os("cannot allocate the buffer", errno)
+        .at(format!("byte {at} of {}", transfer.plan.capacity));
+    match (errno, transfer.plan.pages) {
+        (Errno::FAULT, _) if transfer.memory.steady().is_none() => error
+            .why("its owner has cut it short meanwhile")
+            .remedy("seal it against that (F_SEAL_SHRINK)"),
+        (Errno::FAULT, Pages::Huge) => error
+            .why("a cgroup limits hugetlb pages to less")
+            .remedy("raise its hugetlb limit, or use --pages thp"),
+        _ => error.remedy("free memory, or load a range (--offset, --length)"),
+    }
+}
