@@ -73,6 +73,7 @@ class Wanted:
     disk_speed: int | None = None
     iommu: str = "off"
     cpus: int = 2
+    nodes: int = 1
     parallel: bool = False
     memory: int = 2 << 30
     as_user: bool = False
@@ -146,6 +147,13 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add(
+        "--nodes",
+        type=count,
+        default=standard.nodes,
+        metavar="N",
+        help="NUMA nodes, with equal parts of the memory and the CPUs [1]",
+    )
+    add(
         "--parallel",
         action="store_true",
         help="let CPUs run at the same time, not by turns; the kernel may, rarely, fail of it",
@@ -194,6 +202,8 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     if options["count_instructions"] and options["parallel"]:
         parser.error("--count-instructions: one CPU has none to run in parallel with")
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
+    if options["cpus"] % options["nodes"]:
+        parser.error("--nodes: each has as many CPUs as another")
     return Wanted(**options), command
 
 
@@ -314,6 +324,10 @@ def launch(
     words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
     words += ["--force-9p", "--disable-kvm"]
     words += [f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
+    if wanted.nodes > 1:
+        each, cpus = (wanted.memory >> 20) // wanted.nodes, wanted.cpus // wanted.nodes
+        for first in range(0, wanted.cpus, cpus):
+            words.append(f"--numa={each}M,cpus={first}-{first + cpus - 1}")
     # In this order: the first has the tag virtme.initmount0. What they say of the guest's folders
     # is for an init that isn't used.
     words += [f"--rwdir=share={share}", "--rodir=root=/"]
