@@ -33,7 +33,7 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks demo python scripts vm
+SCRIPTS := attacks bench demo python scripts vm
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 

@@ -29,7 +29,7 @@ def with_tables(document: str, made: Callable[[str], str | None]) -> str:
         text = made(match[2])
         return match[0] if text is None else f"{match[1]}\n\n{text}\n\n{match[3]}"
 
-    return re.sub(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
+    return re.sub(r"(<!-- table: ([\w/-]+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
 
 
 def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
@@ -49,6 +49,12 @@ def decided(over: Sequence[float], under: Sequence[float]) -> bool:
     """Whether one was the larger in every round; else their order is a matter of chance."""
     found = ratios(over, under)
     return min(found) > 1 or max(found) < 1
+
+
+def compared(over: Sequence[float], under: Sequence[float]) -> str:
+    """Their ratio, and whether it says which of them is the larger."""
+    text = f"{ratio(over, under):.2f}"
+    return text if over == under or decided(over, under) else f"{text}, undecided"
 
 
 def size_text(size: int) -> str:
