@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from dmafile_bench.published import COPIES
 from dmafile_bench.words import table, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,52 +113,8 @@ BLOCKS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row that somebody published: milliseconds for 1 GiB, on another machine."""
-
-    name: str
-    candidate: str
-    create: int
-    close: int
-    io: int
-    percent: int
-
-
-PUBLISHED = [
-    Row("1 dmabuf buffer R/W", copy("heap", "read", "buffered"), 52, 5, 1170, 100),
-    Row("2 udmabuf buffer R/W", copy("udmabuf", "read", "buffered"), 591, 326, 1281, 91),
-    Row("3 memfd buffer R/W", copy("memfd", "read", "buffered"), 1, 323, 2370, 49),
-    Row("4 memfd direct R/W", copy("memfd", "read", "direct"), 1, 321, 1058, 110),
-    Row("5 memfd buffer sendfile", copy("memfd", "sendfile", "buffered"), 1, 329, 1577, 74),
-    Row("6 memfd direct sendfile", copy("memfd", "sendfile", "direct"), 1, 327, 2672, 43),
-    Row("7 memfd buffer splice", copy("memfd", "splice", "buffered"), 2, 321, 1729, 67),
-    Row("8 memfd direct splice", copy("memfd", "splice", "direct"), 2, 324, 1528, 76),
-    Row("9 memfd buffer c_f_r", copy("memfd", "copy-file-range", "buffered"), 1, 325, 1586, 73),
-    Row("10 memfd direct c_f_r", copy("memfd", "copy-file-range", "direct"), 1, 323, 897, 130),
-    Row("11 u+mfd buffer R/W", copy("u+mfd", "read", "buffered"), 609, 344, 2207, 52),
-    Row("12 u+mfd direct R/W", copy("u+mfd", "read", "direct"), 580, 342, 737, 158),
-    Row("13 u+mfd buffer sendfile", copy("u+mfd", "sendfile", "buffered"), 582, 343, 1270, 92),
-    Row("14 u+mfd direct sendfile", copy("u+mfd", "sendfile", "direct"), 573, 344, 2254, 51),
-    Row("15 u+mfd buffer splice", copy("u+mfd", "splice", "buffered"), 584, 341, 1202, 97),
-    Row("16 u+mfd direct splice", copy("u+mfd", "splice", "direct"), 564, 340, 851, 137),
-    Row("17 u+mfd buffer c_f_r", copy("u+mfd", "copy-file-range", "buffered"), 585, 344, 1244, 94),
-    Row("18 u+mfd direct c_f_r", copy("u+mfd", "copy-file-range", "direct"), 578, 341, 581, 201),
-    Row(
-        "19 udmabuf buffer c_f_r",
-        copy("udmabuf", "copy-file-range", "buffered"),
-        585,
-        328,
-        1163,
-        100,
-    ),
-    Row(
-        "20 udmabuf direct c_f_r", copy("udmabuf", "copy-file-range", "direct"), 579, 328, 464, 252
-    ),
-    Row("21 dmabuf buffer c_f_r", copy("heap", "copy-file-range", "buffered"), 48, 5, 1058, 110),
-    Row("22 dmabuf direct c_f_r", copy("heap", "copy-file-range", "direct"), 48, 5, 316, 370),
-    Row("23 dmabuf buffer R/W", copy("heap", "read", "buffered"), 48, 5, 1173, 99),
-]
+PUBLISHED = {row: f"copy {row.words}" for row in COPIES}
+"""Those of CF-13 by how ways.c is told of them."""
 
 SCENARIOS = {
     "normal: heap, `read()`": NORMAL,
@@ -176,7 +133,7 @@ SCENARIOS = {
 
 def candidates() -> list[str]:
     """All of them, each once."""
-    every = [*MEMORY, *(row.candidate for row in PUBLISHED), *SCENARIOS.values()]
+    every = [*MEMORY, *PUBLISHED.values(), *SCENARIOS.values()]
     every += MODULE.values()
     return list(dict.fromkeys([*every, *LOADS, *HEAP_LOADS, *BLOCKS.values()]))
 
@@ -479,17 +436,17 @@ class Tables:
 
     def published(self) -> str:
         rows = []
-        normal = self.measured.candidates[PUBLISHED[0].candidate]
-        for row in PUBLISHED:
-            theirs = [str(row.create), str(row.io), str(row.close), f"{row.percent} %"]
-            if not self.ran(row.candidate):
+        normal = self.measured.candidates[NORMAL]
+        for row, line in PUBLISHED.items():
+            theirs = [str(row.create), str(row.fill), str(row.close), f"{row.percent} %"]
+            if not self.ran(line):
                 rows.append([row.name, *theirs, "refused", "", "", "", ""])
                 continue
-            one = self.measured.candidates[row.candidate]
+            one = self.measured.candidates[line]
             pairs = zip(normal.runs, one.runs, strict=True)
             percent = statistics.median(100 * sum(a[1]) / sum(b[1]) for a, b in pairs)
-            ours = [*self.steps(row.candidate), f"{percent:.0f} %"]
-            rows.append([row.name, *theirs, *ours, self.ratio(row.candidate)])
+            ours = [*self.steps(line), f"{percent:.0f} %"]
+            rows.append([row.name, *theirs, *ours, self.ratio(line)])
         head = ["row", "create ms", "I/O ms", "close ms", "I/O %"]
         head += ["create", "fill", "close", "fill %", "all, to normal"]
         return table(head, rows)

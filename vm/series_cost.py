@@ -237,7 +237,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("--rounds: at least 5, fewer show no spread")
     runs = {kernel: writes(kernel, args.rounds) for kernel in KERNELS}
     print(table_of_writes(runs), flush=True)
-    lines = [*WAYS.values(), *(row.candidate for row in PUBLISHED), *SAVES.values()]
+    lines = [*WAYS.values(), *PUBLISHED.values(), *SAVES.values()]
     lines += (line for goal in GOALS for line in (goal.line, goal.against))
     lines = list(dict.fromkeys(lines))
     measured = measure(lines, mib=args.mib, rounds=args.rounds, timeout=2 * 3600, kernel="series")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 TABLES = ("quick", "heap", "copy", "limit", "peers", "extras")
+"""Each is made by the module of that name."""
 LACKS = "needs {}, which `pip install 'dmafile[bench]'` brings"
 
 

@@ -1,12 +1,13 @@
 """Measures, and tells."""
 
+import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import copy, extras, heap, limit, machine, peers, quick
+from . import machine, quick
 from .process import Failed, run
 from .rounds import Measured, measure
 from .state import prepare
@@ -14,14 +15,6 @@ from .tables import Job, Place, Result
 from .words import table
 
 INTERRUPTED = 130
-TABLES: Mapping[str, Callable[[Place, int | None], Job]] = {
-    "quick": quick.job,
-    "heap": heap.job,
-    "copy": copy.job,
-    "limit": limit.job,
-    "peers": peers.job,
-    "extras": extras.job,
-}
 
 
 def run_all(names: Sequence[str], place: Place, out: Path, seed: int, rounds: int | None) -> int:
@@ -33,7 +26,7 @@ def run_all(names: Sequence[str], place: Place, out: Path, seed: int, rounds: in
     results: list[Result] = []
     advice = []
     for name in names:
-        job = TABLES[name](place, rounds)
+        job: Job = importlib.import_module(f".{name}", __package__).job(place, rounds)
         measured[name] = one = Measured(seed)
         measure_job(job, one, place)
         results += (made := job.results(one))

@@ -3,7 +3,7 @@
 import io
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -88,7 +88,3 @@ def as_svg(figure: Figure) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     return re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-
-
-def titles(charts: Sequence[Bars]) -> list[str]:
-    return [chart.title for chart in charts]

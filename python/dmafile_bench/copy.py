@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 from .candidates import plain
 from .files import MIB
-from .heap import beside
-from .published import copies
+from .published import COPIES
 from .quick import ROUNDS, file_of, refusals, room
 from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
-from .words import ratio, size_text
+from .words import compared, ratio, size_text
 
 SIZE, COUNT = 32 * MIB, 32
 STEPS = ("create", "close", "fill")
@@ -21,18 +20,17 @@ def job(place: Place, rounds: int | None) -> Job:
     while count > 1 and count * SIZE > room(place):
         count //= 2
     file = file_of(place, count * SIZE)
-    cells = [Cell(plain(row.name, file, SIZE, row.words, count)) for row in copies()]
+    cells = [Cell(plain(row.name, file, SIZE, row.words, count)) for row in COPIES]
     return Job(cells, rounds or ROUNDS, lambda measured: [result(measured, count)])
 
 
 def result(measured: Measured, count: int) -> Result:
-    size, rows = count * SIZE, copies()
-    first = measured.of(rows[0].name, size)
+    size = count * SIZE
+    first = measured.of(COPIES[0].name, size)
     lines, bars = [], []
-    for row in rows:
+    for row in COPIES:
         runs = measured.of(row.name, size)
-        # By speed, and cut off, as it was published.
-        theirs = [f"{100 * rows[0].fill // row.fill} %", f"{row.whole / rows[0].whole:.2f}"]
+        theirs = [f"{row.percent} %", f"{row.whole / COPIES[0].whole:.2f}"]
         if not runs:
             lines.append([row.name, "can't run here", *[""] * 5, *theirs])
             continue
@@ -45,7 +43,7 @@ def result(measured: Measured, count: int) -> Result:
                 *(f"{figure:.1f}" for figure in steps),
                 f"{statistics.median(size / MIB / one.phases['fill'] for one in runs):,.0f}",
                 f"{100 * faster:.0f} %" if first else "",
-                beside(whole(runs), whole(first)),
+                compared(whole(runs), whole(first)) if first else "",
                 *theirs,
             ]
         )

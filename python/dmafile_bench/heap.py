@@ -8,7 +8,7 @@ from .published import HEAP, HEAP_SIZES
 from .quick import ROUNDS, file_of, refusals, room
 from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
-from .words import decided, ratio, size_text, spread
+from .words import compared, size_text, spread
 
 NORMAL = HEAP[0].name
 OURS = {
@@ -48,7 +48,9 @@ def result(measured: Measured, size: int, fits: bool) -> Result:
             continue
         phases = [f"{statistics.median(one.cost(phase) for one in runs):.2f}" for phase in PHASES]
         found = costs(runs)
-        lines.append([name, spread(found), beside(found, normal), theirs, *phases])
+        lines.append(
+            [name, spread(found), compared(found, normal) if normal else "", theirs, *phases]
+        )
         bars.append((name, found))
     title = f"Reading while allocating, {size_text(size)}, cold"
     too_large = ["Too little disk or memory for a file of this size."]
@@ -65,10 +67,3 @@ def result(measured: Measured, size: int, fits: bool) -> Result:
 def costs(runs: Sequence[Sample]) -> list[float]:
     """To make memory and to fill it."""
     return [one.cost("create", "fill") for one in runs]
-
-
-def beside(runs: Sequence[float], normal: Sequence[float]) -> str:
-    if not normal:
-        return ""
-    found = ratio(runs, normal)
-    return f"{found:.2f}" if runs is normal or decided(runs, normal) else f"{found:.2f}, undecided"

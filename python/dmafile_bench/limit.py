@@ -8,7 +8,7 @@ from .files import MIB
 from .quick import ROUNDS, file_of, refusals, room, seconds
 from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
-from .words import decided, ratio, size_text, spread
+from .words import compared, size_text, spread
 
 SIZES = tuple(4096 * MIB >> shift for shift in range(10))
 SETTINGS = [(block, depth) for block in ("1m", "4m") for depth in (8, 32)]
@@ -57,8 +57,7 @@ def result(measured: Measured, size: int, cannot: list[str]) -> Result:
     for name, runs in every.items():
         share = ""
         if best and name in OURS:
-            share = f"{ratio(seconds(rivals[best]), seconds(runs)):.2f}"
-            share += "" if decided(seconds(rivals[best]), seconds(runs)) else ", undecided"
+            share = compared(seconds(rivals[best]), seconds(runs))
         lines.append(
             [
                 name + (" (best)" if name == best else ""),

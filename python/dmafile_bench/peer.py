@@ -148,6 +148,8 @@ class Way:
     """The format that it reads."""
     torch: bool = False
     """It gives torch's tensors."""
+    streams: bool = False
+    """A tensor is gone when the next one comes."""
     note: str = ""
     """What it can't do, or what its figures don't say."""
 
@@ -159,7 +161,12 @@ WAYS = {
     "read()": Way(read, "numpy"),
     "fastsafetensors": Way(fastsafetensors, "fastsafetensors", ("torch",), torch=True),
     "Run:ai Model Streamer, streamed": Way(
-        runai, "runai-model-streamer", ("torch",), torch=True, note="keeps no tensor"
+        runai,
+        "runai-model-streamer",
+        ("torch",),
+        torch=True,
+        streams=True,
+        note="keeps no tensor: each is touched, and its memory used again",
     ),
     "Run:ai Model Streamer": Way(runai_kept, "runai-model-streamer", ("torch",), torch=True),
     "torch.load": Way(torch_load, "torch", file="pt", torch=True),
@@ -197,7 +204,7 @@ def main() -> None:
     load = way.start()
     started, cpu = time.perf_counter(), busy()
     loaded = load(path)
-    if not check and not way.note:
+    if not check and not way.streams:
         # All of them are there at once.
         loaded = list(loaded)
     if check:

@@ -17,7 +17,7 @@ from .peer import WAYS, Way
 from .quick import ROUNDS, refusals, room, seconds
 from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
-from .words import decided, ratio, spread
+from .words import compared, ratio, spread
 
 OURS = "dmafile"
 SCALES = (1536, 768, 384)
@@ -137,10 +137,8 @@ def result(measured: Measured, cells: list[Cell], warm: bool, cannot: list[str])
     for name, found in runs.items():
         beside = ["", ""]
         if mine and name != mine:
-            faster = ratio(seconds(found), seconds(runs[mine]))
-            certain = decided(seconds(found), seconds(runs[mine]))
             less = ratio([one.own_cpu for one in runs[mine]], [one.own_cpu for one in found])
-            beside = [f"{faster:.2f}" + ("" if certain else ", undecided"), f"{less:.2f}"]
+            beside = [compared(seconds(found), seconds(runs[mine])), f"{less:.2f}"]
         size = found[0].size
         lines.append(
             [

@@ -10,7 +10,7 @@ from .files import MIB, make_file
 from .memory import meminfo
 from .rounds import Cell, Measured, Sample
 from .tables import Bars, Job, Place, Result
-from .words import decided, ratio, size_text, spread
+from .words import compared, decided, ratio, size_text, spread
 
 SIZES = tuple(1024 * MIB >> shift for shift in range(8))
 """Of the large file: the first for which there are disk and memory."""
@@ -75,7 +75,7 @@ def result(
     rows: Sequence[tuple[str, Sequence[Sample]]], measured: Measured, size: int, warm: bool
 ) -> Result:
     state = "in the page cache" if warm else "cold"
-    fastest = min(rows, key=lambda row: statistics.median(seconds(row[1])))
+    least = min((seconds(runs) for _, runs in rows), key=statistics.median)
     lines = []
     for name, runs in rows:
         lines.append(
@@ -86,7 +86,7 @@ def result(
                 f"{statistics.median(one.own_cpu for one in runs) / size * 1e9:.3f}",
                 f"{max(0, max(one.peak for one in runs) - size) / MIB:,.0f}",
                 f"{max(one.cached_after for one in runs) / MIB:,.0f}",
-                beside((name, runs), fastest),
+                compared(seconds(runs), least),
             ]
         )
     notes = [] if warm else refusals(measured, size)
@@ -142,14 +142,6 @@ def refusals(measured: Measured, size: int) -> list[str]:
         if bytes == size:
             by_reason.setdefault(why, []).append(name)
     return [f"Can't run here: {'; '.join(names)}: {why}" for why, names in by_reason.items()]
-
-
-def beside(row: tuple[str, Sequence[Sample]], fastest: tuple[str, Sequence[Sample]]) -> str:
-    """How many times the fastest one's seconds it took, where that isn't chance."""
-    if row is fastest:
-        return "1.00"
-    found = ratio(seconds(row[1]), seconds(fastest[1]))
-    return f"{found:.2f}" if decided(seconds(row[1]), seconds(fastest[1])) else "undecided"
 
 
 def seconds(runs: Sequence[Sample]) -> list[float]:
