@@ -350,6 +350,9 @@ def launch(
     # Not page tables of five levels: whether there are is unknown for a moment of every boot, and
     # an interrupt just then is a wild access to KASAN.
     words += ["-cpu", "max,-la57"]
+    if wanted.nodes > 1:
+        # No processor has a part in two of them.
+        words += ["-smp", f"sockets={wanted.nodes}"]
     if wanted.count_instructions:
         words += ["-plugin", f"{share.parent / COUNTER},out={share / MARKS}"]
         # Time passes by instructions, and while there are none as it does outside: timer interrupts

@@ -113,3 +113,9 @@ def test_faults_end_in_one_line_and_leave_nothing(programs: Programs, tmp_path: 
     words = (str(tmp_path / "image"), "/mnt", "/mnt2", *KINDS)
     options = ("--fs=ext4", "--fs=ext4")
     passed(programs.run("faults", *words, options=options), "faults checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_memory_comes_from_the_node_of_the_caller(programs: Programs) -> None:
+    options = ("--fs=ext4", "--nodes=2")
+    passed(programs.run("nodes", "/mnt", options=options), "loads checked")
