@@ -58,9 +58,14 @@ class Candidate:
     """A word that makes it compare the bytes; nothing where it can't."""
 
 
-def bare(script: str, *words: str) -> list[str]:
+def bare(name: str, *words: str) -> list[str]:
     """A script that needs nothing but Python, which starts twice as fast so."""
-    return [sys.executable, "-I", "-S", str(FOLDER / script), *words]
+    return [sys.executable, "-I", "-S", str(FOLDER / name), *words]
+
+
+def script(name: str, *words: str) -> list[str]:
+    """A script that needs more; without this folder in the path, whose modules it doesn't mean."""
+    return [sys.executable, "-P", str(FOLDER / name), *words]
 
 
 def baseline(file: Path) -> list[str]:
@@ -77,8 +82,7 @@ def plain(name: str, file: Path, size: int, words: str, count: int = 1) -> Candi
 def ours(name: str, file: Path, words: str) -> Candidate:
     """A load of a whole file by dmafile, with these words."""
     size = file.stat().st_size
-    script = str(FOLDER / "way.py")
-    command = [sys.executable, script, str(file), str(size), "1", "by=dmafile", *words.split()]
+    command = script("way.py", str(file), str(size), "1", "by=dmafile", *words.split())
     return Candidate(name, file, size, command)
 
 

@@ -2,10 +2,9 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
-from .candidates import FOLDER, Candidate, Said, ours
+from .candidates import Candidate, Said, ours, script
 from .quick import ROUNDS, SIZES, file_of, room, seconds
 from .rounds import Cell, Measured
 from .tables import Job, Place, Result
@@ -29,8 +28,7 @@ def job(place: Place, rounds: int | None) -> Job:
         "dmafile load, 4 KiB": load,
     }.items():
         every.append(Candidate(name, tiny, TINY, command, nothing_said, checks=""))
-    command = [sys.executable, str(FOLDER / "many.py"), str(many)]
-    every.append(Candidate(MANY, many, many.stat().st_size, command))
+    every.append(Candidate(MANY, many, many.stat().st_size, script("many.py", str(many))))
     return Job(
         [Cell(one) for one in every],
         rounds or ROUNDS,

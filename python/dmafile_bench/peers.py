@@ -5,12 +5,11 @@ import importlib.metadata
 import importlib.util
 import json
 import statistics
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .candidates import FOLDER, Candidate
+from .candidates import Candidate, script
 from .files import MIB
 from .model import Shape, make_model
 from .peer import WAYS, Way
@@ -32,7 +31,7 @@ def job(place: Place, rounds: int | None) -> Job:
         if lacks(way):
             continue
         file = converted(source, way.file)
-        command = [sys.executable, str(FOLDER / "peer.py"), name, str(file)]
+        command = script("peer.py", name, str(file))
         candidate = Candidate(label(name), file, file.stat().st_size, command)
         cells += [Cell(candidate), Cell(candidate, warm=True)]
     return Job(
