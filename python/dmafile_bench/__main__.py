@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-TABLES = ("quick", "heap", "copy", "limit", "peers", "extras")
+TABLES = ("quick", "heap", "copy", "limit", "scale", "peers", "extras")
 """Each is made by the module of that name."""
 LACKS = "needs {}, which `pip install 'dmafile[bench]'` brings"
 

@@ -56,6 +56,8 @@ class Candidate:
     said: Callable[[Path], Said | str] = said_by_way
     checks: str = "check=1"
     """A word that makes it compare the bytes; nothing where it can't."""
+    memory: int = 0
+    """Bytes that it fills, the page cache included; 0: twice its size."""
 
 
 def bare(name: str, *words: str) -> list[str]:
@@ -79,11 +81,11 @@ def plain(name: str, file: Path, size: int, words: str, count: int = 1) -> Candi
     return Candidate(name, file, size * count, command)
 
 
-def ours(name: str, file: Path, words: str) -> Candidate:
+def ours(name: str, file: Path, words: str, memory: int = 0) -> Candidate:
     """A load of a whole file by dmafile, with these words."""
     size = file.stat().st_size
     command = script("way.py", str(file), str(size), "1", "by=dmafile", *words.split())
-    return Candidate(name, file, size, command)
+    return Candidate(name, file, size, command, memory=memory)
 
 
 def fio(name: str, file: Path, block: str, depth: int) -> Candidate:

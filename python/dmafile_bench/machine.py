@@ -22,7 +22,7 @@ def of(path: Path, default: str = "") -> str:
 
 def chosen(path: Path) -> str:
     """Of a list of settings, the one in brackets."""
-    found = re.search(r"\[(\w+)\]", of(path))
+    found = re.search(r"\[([\w-]+)\]", of(path))
     return found[1] if found else ""
 
 
@@ -35,7 +35,10 @@ def disk(folder: Path) -> str:
     node = node.resolve()
     whole = node.parent if (node / "partition").exists() else node
     kind = "rotating" if of(whole / "queue/rotational") == "1" else "solid state"
-    words = [whole.name, of(whole / "device/model"), kind, of(whole / "queue/scheduler")]
+    if whole.name.startswith("vd"):
+        # It says the one or the other whatever is behind it.
+        kind = "virtio"
+    words = [whole.name, of(whole / "device/model"), kind, chosen(whole / "queue/scheduler")]
     return ", ".join(word for word in words if word)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .candidates import Candidate, script
 from .files import MIB
-from .model import Shape, make_model
+from .model import Shape, header, make_model
 from .peer import WAYS, Way
 from .quick import ROUNDS, refusals, room, seconds
 from .rounds import Cell, Measured, Sample
@@ -19,8 +19,8 @@ from .tables import Bars, Job, Place, Result
 from .words import compared, ratio, spread
 
 OURS = "dmafile"
-SCALES = (1536, 768, 384)
-"""Of the model's hidden size: 2 GiB, 0.5 GiB, 0.1 GiB."""
+SCALES = (1536, 768, 384, 96)
+"""Of the model's hidden size: 2 GiB, 0.6 GiB, 0.2 GiB, 20 MiB."""
 
 
 def job(place: Place, rounds: int | None) -> Job:
@@ -44,12 +44,14 @@ def job(place: Place, rounds: int | None) -> Job:
 
 def model(place: Place) -> Path:
     for hidden in SCALES:
-        scale = hidden / SCALES[0]
-        shape = Shape(hidden=hidden, key_value=int(384 * scale), intermediate=int(5376 * scale))
+        shape = Shape(
+            hidden=hidden,
+            key_value=384 * hidden // SCALES[0],
+            intermediate=5376 * hidden // SCALES[0],
+        )
         path = place.folder / f"llama-style-{hidden}.safetensors"
-        size = int(2060 * MIB * scale)
         # Four formats of it.
-        if path.exists() or 5 * size <= room(place):
+        if path.exists() or 5 * header(shape)[1] <= room(place):
             break
     make_model(path, shape)
     return path

@@ -81,7 +81,7 @@ class Measured:
 def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
     """One run; or why it can't be."""
     candidate, out = cell.candidate, scratch / "said"
-    prepare(candidate.file, candidate.size, warm=cell.warm)
+    prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
     try:
         done = run(candidate.command, out)
         said = candidate.said(out)

@@ -7,18 +7,19 @@ from .files import MIB, cached, evict, fill_cache
 from .memory import meminfo, touch_memory
 
 
-def prepare(path: Path, size: int, *, warm: bool = False) -> None:
+def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> None:
     """What happens right before each run: the cache state it asks for, and touched memory."""
-    available = meminfo("MemAvailable")
     # A buffered read fills the page cache besides the buffer.
-    if available < 2 * size + 256 * MIB:
+    memory = memory or 2 * size
+    available = meminfo("MemAvailable")
+    if available < memory + 256 * MIB:
         sys.exit(
-            f"comparing loads of {path} takes {2 * size / MIB + 256:,.0f} MiB of memory, "
+            f"comparing loads of {path} takes {memory / MIB + 256:,.0f} MiB of memory, "
             f"{available / MIB:,.0f} MiB are available"
         )
     if not warm:
         evict(path)
-    touch_memory(size if warm else 2 * size)
+    touch_memory(size if warm else memory)
     if warm:
         # Last, because a system that reclaims memory ahead of need takes cold pages back soon.
         fill_cache(path)

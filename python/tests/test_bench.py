@@ -1,6 +1,7 @@
 """`dmafile bench`: the parts that could mislead quietly, and all of it on small files."""
 
 import html
+import importlib.util
 import json
 import re
 import signal
@@ -165,6 +166,28 @@ def test_rows_that_cannot_run_say_why(folder: Path) -> None:
         if "can't run here" in row:
             assert re.search(rf"Can't run here: .*{re.escape(name)}.*\(E[A-Z]+\)", done.stdout), row
     assert any("can't run" not in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("heap", ["normal: heap, mmap, read()", "dmafile, memfd", "udmabuf, read(), direct"]),
+        ("limit", ["dmafile, memfd", "dmafile, anon", "allocation alone, memfd, 4k"]),
+        ("scale", ["dmafile, memfd, 8 MiB", "two loads at once"]),
+        ("extras", ["no checksum", "sha256", "10000 tensors: to open"]),
+        ("peers", ["dmafile ", "safetensors, mmap ", "read()", "gguf "]),
+    ],
+)
+def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> None:
+    done = bench(folder, f"--table={name}", "--seed=7")
+    assert done.returncode == 0, done.stderr
+    for row in rows:
+        assert f"\n| {row}" in done.stdout, done.stdout
+    raw = json.loads((folder / "out" / "runs.json").read_text())["tables"][name]
+    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in raw["samples"])
+    assert set(runs.values()) == {5}, runs
+    if name == "peers" and importlib.util.find_spec("torch") is None:
+        assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
 def test_interrupted_it_tells_what_was_measured(folder: Path) -> None:
