@@ -1,10 +1,14 @@
 """The state of the machine in which each run begins."""
 
+import os
 import sys
 from pathlib import Path
 
 from .files import MIB, cached, evict, fill_cache
 from .memory import meminfo, touch_memory
+
+COUNTED = "DMAFILE_MARKS" in os.environ
+"""Where instructions are counted (vm/run --count-instructions): the same whatever came before."""
 
 
 def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> None:
@@ -19,7 +23,8 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> No
         )
     if not warm:
         evict(path)
-    touch_memory(size if warm else memory)
+    if not COUNTED:
+        touch_memory(size if warm else memory)
     if warm:
         # Last, because a system that reclaims memory ahead of need takes cold pages back soon.
         fill_cache(path)
