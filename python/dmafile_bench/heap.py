@@ -53,7 +53,7 @@ def result(measured: Measured, size: int, fits: bool) -> Result:
         )
         bars.append((name, found))
     title = f"Reading while allocating, {size_text(size)}, cold"
-    too_large = ["Too little disk or memory for a file of this size."]
+    too_large = ["Too large for the disk or the memory here, or for --most."]
     return Result(
         f"heap-{size // 1024}KiB",
         title,
