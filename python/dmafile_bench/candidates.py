@@ -57,7 +57,7 @@ class Candidate:
     checks: str = "check=1"
     """A word that makes it compare the bytes; nothing where it can't."""
     memory: int = 0
-    """Bytes that it fills, the page cache included; 0: twice its size."""
+    """Bytes that it fills where its file is cold; 0: twice its size, once in the page cache."""
 
 
 def bare(name: str, *words: str) -> list[str]:
@@ -78,14 +78,16 @@ def baseline(file: Path) -> list[str]:
 def plain(name: str, file: Path, size: int, words: str, count: int = 1) -> Candidate:
     """A way without dmafile: COUNT buffers of `size` bytes; `words` are those of way.py."""
     command = bare("way.py", str(file), str(size), str(count), *words.split())
-    return Candidate(name, file, size * count, command)
+    reads = "method=populate" not in words.split()
+    return Candidate(name, file, size * count, command, memory=0 if reads else size * count)
 
 
-def ours(name: str, file: Path, words: str, memory: int = 0) -> Candidate:
+def ours(name: str, file: Path, words: str) -> Candidate:
     """A load of a whole file by dmafile, with these words."""
     size = file.stat().st_size
     command = script("way.py", str(file), str(size), "1", "by=dmafile", *words.split())
-    return Candidate(name, file, size, command, memory=memory)
+    # It leaves nothing in the page cache.
+    return Candidate(name, file, size, command, memory=size)
 
 
 def fio(name: str, file: Path, block: str, depth: int) -> Candidate:
@@ -94,4 +96,5 @@ def fio(name: str, file: Path, block: str, depth: int) -> Candidate:
     # A thread, not a process of its own: less start-up, and one process to account for.
     command += ["--thread", f"--bs={block}", f"--iodepth={depth}", f"--filename={file}"]
     command.append("--output-format=json")
-    return Candidate(name, file, file.stat().st_size, command, said_by_fio, checks="")
+    size, own = file.stat().st_size, 256 << 20
+    return Candidate(name, file, size, command, said_by_fio, checks="", memory=own)

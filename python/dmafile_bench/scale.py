@@ -22,10 +22,7 @@ IN_TURN, AT_ONCE = "two loads, one after the other", "two loads at once"
 def job(place: Place, rounds: int | None) -> Job:
     sizes = [size for size in SIZES if size + MARGIN <= room(place)]
     every = [
-        # Without a copy in the page cache there need be memory for the buffer only.
-        ours(name, file_of(place, size), words, memory=size)
-        for size in sizes
-        for name, words in OURS.items()
+        ours(name, file_of(place, size), words) for size in sizes for name, words in OURS.items()
     ]
     shared = file_of(place, max(size for size in sizes if size <= 4096 * MIB))
     every += [halves(AT_ONCE, shared, "at-once"), halves(IN_TURN, shared, "in-turn")]
@@ -37,7 +34,7 @@ def job(place: Place, rounds: int | None) -> Job:
 
 
 def room(place: Place) -> int:
-    """Bytes that a file may have of which there is only the buffer."""
+    """Bytes that a file may have that leaves no copy in the page cache."""
     files = place.folder.glob("*.noise")
     # Those that are there need no more.
     free = shutil.disk_usage(place.folder).free + sum(one.stat().st_size for one in files)

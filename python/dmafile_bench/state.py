@@ -10,6 +10,8 @@ from .memory import meminfo, touch_memory
 COUNTED = "DMAFILE_MARKS" in os.environ
 """Where instructions are counted (vm/run --count-instructions): the same whatever came before."""
 
+WARM_TRIES = 5
+
 
 def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> None:
     """What happens right before each run: the cache state it asks for, and touched memory."""
@@ -21,12 +23,26 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> No
             f"comparing loads of {path} takes {memory / MIB + 256:,.0f} MiB of memory, "
             f"{available / MIB:,.0f} MiB are available"
         )
-    if not warm:
-        evict(path)
-    if not COUNTED:
-        touch_memory(size if warm else memory)
     if warm:
-        # Last, because a system that reclaims memory ahead of need takes cold pages back soon.
-        fill_cache(path)
-    elif cached(path):
+        warmed(path, memory=0 if COUNTED else size)
+        return
+    evict(path)
+    if not COUNTED:
+        touch_memory(memory)
+    if cached(path):
         sys.exit(f"{path} came into the page cache just before a run: what else uses it?")
+
+
+def warmed(path: Path, memory: int) -> None:
+    """The file in the page cache, and so much memory touched: both at the same time.
+
+    While the one is done, a system that takes memory back ahead of need may undo the other: cold
+    pages of the cache, or what was touched and is free, which goes back to the host.
+    """
+    for _ in range(WARM_TRIES):
+        fill_cache(path)
+        if memory:
+            touch_memory(memory)
+        if cached(path) >= path.stat().st_size:
+            return
+    sys.exit(f"{path} doesn't stay in the page cache while memory is touched")
