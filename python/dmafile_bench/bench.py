@@ -37,16 +37,17 @@ def run_all(names: Sequence[str], place: Place, out: Path, seed: int, rounds: in
         if job.advice:
             advice.append(job.advice(one))
             print(f"\n{advice[-1]}")
-        if one.interrupted:
+        if one.interrupted or one.failed:
             break
     interrupted = any(one.interrupted for one in measured.values())
-    traces = timeline(place) if "quick" in measured and not interrupted else {}
+    failed = any(one.failed for one in measured.values())
+    traces = timeline(place) if "quick" in measured and not (interrupted or failed) else {}
     # Only now: what this process holds counts as what those that it starts hold (getrusage).
     from . import report
 
     page = report.write(report.Report(about, seed, measured, results, advice, traces), out)
     print(f"\nReport: {page.resolve()}")
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else int(failed)
 
 
 def measure_job(job: Job, measured: Measured, place: Place) -> None:
@@ -57,6 +58,10 @@ def measure_job(job: Job, measured: Measured, place: Place) -> None:
     except KeyboardInterrupt:
         measured.interrupted = True
         print("\ninterrupted: what follows was measured until then", file=sys.stderr)
+    except SystemExit as why:
+        # It takes nothing away from what was measured.
+        measured.failed = str(why)
+        print(f"\ndmafile: cannot measure on: {why}", file=sys.stderr)
 
 
 def timeline(place: Place) -> dict[str, Any]:

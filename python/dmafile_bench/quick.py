@@ -157,7 +157,7 @@ def advice(measured: Measured, size: int) -> str:
     """What to use on this machine for files like this, and why."""
     cold = {name: runs for name in (*KINDS.values(), READ) if (runs := measured.of(name, size))}
     mine = [name for name in cold if name in KINDS.values()]
-    if not mine or READ not in cold or measured.interrupted:
+    if not mine or READ not in cold or measured.interrupted or measured.failed:
         return "Too little was measured for a recommendation."
     best = min(mine, key=lambda name: statistics.median(seconds(cold[name])))
     others = cold[READ]

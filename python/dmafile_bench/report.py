@@ -63,6 +63,7 @@ def write(report: Report, folder: Path) -> Path:
             machine=report.machine,
             seed=report.seed,
             interrupted=any(one.interrupted for one in report.measured.values()),
+            failed=[one.failed for one in report.measured.values() if one.failed],
             results=report.results,
             advice=report.advice,
             pictures=pictures,
@@ -76,6 +77,7 @@ def raw(measured: Measured) -> dict[str, Any]:
     """Every run, and who couldn't."""
     return {
         "interrupted": measured.interrupted,
+        "failed": measured.failed,
         "refused": [
             {"candidate": name, "size": size, "why": why}
             for (name, size), why in measured.refused.items()

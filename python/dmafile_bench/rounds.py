@@ -65,6 +65,8 @@ class Measured:
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     """Who can't run here, with how many bytes, and why."""
     interrupted: bool = False
+    failed: str = ""
+    """What ended it, if it didn't come to its end by itself or by Ctrl-C."""
 
     @property
     def unit(self) -> str:

@@ -206,6 +206,15 @@ def test_interrupted_it_tells_what_was_measured(folder: Path) -> None:
     assert json.loads((folder / "out" / "runs.json").read_text())["tables"]["quick"]["interrupted"]
 
 
+def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
+    # Its words are none of dmafile's, which it says by a traceback.
+    done = bench(folder, "--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many")
+    assert done.returncode == 1, done.stdout
+    assert "cannot measure on: odd: " in done.stderr
+    page = (folder / "out" / "report.html").read_text()
+    assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+
+
 def test_wrong_bytes_end_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", 2 * MIB)
