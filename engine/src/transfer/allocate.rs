@@ -46,9 +46,9 @@ struct Gather {
 
 /// A part of a gather, for one thread. Bytes in the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
-    at: u64,
-    len: u64,
+pub(super) struct Step {
+    pub(super) at: u64,
+    pub(super) len: u64,
 }
 
 impl<'a> Steps<'a> {
@@ -138,7 +138,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    fn next(&self) -> Option<Step> {
+    pub(super) fn next(&self) -> Option<Step> {
         let Transfer {
             plan,
             layout,
@@ -178,7 +178,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Its pages are there. What is there without a gap may be read into.
-    fn done(&self, step: Step, feed: &Feed) {
+    pub(super) fn done(&self, step: Step, feed: &Feed) {
         let meter = self.transfer.meter;
         let mut state = self.lock();
         let gather = state.open.iter_mut().find(|one| step.at < one.end);

@@ -53,3 +53,55 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
         assert!(got == bytes, "{method}: wrong bytes");
     }
 }
+
+/// Threads take steps in any order: what is read into has no gap.
+#[test]
+fn memory_is_published_without_a_gap() {
+    const MIB: u64 = 1 << 20;
+    let dir = crate::source::folder_on_disk();
+    let path = dir.path().join("file");
+    let file = std::fs::File::create(&path).unwrap();
+    let data = [(0, 20 * MIB), (60 * MIB, 100 * MIB)];
+    for (start, end) in data {
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; (end - start) as usize], start)
+            .unwrap();
+    }
+    let source = Source::open(&path).unwrap();
+    let layout = Layout::of(&source, 0, source.size(), false, None);
+    let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
+    plan.allocators = 3;
+    plan.allocation = Allocation::Ahead;
+    let memory = buffer::make(&Kind::Memfd, &plan, Pages::Small, &mut Vec::new()).unwrap();
+    let meter = Meter::new(Instant::now(), source.size(), false, false, None);
+    let transfer = Transfer {
+        plan: &plan,
+        layout: &layout,
+        source: &source,
+        memory: &*memory,
+        meter: &meter,
+        cancel: &CancelToken::new(),
+        checks: &[],
+    };
+    let feed = Feed::new([], [], transfer.cut(), None);
+    feed.hold();
+    let steps = Steps::new(&transfer);
+    let mut taken: Vec<_> = std::iter::from_fn(|| steps.next()).collect();
+    // A file system without holes has but one run.
+    let runs = layout.runs.iter().map(|run| (run.start, run.end));
+    let mut whole: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in taken.iter().map(|step| (step.at, step.at + step.len)) {
+        match whole.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ => whole.push((start, end)),
+        }
+    }
+    assert_eq!(whole, runs.collect::<Vec<_>>());
+
+    let first = taken.remove(0);
+    for step in taken.into_iter().rev() {
+        steps.done(step, &feed);
+        assert_eq!(feed.frontier(), 0);
+    }
+    steps.done(first, &feed);
+    assert_eq!(feed.frontier(), 100 * MIB);
+}
