@@ -69,6 +69,7 @@ impl<'a> Steps<'a> {
 
     /// Makes all of it present, and then what others import. A remark where the kernel cannot do so.
     pub(super) fn run(&self, feed: &Feed) -> Option<Reason> {
+        let end = End(feed);
         let remark = std::thread::scope(|scope| {
             let spawn = |_| {
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
@@ -83,7 +84,7 @@ impl<'a> Steps<'a> {
             }
             remark
         });
-        feed.publish(u64::MAX);
+        drop(end);
         if remark.is_none() && !feed.stopped() {
             self.export(feed);
         }
@@ -151,8 +152,9 @@ impl<'a> Steps<'a> {
         while state.at >= state.stop_at {
             let run = layout.runs.get(state.run)?;
             let run_end = self.transfer.at(run.end).next_multiple_of(grain).min(end);
-            let at = self.transfer.at(run.start).max(state.at);
-            let at = at - at % grain;
+            let at = self.transfer.at(run.start);
+            // What two runs lie on is handed out once.
+            let at = (at - at % grain).max(state.at);
             if at >= run_end {
                 state.run += 1;
                 continue;
@@ -198,6 +200,15 @@ impl<'a> Steps<'a> {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Whatever ends allocation, a mistake of ours too, nobody waits for memory any longer.
+struct End<'a>(&'a Feed);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.publish(u64::MAX);
     }
 }
 
