@@ -67,51 +67,47 @@ HEAP = (
 @dataclass(frozen=True)
 class CopyRow:
     """A way of the proposal to copy into dma-bufs with copy_file_range (2025; 32 buffers of 32 MB,
-    a CPU at 1 GHz), in milliseconds, and as way.py says it."""
+    a CPU at 1 GHz), in milliseconds, and as way.py says it. `percent` is of the first row's speed,
+    as published: row 11's is of its rounded MB/s."""
 
     name: str
     words: str
     create: int
     close: int
     fill: int
+    percent: int
 
     @property
     def whole(self) -> int:
         return self.create + self.close + self.fill
 
-    @property
-    def percent(self) -> int:
-        """Of the first row's speed, and cut off, as it was published."""
-        return 100 * FIRST_FILL // self.fill
 
-
-# Kind, mode, method; milliseconds to create, to close, and of I/O.
+# Kind, mode, method; milliseconds to create, to close, and of I/O; I/O in % of the first row's.
 FIGURES = """
-dmabuf buffer R/W 52 5 1170
-udmabuf buffer R/W 591 326 1281
-memfd buffer R/W 1 323 2370
-memfd direct R/W 1 321 1058
-memfd buffer sendfile 1 329 1577
-memfd direct sendfile 1 327 2672
-memfd buffer splice 2 321 1729
-memfd direct splice 2 324 1528
-memfd buffer c_f_r 1 325 1586
-memfd direct c_f_r 1 323 897
-u+mfd buffer R/W 609 344 2207
-u+mfd direct R/W 580 342 737
-u+mfd buffer sendfile 582 343 1270
-u+mfd direct sendfile 573 344 2254
-u+mfd buffer splice 584 341 1202
-u+mfd direct splice 564 340 851
-u+mfd buffer c_f_r 585 344 1244
-u+mfd direct c_f_r 578 341 581
-udmabuf buffer c_f_r 585 328 1163
-udmabuf direct c_f_r 579 328 464
-dmabuf buffer c_f_r 48 5 1058
-dmabuf direct c_f_r 48 5 316
-dmabuf buffer R/W 48 5 1173
+dmabuf buffer R/W 52 5 1170 100
+udmabuf buffer R/W 591 326 1281 91
+memfd buffer R/W 1 323 2370 49
+memfd direct R/W 1 321 1058 110
+memfd buffer sendfile 1 329 1577 74
+memfd direct sendfile 1 327 2672 43
+memfd buffer splice 2 321 1729 67
+memfd direct splice 2 324 1528 76
+memfd buffer c_f_r 1 325 1586 73
+memfd direct c_f_r 1 323 897 130
+u+mfd buffer R/W 609 344 2207 52
+u+mfd direct R/W 580 342 737 158
+u+mfd buffer sendfile 582 343 1270 92
+u+mfd direct sendfile 573 344 2254 51
+u+mfd buffer splice 584 341 1202 97
+u+mfd direct splice 564 340 851 137
+u+mfd buffer c_f_r 585 344 1244 94
+u+mfd direct c_f_r 578 341 581 201
+udmabuf buffer c_f_r 585 328 1163 100
+udmabuf direct c_f_r 579 328 464 252
+dmabuf buffer c_f_r 48 5 1058 110
+dmabuf direct c_f_r 48 5 316 370
+dmabuf buffer R/W 48 5 1173 99
 """
-FIRST_FILL = 1170
 KINDS = {"dmabuf": "heap", "udmabuf": "udmabuf", "memfd": "memfd", "u+mfd": "u+mfd"}
 METHODS = {"R/W": "read", "sendfile": "sendfile", "splice": "splice", "c_f_r": "copy-file-range"}
 MODES = {"buffer": "buffered", "direct": "direct"}

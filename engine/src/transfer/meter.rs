@@ -202,10 +202,16 @@ impl<'a> Meter<'a> {
             .map(|spans| std::mem::take(&mut *lock(spans)))
     }
 
+    /// As [`Meter::add`], and keeps when it was: the same time, so that no overlap is longer.
+    fn add_among(&self, phase: Phase, times: &Mutex<Vec<(Duration, Duration)>>, start: Duration) {
+        let now = self.now();
+        self.add_time(phase, now - start);
+        lock(times).push((start, now));
+    }
+
     /// Memory was allocated from `start` to now.
     pub(crate) fn allocated(&self, start: Duration, at: u64, bytes: u64) {
-        self.add(Phase::Alloc, start);
-        lock(&self.allocations).push((start, self.now()));
+        self.add_among(Phase::Alloc, &self.allocations, start);
         self.span("alloc", ROW_ALLOC, start, at, bytes);
     }
 
@@ -228,8 +234,7 @@ impl<'a> Meter<'a> {
 
     /// What others will import was made, of `bytes` of memory, from `start` to now.
     pub(crate) fn exported(&self, start: Duration, bytes: u64) {
-        self.add(Phase::Export, start);
-        lock(&self.exports).push((start, self.now()));
+        self.add_among(Phase::Export, &self.exports, start);
         self.span(Phase::Export.name(), ROW_ALLOC, start, 0, bytes);
     }
 
@@ -261,7 +266,7 @@ impl<'a> Meter<'a> {
         (io, allocated, Self::within(busy, &lock(&self.exports)))
     }
 
-    /// How much of `these` passed in `busy` times. Both ascend.
+    /// How much of `these` passed in `busy` times, which ascend.
     fn within(busy: &[(Duration, Duration)], these: &[(Duration, Duration)]) -> Duration {
         let mut hidden = Duration::ZERO;
         // There are few of these, and few gaps between reads.
@@ -415,5 +420,19 @@ mod tests {
         *lock(&meter.allocations) = vec![(ms(0), ms(12)), (ms(15), ms(35)), (ms(50), ms(60))];
         *lock(&meter.exports) = vec![(ms(39), ms(50))];
         assert_eq!(meter.overlap(), (ms(20), ms(12), ms(1)));
+    }
+
+    #[test]
+    fn what_is_hidden_is_no_longer_than_what_was_done() {
+        let meter = Meter::new(Instant::now(), 0, false, false, None);
+        meter.io_begins();
+        for _ in 0..100 {
+            meter.allocated(meter.now(), 0, 1);
+            meter.exported(meter.now(), 1);
+        }
+        meter.io_ends();
+        let (_, allocated, exported) = meter.overlap();
+        assert_eq!(allocated, meter.phase(Phase::Alloc));
+        assert_eq!(exported, meter.phase(Phase::Export));
     }
 }
