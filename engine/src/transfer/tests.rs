@@ -3,7 +3,45 @@
 use super::*;
 use crate::options::{Kind, Method, Pages};
 use crate::{Load, buffer};
+use std::path::Path;
 use std::time::Instant;
+
+/// What a transfer borrows.
+struct Parts {
+    source: Source,
+    layout: Layout,
+    plan: Plan,
+    memory: Box<dyn Memory>,
+    meter: Meter<'static>,
+    cancel: CancelToken,
+}
+
+impl Parts {
+    /// Of a file, all of it, into a new memfd.
+    fn of(path: &Path, plan: Plan, pages: Pages) -> Self {
+        let source = Source::open(path).unwrap();
+        Self {
+            layout: Layout::of(&source, 0, source.size(), false, None),
+            memory: buffer::make(&Kind::Memfd, &plan, pages, &mut Vec::new()).unwrap(),
+            meter: Meter::new(Instant::now(), source.size(), false, false, None),
+            cancel: CancelToken::new(),
+            source,
+            plan,
+        }
+    }
+
+    fn transfer(&self) -> Transfer<'_> {
+        Transfer {
+            plan: &self.plan,
+            layout: &self.layout,
+            source: &self.source,
+            memory: &*self.memory,
+            meter: &self.meter,
+            cancel: &self.cancel,
+            checks: &[],
+        }
+    }
+}
 
 /// ext4, xfs and block devices refuse direct reads that are not aligned: the refusal that
 /// overlayfs over squashfs and some FUSE daemons answer at the first read of any kind.
@@ -22,24 +60,13 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
             eprintln!("SKIP: no direct I/O on {}", source.file_system());
             return;
         }
-        let layout = Layout::of(&source, 0, source.size(), false, None);
         let load = Load::new(&path).method(method).pages(Pages::Small);
         let mut plan = load.plan().unwrap();
         // Nothing that a disk can read directly.
         plan.align = 1;
         plan.block = 100_001;
-        let memory = buffer::make(&Kind::Memfd, &plan, Pages::Small, &mut Vec::new()).unwrap();
-        let meter = Meter::new(Instant::now(), source.size(), false, false, None);
-        let transfer = Transfer {
-            plan: &plan,
-            layout: &layout,
-            source: &source,
-            memory: &*memory,
-            meter: &meter,
-            cancel: &CancelToken::new(),
-            checks: &[],
-        };
-        let outcome = transfer.run().unwrap();
+        let parts = Parts::of(&path, plan, Pages::Small);
+        let outcome = parts.transfer().run().unwrap();
         assert!(!outcome.rung.direct, "{method}");
         let whys: Vec<_> = outcome.reasons.iter().map(ToString::to_string).collect();
         // Once: no other direct rung is tried after it.
@@ -49,7 +76,7 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
             "{whys:?}"
         );
         let mut got = vec![0; bytes.len()];
-        memory.copy_out(0, &mut got).unwrap();
+        parts.memory.copy_out(0, &mut got).unwrap();
         assert!(got == bytes, "{method}: wrong bytes");
     }
 }
@@ -71,27 +98,16 @@ fn memory_is_published_without_a_gap() {
         std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; (end - start) as usize], start)
             .unwrap();
     }
-    let source = Source::open(&path).unwrap();
-    let layout = Layout::of(&source, 0, source.size(), false, None);
     let mut plan = Load::new(&path).pages(Pages::Thp).plan().unwrap();
     plan.allocators = 3;
     plan.allocation = Allocation::Ahead;
-    let memory = buffer::make(&Kind::Memfd, &plan, Pages::Thp, &mut Vec::new()).unwrap();
-    let meter = Meter::new(Instant::now(), source.size(), false, false, None);
-    let transfer = Transfer {
-        plan: &plan,
-        layout: &layout,
-        source: &source,
-        memory: &*memory,
-        meter: &meter,
-        cancel: &CancelToken::new(),
-        checks: &[],
-    };
+    let parts = Parts::of(&path, plan, Pages::Thp);
+    let transfer = parts.transfer();
     let feed = Feed::new([], [], transfer.cut(), None);
     feed.hold();
     let steps = Steps::new(&transfer);
     let mut taken: Vec<_> = std::iter::from_fn(|| steps.next()).collect();
-    let (grain, end) = (memory.grain(), plan.capacity);
+    let (grain, end) = (parts.memory.grain(), parts.plan.capacity);
     let merged = |ranges: &mut dyn Iterator<Item = (u64, u64)>| {
         let mut whole: Vec<(u64, u64)> = Vec::new();
         for (start, end) in ranges {
@@ -102,7 +118,7 @@ fn memory_is_published_without_a_gap() {
         }
         whole
     };
-    let mut runs = layout.runs.iter().map(|run| {
+    let mut runs = parts.layout.runs.iter().map(|run| {
         let start = run.start - run.start % grain;
         (start, run.end.next_multiple_of(grain).min(end))
     });
