@@ -40,18 +40,21 @@ import time
 # Imports that only types need take longer than all others.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
+
+    import dmafile
 
 HEAP = "/dev/dma_heap/system"
 UDMABUF = "/dev/udmabuf"
+SIZE_LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
 IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"
 # linux/dma-heap.h, linux/udmabuf.h, linux/dma-buf.h
 HEAP_ALLOC, UDMABUF_CREATE, SYNC = 0xC0184800, 0x40187542, 0x40086200
 ALLOC_AND_READ_FILE, CLOEXEC = 1, 1
 SYNC_RW, SYNC_END = 3, 4
 NUMBERS = ("block", "gather", "length", "offset", "queue_depth")
-PIPE = 1 << 20
+PIPE, PIECE = 1 << 20, 16 << 20
 # linux/mman.h, of which Python has no names yet.
 MAP_HUGETLB, MADV_POPULATE_WRITE = 0x40000, 23
 
@@ -142,8 +145,19 @@ def allocate(length: int, flags: int) -> int:
     return int(struct.unpack("=QIIQ", data)[1])
 
 
+def size_limit() -> int | None:
+    """MiB that a udmabuf may have; None where that isn't said."""
+    try:
+        with open(SIZE_LIMIT) as file:  # noqa: PTH123
+            return int(file.read())
+    except OSError:
+        return None
+
+
 def udmabuf_over(memfd: int, size: int) -> int:
     node = attempt(UDMABUF, os.open, UDMABUF, os.O_RDWR | os.O_CLOEXEC)
+    if (limit := size_limit()) is not None and size > limit << 20:
+        raise Refused(f"UDMABUF_CREATE: more than {limit} MiB; raise {SIZE_LIMIT}")
     request = bytearray(struct.pack("=IIQQ", memfd, CLOEXEC, 0, size))
     dmabuf = attempt("UDMABUF_CREATE", fcntl.ioctl, node, UDMABUF_CREATE, request, True)
     os.close(node)
@@ -233,23 +247,35 @@ def fill(words: Mapping[str, str], memory: Memory, file: int, start: int, size: 
         os.close(fd)
 
 
-def content(memory: Memory, size: int) -> bytes:
+def content(memory: Memory, size: int) -> Iterator[bytes]:
+    """Its bytes, in pieces: there is no room for all of them a second time."""
     fd = memory.memfd if memory.memfd >= 0 else memory.dmabuf
     view = memory.map or mmap.mmap(fd, size, prot=mmap.PROT_READ)
     if memory.dmabuf >= 0:
         fcntl.ioctl(memory.dmabuf, SYNC, struct.pack("=Q", SYNC_RW))
-    data = bytes(view[:size])
+    for at in range(0, size, PIECE):
+        yield view[at : min(at + PIECE, size)]
     if memory.dmabuf >= 0:
         fcntl.ioctl(memory.dmabuf, SYNC, struct.pack("=Q", SYNC_RW | SYNC_END))
     if not memory.map:
         view.close()
-    return data
 
 
-def compare(words: Mapping[str, str], every: Iterable[bytes], path: str, size: int) -> None:
+def content_of(buffer: dmafile.Buffer, size: int) -> Iterator[bytes]:
+    """The same of what dmafile has made: it may consist of several dma-bufs."""
+    if not (parts := buffer.dma_bufs):
+        with memoryview(buffer) as view:
+            for at in range(0, size, PIECE):
+                yield bytes(view[at : min(at + PIECE, size)])
+    for part in parts:
+        # It is made of whole pages.
+        yield from content(Memory(dmabuf=part.fd), min(part.bytes, size - part.at))
+
+
+def compare(words: Mapping[str, str], pieces: Iterable[bytes], path: str) -> None:
     with open(path, "rb") as file:  # noqa: PTH123 (pathlib is a slow import)
-        for data in every:
-            if data != file.read(size):
+        for piece in pieces:
+            if piece != file.read(len(piece)):
                 raise SystemExit(f"{words}: wrong bytes")
 
 
@@ -271,11 +297,7 @@ def load(words: Mapping[str, str], path: str, size: int) -> dict[str, Any]:
     steps.mark()
     report = buffer.report
     if words.get("check"):
-        if words["to"] in ("anon", "memfd"):
-            data = bytes(memoryview(buffer))
-        else:
-            data = content(Memory(dmabuf=buffer.fileno()), size)
-        compare(words, [data], path, size)
+        compare(words, content_of(buffer, size), path)
     buffer.close()
     steps.settle()
     steps.mark()
@@ -317,7 +339,7 @@ def go(path: str, size: int, count: int, words: Mapping[str, str]) -> dict[str, 
         fill(words, memory, file, number * size, size)
     steps.mark()
     if words.get("check") and fills:
-        compare(words, (content(memory, size) for memory in every), path, size)
+        compare(words, (piece for memory in every for piece in content(memory, size)), path)
     for memory in every:
         memory.close()
     steps.settle()
