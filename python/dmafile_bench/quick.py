@@ -24,9 +24,12 @@ PHASES = ("alloc", "submit", "wait", "copy", "export")
 def job(place: Place, rounds: int | None) -> Job:
     sizes = list(dict.fromkeys([large(place), SMALL]))
     names = [*KINDS.values(), *place.more, READ, NORMAL]
-    cells = [Cell(candidate) for size in sizes for candidate in candidates(place, size)]
-    warm = [one for one in cells if one.candidate.size == sizes[0]]
-    cells += [Cell(one.candidate, warm=True) for one in warm]
+    cells = [
+        Cell(candidate, warm=warm)
+        for size in sizes
+        for candidate in candidates(place, size)
+        for warm in (False, True)
+    ]
     return Job(
         cells,
         rounds or ROUNDS,
