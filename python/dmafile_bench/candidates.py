@@ -90,11 +90,13 @@ def ours(name: str, file: Path, words: str) -> Candidate:
     return Candidate(name, file, size, command, memory=size)
 
 
-def fio(name: str, file: Path, block: str, depth: int) -> Candidate:
-    """Direct reads by fio, past which no load gets."""
-    command = ["fio", "--name=read", "--readonly", "--rw=read", "--ioengine=io_uring", "--direct=1"]
+def fio(name: str, file: Path, block: str, depth: int, *, huge: bool) -> Candidate:
+    """Direct reads by fio, into the same few blocks again and again."""
+    # Its own huge pages come from a pool, which few systems have; malloc()'s from anywhere.
+    command = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"] if huge else []
+    command += ["fio", "--name=read", "--readonly", "--rw=read", "--ioengine=io_uring"]
     # A thread, not a process of its own: less start-up, and one process to account for.
-    command += ["--thread", f"--bs={block}", f"--iodepth={depth}", f"--filename={file}"]
-    command.append("--output-format=json")
+    command += ["--direct=1", "--thread", f"--bs={block}", f"--iodepth={depth}"]
+    command += [f"--filename={file}", "--output-format=json"]
     size, own = file.stat().st_size, 256 << 20
     return Candidate(name, file, size, command, said_by_fio, checks="", memory=own)

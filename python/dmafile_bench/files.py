@@ -1,7 +1,6 @@
 """Files of noise, in a known state of the page cache."""
 
 import ctypes
-import math
 import mmap
 import os
 import random
@@ -105,12 +104,7 @@ def evict(path: Path) -> None:
 
 
 def fill_cache(path: Path) -> None:
-    """Brings the whole file into the page cache, and makes sure that it is there."""
-    pages = math.ceil(path.stat().st_size / PAGE)
+    """Brings the whole file into the page cache; it may have left it again when this returns."""
     with path.open("rb", buffering=0) as file:
         while file.read(MIB):
             pass
-    if cached(path) != pages * PAGE:
-        sys.exit(
-            f"{path} doesn't stay in the page cache whole: too little memory for this comparison"
-        )

@@ -11,7 +11,11 @@ from .tables import Bars, Job, Place, Result
 from .words import compared, size_text, spread
 
 SIZES = tuple(4096 * MIB >> shift for shift in range(10))
-SETTINGS = [(block, depth) for block in ("1m", "4m") for depth in (8, 32)]
+SETTINGS = {
+    f"fio, {block.upper()} × {depth}, {'huge' if huge else '4 KiB'} pages": (block, depth, huge)
+    for block, depth in (("1m", 32), ("4m", 8), ("4m", 32))
+    for huge in (False, True)
+}
 OURS = {"dmafile, memfd": "to=memfd", "dmafile, anon": "to=anon"}
 FLOORS = {
     f"allocation alone, {kind}, {pages}": f"to={kind} pages={pages} method=populate io=buffered"
@@ -32,7 +36,8 @@ def job(place: Place, rounds: int | None) -> Job:
     every += [plain(name, file, size, words) for name, words in FLOORS.items()]
     cannot = []
     if shutil.which("fio"):
-        every += [fio(fio_name(*one), file, *one) for one in SETTINGS]
+        for name, (block, depth, huge) in SETTINGS.items():
+            every.append(fio(name, file, block, depth, huge=huge))
     else:
         cannot.append("fio: not installed; apt install fio")
     return Job(
@@ -42,15 +47,11 @@ def job(place: Place, rounds: int | None) -> Job:
     )
 
 
-def fio_name(block: str, depth: int) -> str:
-    return f"fio, {block.upper()} × {depth}"
-
-
 def result(measured: Measured, size: int, cannot: list[str]) -> Result:
     def of(names: list[str]) -> dict[str, list[Sample]]:
         return {name: runs for name in names if (runs := measured.of(name, size))}
 
-    rivals = of([fio_name(*one) for one in SETTINGS])
+    rivals = of(list(SETTINGS))
     best = min(rivals, key=lambda name: statistics.median(seconds(rivals[name])), default=None)
     every = {**of(list(OURS)), **rivals, **of(list(FLOORS))}
     lines = []

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import statistics
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,41 +90,10 @@ def digest(path: Path) -> str:
 def converted(source: Path, to: str) -> Path:
     """The same tensors in another format, written by whose format it is."""
     path = source.with_suffix(f".{to}")
-    if to == "safetensors" or path.exists():
-        return path
-    partial = path.with_name(f"{path.name}.partial")
-    if to == "gguf":
-        write_gguf(source, partial)
-    else:
-        import torch
-        from safetensors.torch import load_file
-
-        tensors = load_file(source)
-        if to == "pt":
-            torch.save(tensors, partial)
-        else:
-            from tensorizer import TensorSerializer
-
-            writer = TensorSerializer(str(partial))
-            writer.write_state_dict(tensors)
-            writer.close()
-    partial.rename(path)
+    if to != "safetensors" and not path.exists():
+        # In a process of its own: peak memory of the runs would begin with what it takes.
+        subprocess.run(script("convert.py", str(source), str(path)), check=True)
     return path
-
-
-def write_gguf(source: Path, path: Path) -> None:
-    import ml_dtypes  # noqa: F401
-    import numpy as np
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from safetensors.numpy import load_file
-
-    writer = GGUFWriter(path, "llama")
-    for name, tensor in load_file(source).items():
-        writer.add_tensor(name, tensor.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def result(measured: Measured, cells: list[Cell], warm: bool, cannot: list[str]) -> Result:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,6 +123,14 @@ def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
     return None
 
 
+def progress(number: int, rounds: int, since: float) -> str:
+    """Which round begins, and how long it takes from here: those before it took `since` seconds."""
+    if number == 1:
+        return f"round 1 of {rounds}"
+    left = since / (number - 1) * (rounds - number + 1)
+    return f"round {number} of {rounds}, {left / 60:.1f} minutes left"
+
+
 def measure(
     cells: Sequence[Cell],
     measured: Measured,
@@ -131,7 +140,7 @@ def measure(
 ) -> Iterator[Sample]:
     """Each once, to see that it works and reads the right bytes; and then the rounds."""
     draw = random.Random(measured.seed)
-    # To a terminal only: how far it is, and how long it takes from here.
+    # How far it is, and how long it takes from here.
     left = len(cells) * (rounds + 1)
     with tqdm(total=left, disable=None, unit="run", leave=False) as bar:
         usable = []
@@ -147,7 +156,11 @@ def measure(
             else:
                 usable.append(cell)
             bar.update()
+        began = time.monotonic()
         for number in range(1, rounds + 1):
+            if bar.disable:
+                # A file or a pipe: how far it is, line by line.
+                print(progress(number, rounds, time.monotonic() - began), file=sys.stderr)
             for cell in draw.sample(usable, len(usable)):
                 bar.set_description(f"round {number}: {cell.candidate.name}")
                 one = sample(cell, number, scratch)

@@ -45,4 +45,4 @@ def warmed(path: Path, memory: int) -> None:
             touch_memory(memory)
         if cached(path) >= path.stat().st_size:
             return
-    sys.exit(f"{path} doesn't stay in the page cache while memory is touched")
+    sys.exit(f"{path} doesn't stay in the page cache whole: too little memory for this comparison")

@@ -152,6 +152,7 @@ def test_a_report_has_every_run_and_stands_alone(folder: Path) -> None:
     names = [name for name, _ in runs]
     assert all(html.escape(name) in page for name in names)
     assert len(list(out.glob("*.csv"))) == 2
+    assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
     assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
     assert f"Report: {out / 'report.html'}" in done.stdout
 
