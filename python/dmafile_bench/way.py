@@ -265,18 +265,23 @@ def content_of(buffer: dmafile.Buffer, size: int) -> Iterator[bytes]:
     """The same of what dmafile has made: it may consist of several dma-bufs."""
     if not (parts := buffer.dma_bufs):
         with memoryview(buffer) as view:
-            for at in range(0, size, PIECE):
-                yield bytes(view[at : min(at + PIECE, size)])
+            for at in range(0, len(view), PIECE):
+                yield bytes(view[at : at + PIECE])
     for part in parts:
         # It is made of whole pages.
         yield from content(Memory(dmabuf=part.fd), min(part.bytes, size - part.at))
 
 
-def compare(words: Mapping[str, str], pieces: Iterable[bytes], path: str) -> None:
+def compare(words: Mapping[str, str], pieces: Iterable[bytes], path: str, size: int) -> None:
+    """Ends this program, unless the pieces are the first `size` bytes of the file, all of them."""
+    done = 0
     with open(path, "rb") as file:  # noqa: PTH123 (pathlib is a slow import)
         for piece in pieces:
             if piece != file.read(len(piece)):
                 raise SystemExit(f"{words}: wrong bytes")
+            done += len(piece)
+    if done != size:
+        raise SystemExit(f"{words}: {done} bytes, not {size}")
 
 
 def load(words: Mapping[str, str], path: str, size: int) -> dict[str, Any]:
@@ -297,7 +302,7 @@ def load(words: Mapping[str, str], path: str, size: int) -> dict[str, Any]:
     steps.mark()
     report = buffer.report
     if words.get("check"):
-        compare(words, content_of(buffer, size), path)
+        compare(words, content_of(buffer, size), path, size)
     buffer.close()
     steps.settle()
     steps.mark()
@@ -339,7 +344,8 @@ def go(path: str, size: int, count: int, words: Mapping[str, str]) -> dict[str, 
         fill(words, memory, file, number * size, size)
     steps.mark()
     if words.get("check") and fills:
-        compare(words, (piece for memory in every for piece in content(memory, size)), path)
+        pieces = (piece for memory in every for piece in content(memory, size))
+        compare(words, pieces, path, size * count)
     for memory in every:
         memory.close()
     steps.settle()

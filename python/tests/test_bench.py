@@ -18,6 +18,7 @@ import pytest
 from dmafile_bench.candidates import baseline, plain
 from dmafile_bench.files import MIB, cached, evict, file_system, fill_cache, make_file
 from dmafile_bench.process import Failed, run
+from dmafile_bench.way import compare
 from dmafile_bench.words import decided, ratios, spread, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,6 +215,14 @@ def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
     assert "cannot measure on: odd: " in done.stderr
     page = (folder / "out" / "report.html").read_text()
     assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+
+
+def test_too_few_bytes_are_wrong_ones(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    compare({}, [b"a", b"bc"], str(path), 3)
+    with pytest.raises(SystemExit, match="2 bytes, not 3"):
+        compare({}, [b"ab"], str(path), 3)
 
 
 def test_wrong_bytes_end_it(tmp_path: Path) -> None:

@@ -132,16 +132,7 @@ def ways(way: Path, path: Path) -> None:
     LIMIT.write_text("1")
     plain = ["to=udmabuf", "method=read", "io=buffered"]
     for words in (["by=dmafile", "to=udmabuf"], plain):
-        command: list[str | Path] = [
-            sys.executable,
-            "-S",
-            way,
-            path,
-            str(SIZE),
-            "1",
-            *words,
-            "check=1",
-        ]
+        command = [sys.executable, "-S", str(way), str(path), str(SIZE), "1", *words, "check=1"]
         environment = {**os.environ, "PYTHONPATH": "/tmp/package"}
         said = json.loads(subprocess.check_output(command, env=environment))
         if words == plain:
