@@ -80,6 +80,12 @@ def test_a_run_is_accounted_for_its_own_memory_and_time() -> None:
     assert 0 < spent.cpu < spent.wall + 0.1
 
 
+def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
+    held = b"x" * (600 * MIB)
+    del held
+    assert run(["true"]).peak < 600 * MIB
+
+
 def test_a_failed_run_says_why() -> None:
     with pytest.raises(Failed, match="ended with 3"):
         run(["sh", "-c", "exit 3"])
