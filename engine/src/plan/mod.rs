@@ -120,7 +120,7 @@ pub struct Plan {
     pub window: u64,
     /// Worker threads for copies and for `threads`.
     pub threads: usize,
-    /// Threads that allocate ahead of the reads.
+    /// Threads that allocate ahead of the reads, at most: of one, reads may not have to wait.
     pub allocators: usize,
     /// The NUMA node that memory shall come from; `None` where that is no question.
     pub node: Option<u32>,

@@ -1,5 +1,6 @@
-//! Memory comes into being gather by gather, ahead of the reads; several threads take a part of a
-//! gather each, as one alone zeroes base pages slower than disks read.
+//! Memory comes into being gather by gather, ahead of the reads. Where reads have to wait for it, as
+//! one thread zeroes base pages slower than disks read, others join and take a part of a gather each;
+//! where they don't, a second thread would cost CPU time and save none.
 
 use super::Transfer;
 use super::feed::Feed;
@@ -20,11 +21,12 @@ const FIRST_GATHER: u64 = 8 << 20;
 /// What is still to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
     transfer: &'a Transfer<'a>,
-    threads: u64,
     state: Mutex<State>,
 }
 
 struct State {
+    /// Who is at work.
+    threads: u64,
     /// The run of the layout that is being handed out.
     run: usize,
     /// Memory below this has been handed out, and so far its gather reaches.
@@ -54,6 +56,7 @@ pub(super) struct Step {
 impl<'a> Steps<'a> {
     pub(super) fn new(transfer: &'a Transfer<'a>) -> Self {
         let state = State {
+            threads: 1,
             run: 0,
             at: 0,
             stop_at: 0,
@@ -62,7 +65,6 @@ impl<'a> Steps<'a> {
         };
         Self {
             transfer,
-            threads: transfer.plan.allocators as u64,
             state: Mutex::new(state),
         }
     }
@@ -70,14 +72,27 @@ impl<'a> Steps<'a> {
     /// Makes all of it present, and then what others import. A remark where the kernel cannot do so.
     pub(super) fn run(&self, feed: &Feed) -> Option<Reason> {
         let end = End(feed);
+        let (most, allocation) = (self.transfer.plan.allocators, self.transfer.plan.allocation);
         let remark = std::thread::scope(|scope| {
-            let spawn = |_| {
+            let mut others = Vec::new();
+            let mut joins = || {
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
-                builder.spawn_scoped(scope, || self.work(feed)).ok()
+                // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+                others.extend(builder.spawn_scoped(scope, || self.work(feed, || {})).ok());
+                self.shared_by(1 + others.len() as u64);
             };
-            // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
-            let others: Vec<_> = (1..self.threads).map_while(spawn).collect();
-            let mut remark = self.work(feed);
+            let mut joined = 1;
+            if allocation == Allocation::Before {
+                // No disk works meanwhile.
+                (1..most).for_each(|_| joins());
+                joined = most;
+            }
+            let mut remark = self.work(feed, || {
+                if joined < most && feed.waited() {
+                    joins();
+                    joined += 1;
+                }
+            });
             for other in others {
                 let other = other.join().expect("a thread of ours does not panic");
                 remark = remark.or(other);
@@ -91,8 +106,19 @@ impl<'a> Steps<'a> {
         remark
     }
 
-    /// Takes steps until none is left.
-    fn work(&self, feed: &Feed) -> Option<Reason> {
+    /// Gathers are handed out in so many parts from now on.
+    pub(super) fn shared_by(&self, threads: u64) {
+        self.lock().threads = threads;
+    }
+
+    /// How many threads are at work, or were.
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> u64 {
+        self.lock().threads
+    }
+
+    /// Takes steps until none is left; after each, who may want others to join looks whether.
+    fn work(&self, feed: &Feed, mut look: impl FnMut()) -> Option<Reason> {
         let transfer = self.transfer;
         numa::prefer(transfer.plan.node);
         while let Some(step) = self.next() {
@@ -103,7 +129,10 @@ impl<'a> Steps<'a> {
                 return None;
             }
             match transfer.memory.populate(step.at, step.len) {
-                Ok(()) => self.done(step, feed),
+                Ok(()) => {
+                    look();
+                    self.done(step, feed);
+                }
                 // A kernel before 5.14, or a sandbox: the reads fault their pages in.
                 Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
                     feed.publish(u64::MAX);
@@ -171,7 +200,7 @@ impl<'a> Steps<'a> {
         }
         let gather = state.open.back().expect("what is handed out is open");
         // Never less than a huge page: a part of one would become base pages.
-        let part = (gather.end - gather.at).div_ceil(self.threads);
+        let part = (gather.end - gather.at).div_ceil(state.threads);
         let stride = part.next_multiple_of(grain).min(STEP.max(grain));
         let at = state.at;
         let len = stride.min(state.stop_at - at);

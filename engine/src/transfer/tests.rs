@@ -1,5 +1,6 @@
 //! What a real disk refuses, met in the middle of a transfer.
 
+use super::feed::Lane;
 use super::*;
 use crate::options::{Kind, Method, Pages};
 use crate::{Load, buffer};
@@ -99,13 +100,13 @@ fn memory_is_published_without_a_gap() {
             .unwrap();
     }
     let mut plan = Load::new(&path).pages(Pages::Thp).plan().unwrap();
-    plan.allocators = 3;
     plan.allocation = Allocation::Ahead;
     let parts = Parts::of(&path, plan, Pages::Thp);
     let transfer = parts.transfer();
     let feed = Feed::new([], [], transfer.cut(), None);
     feed.hold();
     let steps = Steps::new(&transfer);
+    steps.shared_by(3);
     let mut taken: Vec<_> = std::iter::from_fn(|| steps.next()).collect();
     let (grain, end) = (parts.memory.grain(), parts.plan.capacity);
     let merged = |ranges: &mut dyn Iterator<Item = (u64, u64)>| {
@@ -137,4 +138,31 @@ fn memory_is_published_without_a_gap() {
     }
     steps.done(first, &feed);
     assert_eq!(feed.frontier(), end);
+}
+
+/// A second thread that allocates costs CPU time: it joins where reads wait for memory.
+#[test]
+fn others_allocate_where_reads_wait() {
+    const SIZE: u64 = 96 << 20;
+    let dir = crate::source::folder_on_disk();
+    let path = dir.path().join("file");
+    std::fs::write(&path, vec![1; SIZE as usize]).unwrap();
+    let threads = |allocation, reads: bool| {
+        let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
+        (plan.allocators, plan.allocation) = (3, allocation);
+        let parts = Parts::of(&path, plan, Pages::Small);
+        let transfer = parts.transfer();
+        let feed = Feed::new(reads.then_some((0, SIZE)), [], transfer.cut(), None);
+        feed.hold();
+        let steps = Steps::new(&transfer);
+        std::thread::scope(|scope| {
+            scope.spawn(|| while feed.wait(Lane::Main).is_some() {});
+            assert!(steps.run(&feed).is_none());
+        });
+        steps.threads()
+    };
+    assert!(threads(Allocation::Ahead, true) > 1);
+    assert_eq!(threads(Allocation::Ahead, false), 1);
+    // Nothing could be read meanwhile.
+    assert_eq!(threads(Allocation::Before, false), 3);
 }
