@@ -41,6 +41,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--most", type=int, metavar="MIB", help="no file of more MiB than that [by disk and memory]"
     )
+    parser.add_argument(
+        "--least", type=int, default=0, metavar="MIB", help="no file of fewer MiB (heap)"
+    )
     parser.add_argument("--rounds", type=int, help="at least 5")
     parser.add_argument(
         "--candidate",
@@ -87,8 +90,8 @@ def main(words: Sequence[str] | None = None) -> int:
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%dT%H%M%S")
     out = args.out or Path(f"dmafile-bench-{now}")
     with folders(args) as (files, scratch):
-        most = args.most and args.most << 20
-        place = Place(program(args.program), files, scratch, most, dict(args.candidate))
+        most, more = args.most and args.most << 20, dict(args.candidate)
+        place = Place(program(args.program), files, scratch, most, args.least << 20, more)
         return bench.run_all(args.table or TABLES[:1], place, out, seed, args.rounds)
 
 

@@ -21,12 +21,13 @@ OURS = {
 
 
 def job(place: Place, rounds: int | None) -> Job:
-    sizes = [size for size in HEAP_SIZES if size <= room(place)]
+    wanted = [size for size in HEAP_SIZES if size >= place.least]
+    sizes = [size for size in wanted if size <= room(place)]
     cells = [Cell(candidate) for size in sizes for candidate in candidates(place, size)]
     return Job(
         cells,
         rounds or ROUNDS,
-        lambda measured: [result(measured, size, size in sizes) for size in HEAP_SIZES],
+        lambda measured: [result(measured, size, size in sizes) for size in wanted],
     )
 
 

@@ -19,6 +19,8 @@ class Place:
     scratch: Path
     most: int | None = None
     """Bytes that a file may have."""
+    least: int = 0
+    """Bytes that a file must have, in the table of heaps."""
     more: Mapping[str, str] = field(default_factory=dict)
     """Ways of dmafile's that the reader wants to see, too, as way.py says them."""
 

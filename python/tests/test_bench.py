@@ -187,13 +187,15 @@ def test_rows_that_cannot_run_say_why(folder: Path) -> None:
     ],
 )
 def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> None:
-    done = bench(folder, f"--table={name}", "--seed=7")
+    done = bench(folder, f"--table={name}", "--seed=7", "--least=8")
     assert done.returncode == 0, done.stderr
     for row in rows:
         assert f"\n| {row}" in done.stdout, done.stdout
     raw = json.loads((folder / "out" / "runs.json").read_text())["tables"][name]
     runs = Counter((one["candidate"], one["size"], one["warm"]) for one in raw["samples"])
     assert set(runs.values()) == {5}, runs
+    if name == "heap":
+        assert {size for _, size, _ in runs} == {8 * MIB}
     if name == "peers" and importlib.util.find_spec("torch") is None:
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
