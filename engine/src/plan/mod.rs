@@ -120,7 +120,8 @@ pub struct Plan {
     pub window: u64,
     /// Worker threads for copies and for `threads`.
     pub threads: usize,
-    /// Threads that allocate ahead of the reads, at most: of one, reads may not have to wait.
+    /// Threads that allocate ahead of the reads, at most: one begins, others join where reads wait
+    /// for it.
     pub allocators: usize,
     /// The NUMA node that memory shall come from; `None` where that is no question.
     pub node: Option<u32>,

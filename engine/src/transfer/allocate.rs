@@ -78,7 +78,7 @@ impl<'a> Steps<'a> {
             let mut joins = || {
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
                 // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
-                others.extend(builder.spawn_scoped(scope, || self.work(feed, || {})).ok());
+                others.extend(builder.spawn_scoped(scope, || self.work(feed, |_| {})).ok());
                 self.shared_by(1 + others.len() as u64);
             };
             let mut joined = 1;
@@ -87,8 +87,8 @@ impl<'a> Steps<'a> {
                 (1..most).for_each(|_| joins());
                 joined = most;
             }
-            let mut remark = self.work(feed, || {
-                if joined < most && feed.waited() {
+            let mut remark = self.work(feed, |idle| {
+                if idle && joined < most {
                     joins();
                     joined += 1;
                 }
@@ -117,8 +117,8 @@ impl<'a> Steps<'a> {
         self.lock().threads
     }
 
-    /// Takes steps until none is left; after each, who may want others to join looks whether.
-    fn work(&self, feed: &Feed, mut look: impl FnMut()) -> Option<Reason> {
+    /// Takes steps until none is left, and tells after each whether reads were waiting for it.
+    fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Reason> {
         let transfer = self.transfer;
         numa::prefer(transfer.plan.node);
         while let Some(step) = self.next() {
@@ -130,8 +130,9 @@ impl<'a> Steps<'a> {
             }
             match transfer.memory.populate(step.at, step.len) {
                 Ok(()) => {
-                    look();
+                    let idle = transfer.meter.idle();
                     self.done(step, feed);
+                    after(idle);
                 }
                 // A kernel before 5.14, or a sandbox: the reads fault their pages in.
                 Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {

@@ -77,8 +77,6 @@ struct State {
     returned: Vec<Extent>,
     /// Memory below this offset of the buffer is there.
     frontier: u64,
-    /// Somebody has waited for more memory than the first, with nothing else to do.
-    waited: bool,
     stopped: bool,
     error: Option<Error>,
 }
@@ -99,7 +97,6 @@ impl Feed {
                 copy: copy.into_iter().collect(),
                 returned: Vec::new(),
                 frontier: u64::MAX,
-                waited: false,
                 stopped: false,
                 error: None,
             }),
@@ -158,7 +155,6 @@ impl Feed {
                 Take::Extent(extent) => return Some(extent),
                 Take::Drained => return None,
                 Take::NotYet => {
-                    state.waited |= lane == Lane::Main && state.frontier > 0;
                     state = self
                         .more
                         .wait(state)
@@ -166,12 +162,6 @@ impl Feed {
                 }
             }
         }
-    }
-
-    /// Whether the main lane has waited for memory, with nothing else to do, since this was asked
-    /// the last time. Waiting for the first memory of all doesn't count.
-    pub(crate) fn waited(&self) -> bool {
-        std::mem::take(&mut self.lock().waited)
     }
 
     /// Memory below the answer is there.

@@ -257,6 +257,12 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// Whether the reads that have begun have all ended, well or not: nothing is in flight now.
+    pub(crate) fn idle(&self) -> bool {
+        let clock = lock(&self.clock);
+        clock.in_flight == 0 && !clock.busy.is_empty()
+    }
+
     /// How long reads were in flight, how long memory was allocated meanwhile (AR-22), and how long
     /// what others will import was made meanwhile (AR-36).
     pub(crate) fn overlap(&self) -> (Duration, Duration, Duration) {

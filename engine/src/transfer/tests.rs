@@ -1,6 +1,5 @@
 //! What a real disk refuses, met in the middle of a transfer.
 
-use super::feed::Lane;
 use super::*;
 use crate::options::{Kind, Method, Pages};
 use crate::{Load, buffer};
@@ -143,26 +142,39 @@ fn memory_is_published_without_a_gap() {
 /// A second thread that allocates costs CPU time: it joins where reads wait for memory.
 #[test]
 fn others_allocate_where_reads_wait() {
+    /// What is in flight while memory is being allocated.
+    enum Reads {
+        /// As soon as there is memory, it has been read into.
+        Waiting,
+        /// One read lasts.
+        Lasting,
+        NotBegun,
+    }
     const SIZE: u64 = 96 << 20;
     let dir = crate::source::folder_on_disk();
     let path = dir.path().join("file");
     std::fs::write(&path, vec![1; SIZE as usize]).unwrap();
-    let threads = |allocation, reads: bool| {
+    let threads = |allocation, reads| {
         let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
         (plan.allocators, plan.allocation) = (3, allocation);
         let parts = Parts::of(&path, plan, Pages::Small);
-        let transfer = parts.transfer();
-        let feed = Feed::new(reads.then_some((0, SIZE)), [], transfer.cut(), None);
+        let (transfer, meter) = (parts.transfer(), &parts.meter);
+        let feed = Feed::new([], [], transfer.cut(), None);
         feed.hold();
+        if !matches!(reads, Reads::NotBegun) {
+            meter.io_begins();
+            meter.io_ends();
+        }
+        if matches!(reads, Reads::Lasting) {
+            meter.io_begins();
+        }
         let steps = Steps::new(&transfer);
-        std::thread::scope(|scope| {
-            scope.spawn(|| while feed.wait(Lane::Main).is_some() {});
-            assert!(steps.run(&feed).is_none());
-        });
+        assert!(steps.run(&feed).is_none());
         steps.threads()
     };
-    assert!(threads(Allocation::Ahead, true) > 1);
-    assert_eq!(threads(Allocation::Ahead, false), 1);
-    // Nothing could be read meanwhile.
-    assert_eq!(threads(Allocation::Before, false), 3);
+    assert_eq!(threads(Allocation::Ahead, Reads::Waiting), 3);
+    assert_eq!(threads(Allocation::Ahead, Reads::Lasting), 1);
+    assert_eq!(threads(Allocation::Ahead, Reads::NotBegun), 1);
+    // Nothing is read meanwhile.
+    assert_eq!(threads(Allocation::Before, Reads::NotBegun), 3);
 }
