@@ -39,10 +39,13 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--table", choices=TABLES, action="append", help="which table (repeat for more) [quick]"
     )
     parser.add_argument(
-        "--most", type=int, metavar="MIB", help="no file of more MiB than that [by disk and memory]"
+        "--most",
+        type=int,
+        metavar="MIB",
+        help="no file of more MiB, but a table's smallest [by disk and memory]",
     )
     parser.add_argument(
-        "--least", type=int, default=0, metavar="MIB", help="no file of fewer MiB (heap)"
+        "--least", type=int, default=0, metavar="MIB", help="no file of fewer MiB, 0 to 3072 (heap)"
     )
     parser.add_argument("--rounds", type=int, help="at least 5")
     parser.add_argument(
@@ -60,6 +63,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.rounds is not None and args.rounds < 5:
         parser.error("--rounds: at least 5, fewer show no spread")
+    if not 0 <= args.least <= 3072:
+        parser.error("--least: 0 to 3072, the largest of the table of heaps")
     return args
 
 

@@ -250,5 +250,6 @@ def test_wrong_bytes_end_it(tmp_path: Path) -> None:
 
 
 def test_bad_usage_is_told() -> None:
-    done = subprocess.run([*BENCH, "--rounds=4"], capture_output=True, text=True)
-    assert done.returncode == 2 and "at least 5" in done.stderr
+    for word, said in (("--rounds=4", "at least 5"), ("--least=3073", "0 to 3072")):
+        done = subprocess.run([*BENCH, word], capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr
