@@ -17,7 +17,7 @@ from pathlib import Path
 from loads import BLOB, MIB, File, Loads
 
 SIZE = 96 * MIB
-"""Several threads allocate that."""
+"""Enough for several threads that allocate."""
 SET_MEMPOLICY, BIND = 238, 2
 """On x86-64; linux/mempolicy.h."""
 
