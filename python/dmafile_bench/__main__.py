@@ -11,8 +11,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .published import HEAP_SIZES
+
 TABLES = ("quick", "heap", "copy", "limit", "scale", "peers", "extras")
 """Each is made by the module of that name."""
+LARGEST = max(HEAP_SIZES) >> 20
 LACKS = "needs {}, which `pip install 'dmafile[bench]'` brings"
 
 
@@ -45,7 +48,11 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         help="no file of more MiB, but a table's smallest [by disk and memory]",
     )
     parser.add_argument(
-        "--least", type=int, default=0, metavar="MIB", help="no file of fewer MiB, 0 to 3072 (heap)"
+        "--least",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help=f"no file of fewer MiB, 0 to {LARGEST} (heap)",
     )
     parser.add_argument("--rounds", type=int, help="at least 5")
     parser.add_argument(
@@ -63,8 +70,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if args.rounds is not None and args.rounds < 5:
         parser.error("--rounds: at least 5, fewer show no spread")
-    if not 0 <= args.least <= 3072:
-        parser.error("--least: 0 to 3072, the largest of the table of heaps")
+    if not 0 <= args.least <= LARGEST:
+        parser.error(f"--least: 0 to {LARGEST}, the largest of the table of heaps")
     return args
 
 

@@ -75,22 +75,22 @@ impl<'a> Steps<'a> {
         let (most, allocation) = (self.transfer.plan.allocators, self.transfer.plan.allocation);
         let remark = std::thread::scope(|scope| {
             let mut others = Vec::new();
-            let mut joins = || {
+            let mut one_more = || {
+                if others.len() + 1 == most {
+                    return;
+                }
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
                 // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
                 others.extend(builder.spawn_scoped(scope, || self.work(feed, |_| {})).ok());
                 self.shared_by(1 + others.len() as u64);
             };
-            let mut joined = 1;
             if allocation == Allocation::Before {
                 // No disk works meanwhile.
-                (1..most).for_each(|_| joins());
-                joined = most;
+                (1..most).for_each(|_| one_more());
             }
             let mut remark = self.work(feed, |idle| {
-                if idle && joined < most {
-                    joins();
-                    joined += 1;
+                if idle {
+                    one_more();
                 }
             });
             for other in others {
