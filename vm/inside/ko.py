@@ -88,9 +88,12 @@ class Programs:
             assert "buffers 0\nbuffer_bytes 0\n" in STATS.read_text(), f"{case}: a buffer stays"
 
 
+def parameter(name: str, value: object) -> contextlib.AbstractContextManager[None]:
+    return setting(PARAMETERS / name, value)
+
+
 @contextlib.contextmanager
-def parameter(name: str, value: object) -> Iterator[None]:
-    file = PARAMETERS / name
+def setting(file: Path, value: object) -> Iterator[None]:
     before = file.read_text()
     file.write_text(str(value))
     yield
@@ -163,23 +166,25 @@ def fragmentation(size: int) -> Iterator[None]:
     """All free memory but less than that is single pages: half of all, and not next to another."""
     Path("/proc/sys/vm/drop_caches").write_text("3")
     held: list[mmap.mmap] = []
-    # What was in use before becomes free meanwhile, and is large: it's taken, too.
-    while (free := meminfo("MemFree:") << 10) > RESERVE + 8 * MIB:
-        assert len(held) < 100, f"{free} bytes can't be taken"
-        part = mmap.mmap(-1, free - RESERVE, flags=mmap.MAP_PRIVATE)
-        part.madvise(mmap.MADV_NOHUGEPAGE)
-        for at in range(0, len(part), mmap.PAGESIZE):
-            part[at] = 1
-        held.append(part)
-    for part in held:
-        for at in range(0, len(part), 2 * mmap.PAGESIZE):
-            part.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
-    large = free_in_large_pieces()
-    print(f"# {large >> 10} KiB free in pieces of 64 KiB and more, of {meminfo('MemFree:')} KiB")
-    assert large < size, "is not fragmented"
-    yield
-    for part in held:
-        part.close()
+    # Nobody puts pages together again without being asked.
+    with setting(Path("/proc/sys/vm/compaction_proactiveness"), 0):
+        # What was in use before becomes free meanwhile, and is large: it's taken, too.
+        while (free := meminfo("MemFree:") << 10) > RESERVE + 8 * MIB:
+            assert len(held) < 100, f"{free} bytes can't be taken"
+            part = mmap.mmap(-1, free - RESERVE, flags=mmap.MAP_PRIVATE)
+            part.madvise(mmap.MADV_NOHUGEPAGE)
+            for at in range(0, len(part), mmap.PAGESIZE):
+                part[at] = 1
+            held.append(part)
+        for part in held:
+            for at in range(0, len(part), 2 * mmap.PAGESIZE):
+                part.madvise(mmap.MADV_DONTNEED, at, mmap.PAGESIZE)
+        large = free_in_large_pieces()
+        print(f"# {large >> 10} of {meminfo('MemFree:')} KiB free in pieces of 64 KiB and more")
+        assert large < size, "is not fragmented"
+        yield
+        for part in held:
+            part.close()
 
 
 def free_in_large_pieces() -> int:
