@@ -59,6 +59,8 @@ IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "off": ([], []),
     "intel": (["-device", "intel-iommu"], ["intel_iommu=on"]),
     "amd": (["-device", "amd-iommu"], []),
+    # None, and devices reach nothing but bounce buffers.
+    "swiotlb": ([], ["swiotlb=force"]),
 }
 """Per --iommu: QEMU's words and the kernel's."""
 

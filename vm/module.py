@@ -57,6 +57,16 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
     return folder / "module" / "dmafile.ko"
 
 
+def other(source: Path, tree: Path, folder: Path) -> Path:
+    """Another module, of the folder SOURCE, built in a folder of its own."""
+    tools(tree)
+    place = folder / source.name
+    shutil.copytree(source, place)
+    command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
+    subprocess.run(command, check=True, env=kernels.environment())
+    return place / f"{source.name}.ko"
+
+
 def sources() -> list[Path]:
     """All files of the module, and nothing that building there may have left."""
     return sorted(

@@ -225,10 +225,8 @@ def small_base(request: pytest.FixtureRequest) -> str:
 )
 def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
     kernel = kernels.find("base-debug")
-    shutil.copytree(ROOT / "vm" / "faulty", tmp_path / "faulty")
-    command = ["make", "-s", "-C", str(kernel.build), f"M={tmp_path / 'faulty'}", "modules"]
-    subprocess.run(command, check=True, env=kernels.environment())
-    load = f"insmod {tmp_path}/faulty/faulty.ko fault=$fault && rmmod faulty"
+    faulty = module.other(ROOT / "vm" / "faulty", kernel.build, tmp_path)
+    load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"
     words: list[str | Path] = ["--kernel=base-debug", "--timeout=1800", "--kernel-log", log]

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import kernels
+import module
 import pytest
 from compiled import static
 from test_loads import MOUNTS, passed
@@ -65,6 +66,15 @@ def test_every_call(programs: Path, kernel: str) -> None:
 def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--timeout=3600", "--fs=ext4", "--iommu=intel")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("iommu", ["off", "swiotlb"])
+def test_every_device(programs: Path, kernel: str, iommu: str, tmp_path: Path) -> None:
+    device = module.other(ROOT / "vm" / "testdev", kernels.find(kernel).build, tmp_path)
+    options = (f"--kernel={kernel}", "--timeout=1800", "--fs=ext4", f"--iommu={iommu}")
+    passed(inside(programs, "devices", "/mnt", str(device), options=options), "programs ran")
 
 
 @matrix

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Our dma-bufs: pages of our own, mapped for devices in the pieces in which they were allocated.
+ * Our dma-bufs: pages of our own, mapped for devices in the pieces in which they were allocated, as
+ * far as a device takes pieces of that size.
  * Nobody else's scatterlist is ever looked at.
  */
 #include <linux/dma-mapping.h>
@@ -52,25 +53,50 @@ struct dmafile_attachment {
 	enum dma_data_direction direction;
 };
 
+/* Pages in the longest segment that a device takes, through a bounce buffer where it needs one. */
+static unsigned long longest_segment(struct device *dev)
+{
+	size_t most = min_t(size_t, dma_get_max_seg_size(dev), dma_max_mapping_size(dev));
+
+	return max(most >> PAGE_SHIFT, 1UL);
+}
+
+/* The memory in segments: the chunks in which it was allocated, and parts of those too long. */
+static int fill_table(struct sg_table *table, const struct dmafile_pages *pages,
+		      unsigned long longest)
+{
+	struct scatterlist *sg;
+	unsigned int chunk, nr = 0;
+
+	for (chunk = 0; chunk < pages->nr; chunk++)
+		nr += DIV_ROUND_UP(dmafile_chunk_pages(pages, chunk), longest);
+	if (sg_alloc_table(table, nr, DMAFILE_GFP))
+		return -ENOMEM;
+	sg = table->sgl;
+	for (chunk = 0; chunk < pages->nr; chunk++) {
+		unsigned long count = dmafile_chunk_pages(pages, chunk), at;
+
+		for (at = 0; at < count; at += longest, sg = sg_next(sg))
+			sg_set_page(sg, nth_page(pages->chunks[chunk].page, at),
+				    min(count - at, longest) << PAGE_SHIFT, 0);
+	}
+	return 0;
+}
+
 static int dmafile_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
 	struct dmafile_attachment *attachment;
-	struct scatterlist *sg;
-	unsigned int i;
 	int err;
 
-	attachment = kzalloc(sizeof(*attachment), GFP_KERNEL);
+	attachment = kzalloc(sizeof(*attachment), DMAFILE_GFP);
 	if (!attachment)
 		return -ENOMEM;
-	err = sg_alloc_table(&attachment->table, buffer->pages.nr, GFP_KERNEL);
+	err = fill_table(&attachment->table, &buffer->pages, longest_segment(attach->dev));
 	if (err) {
 		kfree(attachment);
 		return err;
 	}
-	for_each_sgtable_sg(&attachment->table, sg, i)
-		sg_set_page(sg, buffer->pages.chunks[i].page,
-			    dmafile_chunk_pages(&buffer->pages, i) << PAGE_SHIFT, 0);
 	attachment->dev = attach->dev;
 	attachment->direction = DMA_NONE;
 	attach->priv = attachment;
@@ -191,7 +217,7 @@ static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 
 static void *map_all(const struct dmafile_pages *pages)
 {
-	struct page **all = kvmalloc_array(pages->count, sizeof(*all), GFP_KERNEL);
+	struct page **all = kvmalloc_array(pages->count, sizeof(*all), DMAFILE_GFP);
 	unsigned long i, n = 0;
 	unsigned int chunk;
 	void *vaddr;

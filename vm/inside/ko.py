@@ -225,6 +225,13 @@ def importers(programs: Programs, folder: Path) -> None:
         assert seen == file.data, f"{how[0]}: {difference(seen, file.data)}"
 
 
+def devices(programs: Programs, folder: Path, module: Path) -> None:
+    """What devices see that have a buffer mapped."""
+    call("insmod", str(module))
+    programs.run("device", folder)
+    call("rmmod", "testdev")
+
+
 def breakage(programs: Programs, folder: Path) -> None:
     slow_disk(programs, folder)
     broken_disk(programs, folder)
@@ -338,7 +345,7 @@ def limited(limit: int) -> Iterator[None]:
 
 
 PARTS: Mapping[str, Callable[..., None]] = {
-    one.__name__: one for one in (short, every_byte, calls, breakage)
+    one.__name__: one for one in (short, every_byte, calls, devices, breakage)
 }
 
 

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * device FOLDER
+ *
+ * What devices see of a dma-buf of ours, and the CPU of what they wrote. The device is
+ * vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
+ * synchronised are other bytes; elsewhere, on processors whose caches are coherent, all memory is
+ * one.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+#include "../../vm/testdev/testdev.h"
+
+#define LENGTH		(3 << 20)
+/* What a device says that doesn't care. */
+#define ANY_SEGMENT	0xffffffff
+/* The most that a bounce buffer holds. */
+#define BOUNCE		(256 << 10)
+
+static const char *folder;
+static char path[4096];
+static bool bounced;
+/* What a buffer shall hold, and what was seen of it. */
+static __u8 shadow[LENGTH], seen[LENGTH];
+
+static struct testdev_import import(int device, int fd, __u32 direction, __u32 max_segment)
+{
+	struct testdev_import request = {
+		.fd = fd, .direction = direction, .max_segment = max_segment,
+	};
+	int result = call(device, TESTDEV_IMPORT, &request);
+
+	must(!result, "a device that takes segments of %u bytes: %s", max_segment, why(result));
+	return request;
+}
+
+static int open_device(void)
+{
+	int device = open("/dev/testdev", O_RDWR | O_CLOEXEC);
+
+	must(device >= 0, "/dev/testdev: %s", strerror(errno));
+	return device;
+}
+
+/* A device that has the buffer mapped, until it is closed. */
+static int importer(int fd, __u32 direction)
+{
+	int device = open_device();
+
+	import(device, fd, direction, ANY_SEGMENT);
+	return device;
+}
+
+static void copy(int device, unsigned long request, int fd, __u8 *memory, bool to_buffer)
+{
+	struct testdev_copy copy = {
+		.fd = fd,
+		.to_buffer = to_buffer,
+		.length = LENGTH,
+		.address = (unsigned long)memory,
+	};
+	int result = call(device, request, &copy);
+
+	must(!result, "testdev: %s", why(result));
+}
+
+static void device_sees(int device, const char *what)
+{
+	copy(device, TESTDEV_DMA, -1, seen, false);
+	must(differ(seen, shadow, LENGTH) == LENGTH, "%s: differs at %zu", what,
+	     differ(seen, shadow, LENGTH));
+}
+
+static void cpu_sees(int fd, const char *what)
+{
+	__u8 *map = map_buffer(fd, PROT_READ);
+
+	must(differ(map, shadow, LENGTH) == LENGTH, "%s: differs at %zu", what,
+	     differ(map, shadow, LENGTH));
+	unmap_buffer(fd, map);
+}
+
+static void device_writes(int device, __u64 seed)
+{
+	fill(shadow, seed, 0, LENGTH);
+	copy(device, TESTDEV_DMA, -1, shadow, true);
+}
+
+static void cpu_writes(int fd, __u64 seed)
+{
+	__u8 *map = map_buffer(fd, PROT_READ | PROT_WRITE);
+
+	fill(shadow, seed, 0, LENGTH);
+	memcpy(map, shadow, LENGTH);
+	unmap_buffer(fd, map);
+}
+
+/* The whole of the file to the buffer, or back. */
+static void rw(int fd, __u32 flags, bool direct)
+{
+	struct dmafile_rw rw = {
+		.size = sizeof(rw),
+		.flags = flags,
+		.fd = fd,
+		.file_fd = open(path, O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0)),
+		.length = LENGTH,
+	};
+	int result = call(node, DMAFILE_IOC_RW, &rw);
+
+	must(!result, "RW: %s", why(result));
+	close(rw.file_fd);
+}
+
+static void write_file(__u64 seed)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	fill(shadow, seed, 0, LENGTH);
+	must(fd >= 0 && write(fd, shadow, LENGTH) == LENGTH && !fsync(fd), "%s: %s", path,
+	     strerror(errno));
+	close(fd);
+}
+
+/* As long as memory was allocated, and never longer than a device takes. */
+static void lengths(void)
+{
+	static const __u32 limits[] = { ANY_SEGMENT, 1 << 20, 64 << 10, 10000, PAGE, 1 };
+	int fd = new_buffer(LENGTH), i;
+
+	cpu_writes(fd, 1);
+	for (i = 0; i < (int)ARRAY_SIZE(limits); i++) {
+		__u32 want = limits[i] < 1 << 20 ? limits[i] / PAGE * PAGE : 1 << 20;
+		int device = open_device();
+		struct testdev_import got;
+
+		if (bounced && want > BOUNCE)
+			want = BOUNCE;
+		if (!want)
+			want = PAGE;
+		got = import(device, fd, TESTDEV_READS, limits[i]);
+		must(got.longest == want && got.segments >= LENGTH / want,
+		     "where %u bytes are taken: %u segments, of up to %u bytes", limits[i],
+		     got.segments, got.longest);
+		device_sees(device, "what was mapped in other segments");
+		close(device);
+	}
+	close(fd);
+}
+
+static void what_the_cpu_writes(void)
+{
+	int fd = new_buffer(LENGTH), before, reader, both;
+
+	cpu_writes(fd, 2);
+	before = importer(fd, TESTDEV_READS);
+	device_sees(before, "what was written before it was mapped");
+	reader = importer(fd, TESTDEV_READS);
+	both = importer(fd, TESTDEV_BOTH);
+	cpu_writes(fd, 3);
+	device_sees(before, "the first of three");
+	device_sees(reader, "the second of three");
+	device_sees(both, "the third of three");
+	close(before);
+	close(reader);
+	close(both);
+	close(fd);
+}
+
+static void what_a_device_writes(void)
+{
+	int fd = new_buffer(LENGTH), reader, writer;
+
+	cpu_writes(fd, 4);
+	reader = importer(fd, TESTDEV_READS);
+	writer = importer(fd, TESTDEV_WRITES);
+	device_writes(writer, 5);
+	cpu_sees(fd, "what a device wrote");
+	/* Its access has ended: all others may see it. */
+	device_sees(reader, "what another device wrote");
+	device_writes(writer, 6);
+	close(writer);
+	cpu_sees(fd, "what a device wrote that has gone");
+	close(reader);
+	close(fd);
+}
+
+/* A request is access of the CPU's, as far as devices are concerned. */
+static void what_requests_move(void)
+{
+	int fd = new_buffer(LENGTH), device, direct;
+
+	for (direct = 0; direct < 2; direct++) {
+		device = importer(fd, TESTDEV_BOTH);
+		write_file(7 + direct);
+		rw(fd, DMAFILE_READ, direct);
+		device_sees(device, "what was read from a file");
+		cpu_sees(fd, "what was read from a file, to the CPU");
+		device_writes(device, 9 + direct);
+		rw(fd, DMAFILE_WRITE, direct);
+		close(device);
+		/* Read by somebody else. */
+		device = open(path, O_RDONLY | O_CLOEXEC);
+		must(read(device, seen, LENGTH) == LENGTH, "%s: %s", path, strerror(errno));
+		must(differ(seen, shadow, LENGTH) == LENGTH, "the file differs at %zu",
+		     differ(seen, shadow, LENGTH));
+		close(device);
+	}
+	close(fd);
+}
+
+static void what_a_driver_maps(void)
+{
+	int fd = new_buffer(LENGTH), device = open_device();
+
+	cpu_writes(fd, 11);
+	copy(device, TESTDEV_VMAP, fd, seen, false);
+	must(differ(seen, shadow, LENGTH) == LENGTH, "differs at %zu",
+	     differ(seen, shadow, LENGTH));
+	fill(shadow, 12, 0, LENGTH);
+	copy(device, TESTDEV_VMAP, fd, shadow, true);
+	cpu_sees(fd, "what a driver wrote");
+	close(device);
+	close(fd);
+}
+
+static void set_up(void)
+{
+	char line[4096] = "";
+	FILE *words = fopen("/proc/cmdline", "re");
+
+	must(words && fgets(line, sizeof(line), words), "/proc/cmdline: %s", strerror(errno));
+	fclose(words);
+	bounced = strstr(line, "swiotlb=force");
+	snprintf(path, sizeof(path), "%s/device", folder);
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "lengths", lengths },
+	{ "what_the_cpu_writes", what_the_cpu_writes },
+	{ "what_a_device_writes", what_a_device_writes },
+	{ "what_requests_move", what_requests_move },
+	{ "what_a_driver_maps", what_a_driver_maps },
+};
+
+int main(int argc, char **argv)
+{
+	folder = argc > 1 ? argv[1] : ".";
+	return run_tests(tests, ARRAY_SIZE(tests));
+}
