@@ -13,6 +13,7 @@
  */
 #include <linux/completion.h>
 #include <linux/fadvise.h>
+#include <linux/fsnotify.h>
 #include <linux/ktime.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -46,6 +47,7 @@
  * @at: its first byte in the buffer
  * @len: bytes asked of the file
  * @direct: by O_DIRECT
+ * @queued: it went on after it was begun
  */
 struct piece {
 	struct kiocb iocb;
@@ -55,6 +57,7 @@ struct piece {
 	u64 at;
 	u64 len;
 	bool direct;
+	bool queued;
 };
 
 /* May run in a hard interrupt. */
@@ -102,7 +105,8 @@ static int piece_start(struct dmafile_io *io, struct piece *piece,
 	} else {
 		result = vfs_iocb_iter_read(io->file, &piece->iocb, &iter);
 	}
-	if (result != -EIOCBQUEUED) {
+	piece->queued = result == -EIOCBQUEUED;
+	if (!piece->queued) {
 		piece->result = result;
 		complete(&piece->over);
 	}
@@ -121,6 +125,13 @@ static ssize_t piece_wait(struct dmafile_io *io, struct piece *piece)
 	io->wait_ns += ktime_get_ns() - begun;
 	kvfree(piece->bvec);
 	piece->bvec = NULL;
+	/* Those who watch the file know of what ended at once. */
+	if (piece->queued && piece->result > 0) {
+		if (io->write)
+			fsnotify_modify(io->file);
+		else
+			fsnotify_access(io->file);
+	}
 	switch (piece->result) {
 	case -ERESTARTSYS:
 	case -ERESTARTNOINTR:
@@ -182,21 +193,28 @@ static ssize_t move_now(struct dmafile_io *io, const struct dmafile_pages *pages
 	return done;
 }
 
-/* Whether there is a signal that ends it. */
-static bool interrupted(const struct dmafile_io *io)
+/**
+ * dmafile_interrupted - whether the caller shall stop waiting
+ * @interruptible: any signal is a reason, not only one that kills
+ *
+ * Not signal_pending(): work of a task's own io_uring looks like a signal there. In a worker of
+ * one, that is how its end looks.
+ *
+ * Return: whether.
+ */
+bool dmafile_interrupted(bool interruptible)
 {
 	if (fatal_signal_pending(current))
 		return true;
-	if (!io->interruptible)
+	if (!interruptible)
 		return false;
-	/* Work of a task's own rings looks like a signal; in a worker, its end does. */
 	return current->flags & PF_IO_WORKER ? signal_pending(current) : task_sigpending(current);
 }
 
 /* Tells how much is done; an error when it is to end early. */
 static int may_go_on(struct dmafile_io *io)
 {
-	if (interrupted(io))
+	if (dmafile_interrupted(io->interruptible))
 		return -EINTR;
 	return io->tell ? io->tell(io) : 0;
 }

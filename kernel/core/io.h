@@ -89,6 +89,7 @@ struct dmafile_io {
 	bool no_direct;
 };
 
+bool dmafile_interrupted(bool interruptible);
 u64 dmafile_largest_gather(unsigned int mb);
 u64 dmafile_gather(u64 len, unsigned int most);
 int dmafile_transfer(struct dmafile_io *io);

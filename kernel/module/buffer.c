@@ -10,13 +10,13 @@
 #include <linux/iosys-map.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 #include <linux/wait.h>
 
 #include "buffer.h"
 #include "compat.h"
+#include "io.h"
 #include "stats.h"
 
 /**
@@ -329,14 +329,28 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 	return dmabuf;
 }
 
+/* How long one waits before it looks whether it still should: see dmafile_interrupted(). */
+#define LOOK	(HZ / 10)
+
 /* Waits for requests that may not run beside this one. */
 static int lock(struct dmafile_buffer *buffer, bool fill, bool interruptible)
 {
+	long left;
+
 	if (!interruptible)
 		return fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
-	/* There is no down_write_interruptible(). */
-	return wait_event_interruptible(buffer->over, fill ? down_write_trylock(&buffer->io) :
-							     down_read_trylock(&buffer->io));
+	/*
+	 * There is no down_write_interruptible(). Nor does anyone wake this who was queued for the
+	 * semaphore, and was killed.
+	 */
+	do {
+		left = wait_event_killable_timeout(buffer->over,
+						   fill ? down_write_trylock(&buffer->io) :
+							  down_read_trylock(&buffer->io), LOOK);
+		if (left > 0)
+			return 0;
+	} while (!left && !dmafile_interrupted(true));
+	return -EINTR;
 }
 
 static void unlock(struct dmafile_buffer *buffer, bool fill)
@@ -348,16 +362,15 @@ static void unlock(struct dmafile_buffer *buffer, bool fill)
 	wake_up_all(&buffer->over);
 }
 
-/* Waits for devices. A fence knows signals of every sort, or none: so it looks up now and then. */
+/* Waits for devices. A fence knows signals of every sort, or none. */
 static int wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	long left;
 
 	do {
-		if (fatal_signal_pending(current))
+		if (dmafile_interrupted(interruptible))
 			return -EINTR;
-		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), interruptible,
-					     HZ / 10);
+		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), false, LOOK);
 	} while (!left);
 	return min(left, 0L);
 }

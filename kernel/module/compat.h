@@ -6,7 +6,7 @@
 #include <linux/bits.h>
 #include <linux/fs.h>
 #include <linux/io_uring.h>
-#ifdef DMAFILE_HAVE_URING_SQE
+#ifdef DMAFILE_HAVE_URING_HEADER
 #include <linux/io_uring/cmd.h>
 #endif
 #include <linux/module.h>

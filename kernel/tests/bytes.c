@@ -12,6 +12,8 @@
 #define _GNU_SOURCE
 #include "test.h"
 
+#include <sys/inotify.h>
+
 /* Small, so that many sizes around it take little time. */
 #define GATHER	(64UL << 10)
 #define MAX	(6 * GATHER)
@@ -182,7 +184,10 @@ static const __u64 places[] = {
 
 static const __u64 lengths[] = { 1, 513, 4096, 8191, GATHER + 1 };
 
-/* All offsets in the file with all in the buffer; the few: one of each sort. */
+/* How many more ranges there are, at offsets of no sort. */
+#define RANDOM	200
+
+/* All offsets in the file with all in the buffer, and more; the few: one of each sort. */
 static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 at,
 						  __u64 len))
 {
@@ -194,6 +199,15 @@ static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 
 				if (!few || (pos + 3 * at + 7 * len) % 16 == 0 ||
 				    (pos == at && len > 3))
 					visit(direct, places[pos], places[at], lengths[len]);
+	srandom(1);
+	for (pos = 0; !few && pos < RANDOM; pos++) {
+		__u64 from = random() % GATHER, to = random() % GATHER;
+
+		/* Every other one is congruent, so that direct I/O needs no copy. */
+		if (pos % 2)
+			to += (from - to) % PAGE;
+		visit(direct, from, to, 1 + random() % (2 * GATHER));
+	}
 }
 
 static void whole_files(void)
@@ -311,9 +325,11 @@ static void rw_read(bool direct, __u64 pos, __u64 at, __u64 len)
 
 	if (fd < 0)
 		return;
+	lseek(fd, 123, SEEK_SET);
 	result = call(node, DMAFILE_IOC_RW, &rw);
 	must(!result && rw.bytes == len, "%s: %s, %llu bytes", what, why(result),
 	     rw.bytes);
+	must(lseek(fd, 0, SEEK_CUR) == 123, "%s: the file's position has moved", what);
 	check_mode(what, &rw, direct);
 	must(pread(reader, target_shadow + at, len, pos) == (ssize_t)len, "%s: pread", what);
 	check_target(what);
@@ -351,9 +367,11 @@ static void rw_write(bool direct, __u64 pos, __u64 at, __u64 len)
 	/* No two writes are of the same bytes. */
 	fill(target_map + at, ++seed, at, len);
 	memcpy(target_shadow + at, target_map + at, len);
+	lseek(fd, 123, SEEK_SET);
 	result = call(node, DMAFILE_IOC_RW, &rw);
 	must(!result && rw.bytes == len, "%s: %s, %llu bytes", what, why(result),
 	     rw.bytes);
+	must(lseek(fd, 0, SEEK_CUR) == 123, "%s: the file's position has moved", what);
 	check_mode(what, &rw, direct);
 	memcpy(shadow + pos, target_shadow + at, len);
 	if (!device && pos + len > size)
@@ -381,6 +399,53 @@ static void ranges_out_of_a_buffer(void)
 		rw_write(direct, size, size & (PAGE - 1), 4097);
 	}
 	drop_target();
+}
+
+/* Who watches a file hears of it, whether or not the disk was waited for. */
+static void heard(int watcher, __u32 mask, const char *what)
+{
+	__u64 text[512];
+	__u32 seen = 0;
+	ssize_t len;
+
+	while ((len = read(watcher, text, sizeof(text))) > 0) {
+		const struct inotify_event *event;
+		ssize_t at = 0;
+
+		while (at < len) {
+			event = (void *)((char *)text + at);
+			seen |= event->mask;
+			at += sizeof(*event) + event->len;
+		}
+	}
+	must(seen & mask, "%s: nobody hears of it, but of %x", what, seen);
+}
+
+static void watchers(void)
+{
+	static const struct { __u32 flags, mask; const char *what; } ways[] = {
+		{ DMAFILE_READ, IN_ACCESS, "RW READ" }, { DMAFILE_WRITE, IN_MODIFY, "RW WRITE" },
+	};
+	int watcher = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	unsigned int way;
+
+	make(3 * GATHER + 777, NULL, 0);
+	new_target(DIRT);
+	must(inotify_add_watch(watcher, path, IN_ACCESS | IN_MODIFY) >= 0, "%s: inotify: %s", path,
+	     strerror(errno));
+	for (way = 0; way < 2 * ARRAY_SIZE(ways); way++) {
+		int fd = open_file(way & 1), result;
+		struct dmafile_rw rw = request(ways[way / 2].flags, fd, 0, 0, 3 * GATHER);
+
+		if (fd < 0)
+			continue;
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(!result, "%s: %s", ways[way / 2].what, why(result));
+		heard(watcher, ways[way / 2].mask, ways[way / 2].what);
+		close(fd);
+	}
+	drop_target();
+	close(watcher);
 }
 
 /* A file that is shorter than what was asked for. */
@@ -555,6 +620,7 @@ static const struct test tests[] = {
 	{ "ranges_into_new_buffers", ranges_into_new_buffers },
 	{ "ranges_into_a_buffer", ranges_into_a_buffer },
 	{ "ranges_out_of_a_buffer", ranges_out_of_a_buffer },
+	{ "watchers", watchers },
 };
 
 int main(int argc, char **argv)

@@ -8,6 +8,7 @@
  *	buffered	without O_DIRECT
  *	write=SIZE	RW WRITE of a patterned buffer of that size, else ALLOC_READ
  *	read=SIZE	RW READ into a buffer of that size
+ *	alloc=SIZE	ALLOC
  *	times=N		so often, the last one counts; every one must end alike
  *	length=SIZE, offset=SIZE, gather=SIZE, flags=BITS
  *	print		the buffer's bytes too
@@ -15,11 +16,11 @@
 #define _GNU_SOURCE
 #include "test.h"
 
-static __u64 words[7];
-enum { WRITE, READ, TIMES, LENGTH, OFFSET, GATHER, FLAGS };
+static __u64 words[8];
+enum { WRITE, READ, ALLOC, TIMES, LENGTH, OFFSET, GATHER, FLAGS };
 
 static const char * const names[] = {
-	"write=", "read=", "times=", "length=", "offset=", "gather=", "flags=",
+	"write=", "read=", "alloc=", "times=", "length=", "offset=", "gather=", "flags=",
 };
 
 static bool buffered, print;
@@ -50,6 +51,17 @@ static int read_new(int file, struct dmafile_alloc_read *load)
 		.fd = -1,
 	};
 	return call(node, DMAFILE_IOC_ALLOC_READ, load);
+}
+
+static int allocate(int *fd)
+{
+	struct dmafile_alloc alloc = {
+		.size = sizeof(alloc), .fd_flags = O_RDWR, .length = words[ALLOC], .fd = -1,
+	};
+	int result = call(node, DMAFILE_IOC_ALLOC, &alloc);
+
+	*fd = alloc.fd;
+	return result;
 }
 
 /* Into or out of a buffer that is there before. */
@@ -113,6 +125,8 @@ int main(int argc, char **argv)
 			close(fd);
 		if (moves)
 			result = move(file, &rw, words[WRITE] ? words[WRITE] : words[READ]);
+		else if (words[ALLOC])
+			result = allocate(&load.fd);
 		else
 			result = read_new(file, &load);
 		must(!n || result == first, "%s, and then %s", why(first), why(result));

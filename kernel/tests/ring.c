@@ -10,6 +10,8 @@
 #include "test.h"
 
 #include <linux/io_uring.h>
+#include <linux/time_types.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -190,11 +192,13 @@ static void refusals(void)
 	struct dmafile_rw rw = {
 		.size = sizeof(rw), .flags = DMAFILE_READ, .fd = -1, .file_fd = -1, .length = 1,
 	};
-	int result;
+	int result, bit;
 
 	ring_open();
-	result = command(DMAFILE_IOC_INFO, &info, 1);
-	must(result == -EINVAL, "something reserved: %s", why(result));
+	for (bit = 0; bit < 64; bit++) {
+		result = command(DMAFILE_IOC_INFO, &info, 1ULL << bit);
+		must(result == -EINVAL, "bit %d of what is reserved: %s", bit, why(result));
+	}
 	result = command(DMAFILE_IOC_INFO, NULL, 0);
 	must(result == -EFAULT, "no structure: %s", why(result));
 	result = command(_IO(DMAFILE_IOC_MAGIC, 77), &info, 0);
@@ -313,6 +317,57 @@ static void torn_down(void)
 	must(number_in(STATS, "buffers") == buffers, "%lld buffers", number_in(STATS, "buffers"));
 }
 
+static void *fill_buffer(void *request)
+{
+	int result = call(node, DMAFILE_IOC_RW, request);
+
+	must(!result, "RW from a slow disk: %s", why(result));
+	return NULL;
+}
+
+/* A timeout of the caller's own ring makes work for it while it waits for another request. */
+static void work_is_no_signal(void)
+{
+	struct __kernel_timespec soon = { .tv_nsec = 200000000 };
+	struct dmafile_progress progress = { 0 };
+	struct dmafile_rw rw = {
+		.size = sizeof(rw), .flags = DMAFILE_READ, .gather = 64 << 10,
+		.progress = (unsigned long)&progress,
+	}, other;
+	struct io_uring_sqe *sqe;
+	pthread_t thread;
+	int result;
+	__u64 tag;
+
+	if (!slow) {
+		skipped = "no slow disk";
+		return;
+	}
+	rw.file_fd = open_slow();
+	rw.length = size_of(rw.file_fd);
+	rw.fd = new_buffer(rw.length);
+	other = rw;
+	pthread_create(&thread, NULL, fill_buffer, &rw);
+	until_it_moves(&progress);
+	ring_open();
+	sqe = sqe_next();
+	sqe->opcode = IORING_OP_TIMEOUT;
+	sqe->addr = (unsigned long)&soon;
+	sqe->len = 1;
+	submit(0);
+	other.flags |= DMAFILE_INTERRUPTIBLE;
+	other.length = PAGE;
+	other.progress = 0;
+	result = call(node, DMAFILE_IOC_RW, &other);
+	must(!result, "RW that waits, without a signal: %s", why(result));
+	result = result_of(&tag);
+	must(result == -ETIME, "the timeout: %s", why(result));
+	pthread_join(thread, NULL);
+	ring_close();
+	close(rw.file_fd);
+	close(rw.fd);
+}
+
 /*
  * What was submitted counts, not what stands in the ring when a worker gets to it: Linux 6.12 has
  * commands look there.
@@ -349,6 +404,7 @@ static const struct test tests[] = {
 	{ "slots_are_used_again", slots_are_used_again },
 	{ "refusals", refusals },
 	{ "ended_by_a_cancel", ended_by_a_cancel },
+	{ "work_is_no_signal", work_is_no_signal },
 	{ "torn_down", torn_down },
 };
 

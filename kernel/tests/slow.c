@@ -26,15 +26,16 @@ struct running {
 	__u32 flags;
 	/* A buffer that is there; 0: a new one. */
 	int target;
+	bool buffered;
 	int result;
 	int fd;
 	__u64 bytes;
 	double took;
 };
 
-static int open_file(void)
+static int open_file(bool buffered)
 {
-	int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+	int fd = open(path, O_RDWR | O_CLOEXEC | (buffered ? 0 : O_DIRECT));
 
 	must(fd >= 0, "%s: %s", path, strerror(errno));
 	return fd;
@@ -43,7 +44,7 @@ static int open_file(void)
 static void *run(void *argument)
 {
 	struct running *one = argument;
-	int file = open_file();
+	int file = open_file(one->buffered);
 	struct dmafile_alloc_read load = {
 		.size = sizeof(load),
 		.fd_flags = O_RDWR,
@@ -98,6 +99,15 @@ static void over(struct running *one, int want, const char *what)
 {
 	pthread_join(one->thread, NULL);
 	must(one->result == want, "%s: %s, not %s", what, why(one->result), why(want));
+}
+
+/* What one has read is slow again for the next. */
+static void drop_cache(void)
+{
+	int fd = open_file(true);
+
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
 }
 
 static void no_buffers(void)
@@ -206,27 +216,34 @@ static void signals(void)
 	close(other.fd);
 }
 
-/* The process goes in the middle, and with it all that it had. */
+/*
+ * The process goes in the middle, and with it all that it had: of those that allocate before they
+ * read, all of the buffer's size.
+ */
 static void killed(void)
 {
+	static const struct running kinds[] = {
+		{ .flags = DMAFILE_IN_ORDER }, { .flags = DMAFILE_READ, .target = 1 },
+		{ .flags = 0 }, { .flags = 0, .buffered = true },
+	};
 	struct running *one = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 				   -1, 0);
 	long long before = number_in("/proc/meminfo", "MemAvailable"), after;
 	double begun;
 	int i, status;
 
-	for (i = 0; i < 6; i++) {
+	for (i = 0; i < 12; i++) {
 		pid_t child;
 
-		memset(one, 0, sizeof(*one));
-		one->flags = i & 1 ? DMAFILE_READ : 0;
-		one->target = i & 1 ? new_buffer(size) : 0;
+		*one = kinds[i % ARRAY_SIZE(kinds)];
+		if (one->target)
+			one->target = new_buffer(size);
 		child = fork();
 		if (!child) {
 			run(one);
 			_exit(0);
 		}
-		until(one, (i + 1) * GATHER);
+		until(one, (1 + i / 4) * GATHER);
 		kill(child, SIGKILL);
 		begun = now();
 		must(waitpid(child, &status, 0) == child && WIFSIGNALED(status),
@@ -234,8 +251,9 @@ static void killed(void)
 		/* It waits for what is in flight, and for no more. */
 		must(now() - begun < 3, "%.1f s until it had gone", now() - begun);
 		must(bytes_of(one) < size, "all has been read");
-		if (i & 1)
+		if (one->target)
 			close(one->target);
+		drop_cache();
 		no_buffers();
 	}
 	after = number_in("/proc/meminfo", "MemAvailable");
@@ -287,8 +305,8 @@ static void set_up(void)
 	size = size_of(fd);
 	shadow = malloc(size);
 	must(shadow && pread(fd, shadow, size, 0) == (ssize_t)size, "pread");
-	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 	close(fd);
+	drop_cache();
 }
 
 static const struct test tests[] = {

@@ -48,34 +48,16 @@ static int inherited(void)
 	return atoi(number);
 }
 
-/* The first of a driver's nodes that is its: /dev/dri/card0 may be another's. */
-static int drm(const char *driver)
-{
-	for (int number = 0; number < 8; number++) {
-		char path[32], name[32] = "";
-		struct drm_version version = { .name = name, .name_len = sizeof(name) - 1 };
-		int fd;
-
-		snprintf(path, sizeof(path), "/dev/dri/card%d", number);
-		fd = open(path, O_RDWR | O_CLOEXEC);
-		if (fd < 0)
-			continue;
-		xioctl(fd, DRM_IOCTL_VERSION, &version, path);
-		if (!strcmp(name, driver))
-			return fd;
-		close(fd);
-	}
-	errx(1, "no %s", driver);
-}
-
 static void vgem(void)
 {
 	struct drm_prime_handle prime = { .fd = inherited() };
 	struct drm_gem_close done = { 0 };
-	int fd = drm("vgem");
+	int fd = drm_open("vgem");
 	off_t size = lseek(prime.fd, 0, SEEK_END);
 	void *map;
 
+	if (fd < 0)
+		errx(1, "no vgem");
 	xioctl(fd, DRM_IOCTL_PRIME_FD_TO_HANDLE, &prime, "PRIME_FD_TO_HANDLE");
 	/* Only the driver's object keeps it now. */
 	close(prime.fd);

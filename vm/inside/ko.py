@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults import broken, call, mapped, slow
-from loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo
+from loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo, setting
 
 PARAMETERS = Path("/sys/module/dmafile/parameters")
 STATS = Path("/sys/kernel/debug/dmafile/stats")
@@ -89,15 +89,15 @@ class Programs:
 
 
 def parameter(name: str, value: object) -> contextlib.AbstractContextManager[None]:
-    return setting(PARAMETERS / name, value)
+    return during(PARAMETERS / name, value)
 
 
 @contextlib.contextmanager
-def setting(file: Path, value: object) -> Iterator[None]:
-    before = file.read_text()
-    file.write_text(str(value))
+def during(file: Path, value: object) -> Iterator[None]:
+    """A file of /proc or /sys holds something else."""
+    take_back = setting(str(file), value)
     yield
-    file.write_text(before)
+    take_back()
 
 
 @contextlib.contextmanager
@@ -167,7 +167,7 @@ def fragmentation(size: int) -> Iterator[None]:
     Path("/proc/sys/vm/drop_caches").write_text("3")
     held: list[mmap.mmap] = []
     # Nobody puts pages together again without being asked.
-    with setting(Path("/proc/sys/vm/compaction_proactiveness"), 0):
+    with during(Path("/proc/sys/vm/compaction_proactiveness"), 0):
         # What was in use before becomes free meanwhile, and is large: it's taken, too.
         while (free := meminfo("MemFree:") << 10) > RESERVE + 8 * MIB:
             assert len(held) < 100, f"{free} bytes can't be taken"
@@ -320,6 +320,8 @@ def cgroup(programs: Programs, folder: Path) -> None:
                 file.evict()
                 done = programs.load(file.path, *words, before=ENTER)
                 assert want is None or done.result == want, f"{mib} MiB: {done.result}"
+            done = programs.load(file.path, f"alloc={mib * MIB}", before=ENTER)
+            assert want is None or done.result == want, f"{mib} MiB: {done.result}"
     file.path.unlink()
 
 

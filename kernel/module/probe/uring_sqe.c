@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Since Linux 6.3 a command has its SQE, of which this is the payload. */
+/* Since Linux 6.5 a command has its SQE, of which this is the payload. */
+#include <linux/io_uring.h>
+#ifdef DMAFILE_HAVE_URING_HEADER
 #include <linux/io_uring/cmd.h>
+#endif
 
 const void *probe(const struct io_uring_cmd *cmd);
 
