@@ -233,10 +233,68 @@ def devices(programs: Programs, folder: Path, module: Path) -> None:
 
 
 def breakage(programs: Programs, folder: Path) -> None:
+    ahead(programs, folder)
     slow_disk(programs, folder)
     broken_disk(programs, folder)
     full_disk(programs, folder)
     cgroup(programs, folder)
+
+
+def ahead(programs: Programs, folder: Path) -> None:
+    """While a disk answers nothing, memory is allocated for the gathers in flight and one more."""
+    gather, in_order = f"gather={2 * MIB}", "flags=0x8"
+    # The module's parameters, what a request says, and how many MiB come of it, of LARGE.
+    cases: Sequence[tuple[dict[str, object], list[str], int]] = (
+        ({}, [gather], 10),
+        ({"depth": 1}, [gather], 4),
+        ({"depth": 0}, [gather], 4),
+        ({"depth": 64}, [gather], LARGE),
+        ({"gather_mb": 1}, [], 5),
+        ({"gather_mb": 0}, [], 5),
+        ({"in_order": "Y"}, [gather], LARGE),
+        ({}, [gather, in_order], LARGE),
+    )
+    with mapped(folder, as_it_is) as small, limited(256 * MIB):
+        file = File(small.path.parent / "large", BLOB * (LARGE // 8))
+        file.path.write_bytes(file.data)
+        file.evict()
+        # Where its blocks are is known to the file system from then on.
+        assert programs.load(file.path).result == 0
+        for parameters, words, want in cases:
+            with contextlib.ExitStack() as stack:
+                for name, value in parameters.items():
+                    stack.enter_context(parameter(name, value))
+                held_while_waiting(programs, file, words, want)
+
+
+LARGE = 40
+"""MiB."""
+
+
+def as_it_is(device: str, sectors: int, path: Path) -> Sequence[str]:
+    return (f"0 {sectors} linear {device} 0",)
+
+
+def held_while_waiting(programs: Programs, file: File, words: list[str], want: int) -> None:
+    call("dmsetup", "suspend", "--noflush", "--nolockfs", "mapped")
+    command = [*ENTER, str(programs.folder / "load"), str(file.path), "print", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        taken, before, waited = charged(), -1, 0
+        # As long as it takes to allocate so much, and until no more comes.
+        while taken != before or (taken < want * MIB and waited < 60):
+            time.sleep(0.5)
+            assert process.poll() is None, f"{words}: it has not waited"
+            taken, before, waited = charged(), taken, waited + 1
+        call("dmsetup", "resume", "mapped")
+        data, _ = process.communicate()
+    programs.count += 1
+    assert want * MIB <= taken < (want + 1) * MIB, f"{words}: {taken / MIB:.1f} MiB, not {want}"
+    assert data.partition(b"\n")[2] == file.data, f"{words}: wrong bytes"
+
+
+def charged() -> int:
+    """Bytes that count for the GROUP."""
+    return int((GROUP / "memory.current").read_text())
 
 
 def slow_disk(programs: Programs, folder: Path) -> None:
@@ -339,8 +397,9 @@ def limited(limit: int) -> Iterator[None]:
     assert events[events.index("oom_kill") + 1] == "0", events
     # What was charged was given back.
     for _ in range(50):
-        left = int((GROUP / "memory.current").read_text())
+        left = charged()
         if left < 4 * MIB:
+            GROUP.rmdir()
             return
         time.sleep(0.1)
     raise AssertionError(f"{left} bytes are still charged")
