@@ -151,7 +151,7 @@ kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_instructions.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
 
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"

@@ -149,6 +149,23 @@ def test_a_member_of_the_group_opens_the_node(kernel: str) -> None:
     assert result.returncode == 0
 
 
+UDEV = """
+echo dmafile:x:2001: | cat /etc/group - >/tmp/group && mount --bind /tmp/group /etc/group
+mkdir -p /run/udev/rules.d && cp "$1" /run/udev/rules.d
+chgrp 0 /dev/dmafile && chmod 600 /dev/dmafile
+/lib/systemd/systemd-udevd --daemon
+udevadm trigger --subsystem-match=misc && udevadm settle
+stat -c '%a %u %g' /dev/dmafile
+"""
+
+
+def test_udev_gives_the_node_to_the_group() -> None:
+    kernels.need("udev", "test", "-e", "/lib/systemd/systemd-udevd")
+    rules = str(ROOT / "kernel" / "dkms" / "60-dmafile.rules")
+    result = vm("--module", "--", "sh", "-c", UDEV, "sh", rules)
+    assert result.stdout == b"660 0 2001\n", result.stderr
+
+
 def test_another_user_does_not() -> None:
     result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
     assert result.returncode == 2

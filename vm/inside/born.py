@@ -120,6 +120,11 @@ class Born:
             report = self.loads.load(file, "dma-buf")
             choices = self.choices(report)
             assert report["kind"] == kind and f"kind {kind}" in choices, report
+            # Which a plan says before.
+            told = self.loads.run("explain", str(file.path), "--to=dma-buf", "--json")
+            plan = json.loads(told.stdout)
+            assert (plan["kind"], plan["method"]) == (kind, report["method"]), plan
+            assert (plan["method"] == "module") == (kind == "dmafile"), plan
             assert all("(ENOENT)" in choices[f"not {one}"] for one in against), choices
             if kind == "dmafile" and "udmabuf" in self.kinds:
                 # Its pages are not to be chosen; a udmabuf's are.
