@@ -324,7 +324,11 @@ static int do_rw(void *request, struct publication *out)
 	struct dma_buf *dmabuf;
 	int err;
 
+	request_rw->mode = 0;
 	request_rw->bytes = 0;
+	request_rw->submit_ns = 0;
+	request_rw->wait_ns = 0;
+	request_rw->copy_ns = 0;
 	if (request_rw->flags & ~(TRANSFER_FLAGS | DMAFILE_READ | DMAFILE_WRITE | DMAFILE_DSYNC) ||
 	    (direction != DMAFILE_READ && direction != DMAFILE_WRITE) ||
 	    (request_rw->flags & DMAFILE_DSYNC && !write) || request_rw->reserved ||

@@ -402,6 +402,23 @@ static int foreign(void)
 	return prime.fd;
 }
 
+/* What was asked in vain has an answer, too. */
+static void answers(void)
+{
+	union any any = kinds[3].good;
+	int result;
+
+	any.rw.fd = -1;
+	any.rw.mode = 7;
+	any.rw.bytes = 7;
+	any.rw.submit_ns = 7;
+	any.rw.wait_ns = 7;
+	any.rw.copy_ns = 7;
+	result = ask(&kinds[3], &any);
+	must(result == -EBADF && !any.rw.mode && !any.rw.bytes && !any.rw.submit_ns &&
+	     !any.rw.wait_ns && !any.rw.copy_ns, "RW: %s, and something else", why(result));
+}
+
 static void wrong_buffers(void)
 {
 	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDONLY, .length = 1 };
@@ -461,6 +478,7 @@ static const struct test tests[] = {
 	{ "each_bit", each_bit },
 	{ "numbers", numbers },
 	{ "wrong_files", wrong_files },
+	{ "answers", answers },
 	{ "wrong_buffers", wrong_buffers },
 	{ "nothing_is_left", nothing_is_left },
 };
