@@ -29,8 +29,10 @@ fastest_touch = math.inf
 """Seconds a byte, the least seen by this program."""
 
 
-def touch_memory(size: int) -> None:
+def touch_memory(size: int) -> bool:
     """Allocates `size` bytes and gives them back, in a process of its own, until that is quick.
+
+    Returns whether it became so.
 
     A virtual machine's memory may be backed by the host only when first touched, which is several
     times as slow, and taken back seconds after it was freed. Unless all memory is touched right
@@ -43,4 +45,5 @@ def touch_memory(size: int) -> None:
         rate = float(subprocess.check_output(command)) / size
         fastest_touch = min(fastest_touch, rate)
         if rate < 1.25 * fastest_touch:
-            return
+            return True
+    return False

@@ -64,6 +64,11 @@ def write(report: Report, folder: Path) -> Path:
             seed=report.seed,
             interrupted=any(one.interrupted for one in report.measured.values()),
             failed=[one.failed for one in report.measured.values() if one.failed],
+            slow_memory=sum(
+                not sample.quick_memory
+                for one in report.measured.values()
+                for sample in one.samples
+            ),
             results=report.results,
             advice=report.advice,
             pictures=pictures,

@@ -41,6 +41,8 @@ class Sample:
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
     instructions: Mapping[str, int] = field(default_factory=dict)
+    quick_memory: bool = True
+    """Right before, memory was as quick to allocate as it was at best."""
 
     def cost(self, *steps: str) -> float:
         """Of these steps: thousands of instructions a MiB where they are counted, else ms."""
@@ -84,7 +86,7 @@ class Measured:
 def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
     """One run; or why it can't be."""
     candidate, out = cell.candidate, scratch / "said"
-    prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
+    quick = prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
     try:
         done = run(candidate.command, out)
         said = candidate.said(out)
@@ -107,6 +109,7 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
         said.phases,
         said.report,
         said.instructions,
+        quick,
     )
 
 

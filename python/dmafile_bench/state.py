@@ -13,8 +13,11 @@ COUNTED = "DMAFILE_MARKS" in os.environ
 WARM_TRIES = 5
 
 
-def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> None:
-    """What happens right before each run: the cache state it asks for, and touched memory."""
+def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bool:
+    """What happens right before each run: the cache state it asks for, and touched memory.
+
+    Returns whether memory is as quick as it was at best.
+    """
     # A buffered read fills the page cache besides the buffer.
     memory = memory or 2 * size
     available = meminfo("MemAvailable")
@@ -24,16 +27,15 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> No
             f"{available / MIB:,.0f} MiB are available"
         )
     if warm:
-        warmed(path, memory=0 if COUNTED else size)
-        return
+        return warmed(path, memory=0 if COUNTED else size)
     evict(path)
-    if not COUNTED:
-        touch_memory(memory)
+    quick = COUNTED or touch_memory(memory)
     if cached(path):
         sys.exit(f"{path} came into the page cache just before a run: what else uses it?")
+    return quick
 
 
-def warmed(path: Path, memory: int) -> None:
+def warmed(path: Path, memory: int) -> bool:
     """The file in the page cache, and so much memory touched: both at the same time.
 
     While the one is done, a system that takes memory back ahead of need may undo the other: cold
@@ -41,8 +43,7 @@ def warmed(path: Path, memory: int) -> None:
     """
     for _ in range(WARM_TRIES):
         fill_cache(path)
-        if memory:
-            touch_memory(memory)
+        quick = not memory or touch_memory(memory)
         if cached(path) >= path.stat().st_size:
-            return
+            return quick
     sys.exit(f"{path} doesn't stay in the page cache whole: too little memory for this comparison")

@@ -3,6 +3,7 @@
 import html
 import importlib.util
 import json
+import math
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from dmafile_bench import memory
 from dmafile_bench.candidates import baseline, plain
 from dmafile_bench.files import MIB, cached, evict, file_system, fill_cache, make_file
 from dmafile_bench.process import Failed, run
@@ -86,6 +88,13 @@ def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
     assert run(["true"]).peak < 600 * MIB
 
 
+def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "fastest_touch", 0.0)
+    assert not memory.touch_memory(MIB)
+    monkeypatch.setattr(memory, "fastest_touch", math.inf)
+    assert memory.touch_memory(MIB)
+
+
 def test_a_failed_run_says_why() -> None:
     with pytest.raises(Failed, match="ended with 3"):
         run(["sh", "-c", "exit 3"])
@@ -152,6 +161,8 @@ def test_a_report_has_every_run_and_stands_alone(folder: Path) -> None:
         assert one["cached_after"] == 0 or one["warm"] or one["candidate"].startswith("read()"), one
         assert 0 < one["seconds"] < one["wall"], one
     page = (out / "report.html").read_text()
+    slow = sum(not one["quick_memory"] for one in samples)
+    assert (f"before {slow} runs it never became" in page) == (slow > 0)
     # It opens without a network.
     links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
     assert not links, links
