@@ -124,7 +124,7 @@ static void write_file(__u64 seed)
 /* As long as memory was allocated, and never longer than a device takes. */
 static void lengths(void)
 {
-	static const __u32 limits[] = { ANY_SEGMENT, 1 << 20, 64 << 10, 10000, PAGE, 1 };
+	static const __u32 limits[] = { ANY_SEGMENT, 1 << 20, 64 << 10, 10000, PAGE };
 	int fd = new_buffer(LENGTH), i;
 
 	cpu_writes(fd, 1);
@@ -135,8 +135,6 @@ static void lengths(void)
 
 		if (bounced && want > BOUNCE)
 			want = BOUNCE;
-		if (!want)
-			want = PAGE;
 		got = import(device, fd, TESTDEV_READS, limits[i]);
 		must(got.longest == want && got.segments >= LENGTH / want,
 		     "where %u bytes are taken: %u segments, of up to %u bytes", limits[i],
