@@ -36,10 +36,33 @@ static bool in_memory, keeps;
 /* The page cache is to be left as it is. */
 static bool dirty;
 
+static unsigned long cached(void)
+{
+	/* A mapping of an overlayfs file is one of the real file, which has the pages. */
+	unsigned char present[MAX / PAGE];
+	unsigned long count = 0, pages = round_up(size, PAGE) / PAGE, i;
+	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, reader, 0);
+
+	must(map != MAP_FAILED && !mincore(map, size, present), "mincore: %s", strerror(errno));
+	for (i = 0; i < pages; i++)
+		count += present[i] & 1;
+	munmap(map, size);
+	return count;
+}
+
 static void evict(void)
 {
+	int i;
+
 	must(!fsync(reader), "fsync: %s", strerror(errno));
-	posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
+	/* What is still being read ahead can't be dropped yet. */
+	for (i = 0; i < 20; i++) {
+		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
+		if (device || in_memory || keeps || !cached())
+			return;
+		usleep(20000);
+	}
+	must(false, "%s: %lu pages stay in the page cache", path, cached());
 }
 
 /* Makes the file anew: of @len bytes, with holes where @holes has pairs of begin and end. */
@@ -79,20 +102,6 @@ static int open_file(bool direct)
 
 	must(fd >= 0 || (direct && in_memory), "%s: %s", path, strerror(errno));
 	return fd;
-}
-
-static unsigned long cached(void)
-{
-	/* A mapping of an overlayfs file is one of the real file, which has the pages. */
-	unsigned char present[MAX / PAGE];
-	unsigned long count = 0, pages = round_up(size, PAGE) / PAGE, i;
-	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, reader, 0);
-
-	must(map != MAP_FAILED && !mincore(map, size, present), "mincore: %s", strerror(errno));
-	for (i = 0; i < pages; i++)
-		count += present[i] & 1;
-	munmap(map, size);
-	return count;
 }
 
 /* What the other descriptor reads is what the file shall hold. */
