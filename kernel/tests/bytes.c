@@ -55,7 +55,8 @@ static void evict(void)
 	int i;
 
 	must(!fsync(reader), "fsync: %s", strerror(errno));
-	/* What is still being read ahead can't be dropped yet. */
+	/* What is being read ahead can't be dropped, and isn't seen: this waits for it. */
+	must(pread(reader, seen, size, 0) == (ssize_t)size, "pread: %s", strerror(errno));
 	for (i = 0; i < 20; i++) {
 		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
 		if (device || in_memory || keeps || !cached())
