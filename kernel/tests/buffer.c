@@ -157,25 +157,6 @@ static void dropped(int device, __u32 handle)
 	must(!ioctl(device, DRM_IOCTL_GEM_CLOSE, &gem), "GEM_CLOSE: %s", strerror(errno));
 }
 
-/*
- * DMA_API_DEBUG takes it for an error when a page is mapped for two devices, a disk and an
- * importer, as with direct I/O to any dma-buf that one has mapped. Where caches are coherent it is
- * none. What it says once in a boot shall be something else.
- */
-static void watch_dma(bool watch)
-{
-	FILE *filter = fopen("/sys/kernel/debug/dma-api/driver_filter", "we");
-	FILE *left = fopen("/sys/kernel/debug/dma-api/num_errors", "we");
-
-	/* Few kernels check that. */
-	if (!filter || !left)
-		return;
-	/* Only what a driver of this name does is looked at; or all again. */
-	fprintf(filter, watch ? "-" : "none");
-	fprintf(left, "1");
-	must(!fclose(filter) && !fclose(left), "dma-api: %s", strerror(errno));
-}
-
 static int refill(int fd, __u32 flags)
 {
 	struct dmafile_rw rw = {

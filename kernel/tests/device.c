@@ -105,8 +105,11 @@ static void rw(int fd, __u32 flags, bool direct)
 		.file_fd = open(path, O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0)),
 		.length = LENGTH,
 	};
-	int result = call(node, DMAFILE_IOC_RW, &rw);
+	int result;
 
+	watch_dma(false);
+	result = call(node, DMAFILE_IOC_RW, &rw);
+	watch_dma(true);
 	must(!result, "RW: %s", why(result));
 	close(rw.file_fd);
 }
