@@ -340,8 +340,8 @@ static int lock(struct dmafile_buffer *buffer, bool fill, bool interruptible)
 	if (!interruptible)
 		return fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
 	/*
-	 * There is no down_write_interruptible(). Nor does anyone wake this who was queued for the
-	 * semaphore, and was killed.
+	 * There is no down_write_interruptible(). Whoever is killed while queued for the semaphore
+	 * wakes nobody here, and may have kept others from it until then: so it is tried again.
 	 */
 	do {
 		left = wait_event_killable_timeout(buffer->over,
