@@ -64,19 +64,23 @@ static void copy(int device, unsigned long request, int fd, __u8 *memory, bool t
 	must(!result, "testdev: %s", why(result));
 }
 
+static void check(const __u8 *bytes, const char *what)
+{
+	must(differ(bytes, shadow, LENGTH) == LENGTH, "%s: differs at %zu", what,
+	     differ(bytes, shadow, LENGTH));
+}
+
 static void device_sees(int device, const char *what)
 {
 	copy(device, TESTDEV_DMA, -1, seen, false);
-	must(differ(seen, shadow, LENGTH) == LENGTH, "%s: differs at %zu", what,
-	     differ(seen, shadow, LENGTH));
+	check(seen, what);
 }
 
 static void cpu_sees(int fd, const char *what)
 {
 	__u8 *map = map_buffer(fd, PROT_READ);
 
-	must(differ(map, shadow, LENGTH) == LENGTH, "%s: differs at %zu", what,
-	     differ(map, shadow, LENGTH));
+	check(map, what);
 	unmap_buffer(fd, map);
 }
 
@@ -202,8 +206,7 @@ static void what_requests_move(void)
 		/* Read by somebody else. */
 		device = open(path, O_RDONLY | O_CLOEXEC);
 		must(read(device, seen, LENGTH) == LENGTH, "%s: %s", path, strerror(errno));
-		must(differ(seen, shadow, LENGTH) == LENGTH, "the file differs at %zu",
-		     differ(seen, shadow, LENGTH));
+		check(seen, "the file");
 		close(device);
 	}
 	close(fd);
@@ -215,8 +218,7 @@ static void what_a_driver_maps(void)
 
 	cpu_writes(fd, 11);
 	copy(device, TESTDEV_VMAP, fd, seen, false);
-	must(differ(seen, shadow, LENGTH) == LENGTH, "differs at %zu",
-	     differ(seen, shadow, LENGTH));
+	check(seen, "what a driver reads");
 	fill(shadow, 12, 0, LENGTH);
 	copy(device, TESTDEV_VMAP, fd, shadow, true);
 	cpu_sees(fd, "what a driver wrote");

@@ -53,17 +53,6 @@ static int read_new(int file, struct dmafile_alloc_read *load)
 	return call(node, DMAFILE_IOC_ALLOC_READ, load);
 }
 
-static int allocate(int *fd)
-{
-	struct dmafile_alloc alloc = {
-		.size = sizeof(alloc), .fd_flags = O_RDWR, .length = words[ALLOC], .fd = -1,
-	};
-	int result = call(node, DMAFILE_IOC_ALLOC, &alloc);
-
-	*fd = alloc.fd;
-	return result;
-}
-
 /* Into or out of a buffer that is there before. */
 static int move(int file, struct dmafile_rw *rw, __u64 size)
 {
@@ -126,7 +115,7 @@ int main(int argc, char **argv)
 		if (moves)
 			result = move(file, &rw, words[WRITE] ? words[WRITE] : words[READ]);
 		else if (words[ALLOC])
-			result = allocate(&load.fd);
+			result = allocate(words[ALLOC], &load.fd);
 		else
 			result = read_new(file, &load);
 		must(!n || result == first, "%s, and then %s", why(first), why(result));

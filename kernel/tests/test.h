@@ -123,17 +123,27 @@ static inline void fill(__u8 *to, __u64 seed, __u64 at, size_t len)
 		*to++ = pattern(seed, at++);
 }
 
-static inline int new_buffer(__u64 length)
+/* ALLOC: 0 and a descriptor, or a negative errno and -1. */
+static inline int allocate(__u64 length, int *fd)
 {
 	struct dmafile_alloc alloc = {
 		.size = sizeof(alloc),
 		.fd_flags = O_RDWR | O_CLOEXEC,
+		.fd = -1,
 		.length = length,
 	};
 	int result = call(node, DMAFILE_IOC_ALLOC, &alloc);
 
+	*fd = alloc.fd;
+	return result;
+}
+
+static inline int new_buffer(__u64 length)
+{
+	int fd, result = allocate(length, &fd);
+
 	must(!result, "ALLOC of %llu bytes: %s", length, why(result));
-	return alloc.fd;
+	return fd;
 }
 
 static inline __u64 size_of(int fd)
