@@ -64,7 +64,7 @@ fn the_guard_reads_and_writes_within_the_wanted_bytes() {
     for kind in [Kind::Anon, Kind::Memfd, Kind::fd(common::memfd(LEN))] {
         let (_dir, path, mut buffer) = loaded(kind);
         let (bytes, len) = (std::fs::read(&path).unwrap(), buffer.len());
-        let mut access = buffer.access_mut();
+        let mut access = buffer.access_mut().unwrap();
         let mut got = [0; 100];
         access.read_at(1000, &mut got).unwrap();
         assert_eq!(got, bytes[1077..1177]);
@@ -87,7 +87,7 @@ fn a_sealed_buffer_cannot_be_changed_by_anyone() {
     assert!(rustix::io::pwrite(&fd, b"x", 100).is_ok());
     buffer.seal().unwrap();
     assert!(rustix::io::pwrite(&fd, b"y", 100).is_err());
-    assert!(buffer.access_mut().write_at(0, b"y").is_err());
+    assert!(buffer.access_mut().unwrap().write_at(0, b"y").is_err());
     // The byte that was written before the seal went into the buffer, and no other.
     let mut bytes = std::fs::read(&path).unwrap().split_off(77);
     bytes[100 - buffer.offset() as usize] = b'x';
@@ -128,7 +128,7 @@ fn a_descriptor_of_the_caller_can_be_sealed_where_its_maker_allows() {
         &std::fs::read(&path).unwrap()[77..]
     );
     assert!(rustix::io::pwrite(buffer.as_fd().unwrap(), b"y", 100).is_err());
-    let error = buffer.access_mut().write_at(0, b"y").unwrap_err();
+    let error = buffer.access_mut().unwrap().write_at(0, b"y").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(1), "{error}");
 
     let plain = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
