@@ -821,7 +821,7 @@ fn a_heap_that_can_reads_whole_files() {
     ];
     assert_eq!(ladder_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
-    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates while it reads"));
+    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates and reads"));
     let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "heap-read buffered");
 
