@@ -3,13 +3,13 @@
  * device FOLDER
  *
  * What devices see of a dma-buf of ours, and the CPU of what they wrote. The device is
- * vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
+ * kernel/tests/vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
  * synchronised are other bytes; elsewhere, on processors whose caches are coherent, all memory is
  * one.
  */
 #define _GNU_SOURCE
 #include "test.h"
-#include "../../vm/testdev/testdev.h"
+#include "vm/testdev/testdev.h"
 
 #define LENGTH		(3 << 20)
 /* What a device says that doesn't care. */

@@ -9,8 +9,6 @@ import pytest
 from vm.fixtures import TARGET, build, vm
 from vm.kernels import ROOT
 
-INSIDE = Path(__file__).parent / "inside" / "bindings.py"
-
 
 def exercise(folder: Path) -> Path:
     """The C program of capi/tests, with the library in it."""
@@ -30,7 +28,9 @@ def test_c_and_python_see_all_dma_bufs_and_announce_what_they_read(tmp_path: Pat
     if package is None or package.origin is None:
         pytest.skip("the package dmafile is not installed (make extension)")
     program = exercise(tmp_path)
-    words = (INSIDE, program, Path(package.origin).parent, "/mnt")
-    result = vm("--fs=ext4", "--", "python3", "-I", "-S", *words)
+    # In the machine the package lies where the program copies it to.
+    python = ("env", "PYTHONPATH=/tmp/package", "python3", "-S", "-m", "tests.vm.inside.bindings")
+    words = (program, Path(package.origin).parent, "/mnt")
+    result = vm("--fs=ext4", "--", *python, *words)
     assert result.returncode == 0, result.stderr.decode()
     assert b"C and Python checked" in result.stdout

@@ -14,6 +14,8 @@ from vm import kernels, ko, machine
 from vm.fixtures import FILE_SYSTEMS, vm
 from vm.kernels import ROOT
 
+HERE = Path(__file__).parent
+
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
     pytest.mark.usefixtures("ready"),
@@ -242,7 +244,7 @@ def small_base(request: pytest.FixtureRequest) -> str:
 )
 def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
     kernel = kernels.find("base-debug")
-    faulty = ko.other(ROOT / "vm" / "faulty", kernel.build, tmp_path)
+    faulty = ko.other(HERE / "faulty", kernel.build, tmp_path)
     load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"
