@@ -3,7 +3,7 @@
  * device FOLDER
  *
  * What devices see of a dma-buf of ours, and the CPU of what they wrote. The device is
- * kernel/tests/vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
+ * vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
  * synchronised are other bytes; elsewhere, on processors whose caches are coherent, all memory is
  * one.
  */
