@@ -168,7 +168,7 @@ def test_udev_gives_the_node_to_the_group() -> None:
     assert result.stdout == b"660 0 2001\n", result.stderr
 
 
-def test_another_user_does_not() -> None:
+def test_another_user_may_not_open_the_node() -> None:
     result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
     assert result.returncode == 2
     assert b"Permission denied" in result.stderr
