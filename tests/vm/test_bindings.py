@@ -1,22 +1,30 @@
 """dma-bufs by way of C and Python, on a stock kernel."""
 
 import importlib.util
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from vm.fixtures import TARGET, build, vm
+from vm.fixtures import build, vm
 from vm.kernels import ROOT
+
+
+def library() -> Path:
+    """The C library, where `cargo test` leaves it: only `cargo build` puts it one folder higher."""
+    artifacts = map(json.loads, build("--message-format=json").splitlines())
+    files = [Path(name) for artifact in artifacts for name in artifact.get("filenames", ())]
+    [found] = [file for file in files if file.match("libdmafile_capi-*.a")]
+    return found
 
 
 def exercise(folder: Path) -> Path:
     """The C program of capi/tests, with the library in it."""
-    build()
     program = folder / "exercise"
     words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
     words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
-    words += [ROOT / "capi" / "tests" / "exercise.c", TARGET / "debug" / "libdmafile_capi.a"]
+    words += [ROOT / "capi" / "tests" / "exercise.c", library()]
     words += ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]
     subprocess.run(words, check=True)
     return program
