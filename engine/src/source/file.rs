@@ -294,6 +294,8 @@ impl Input {
     /// stand for their surroundings.
     pub(crate) fn forget_misses(&self) {
         for offset in self.missed().drain(..) {
+            // A page that is still on its way cannot be dropped: this waits for it.
+            let _ = file::read_at(self.buffered(), &mut [0], offset);
             cache::drop_page(self.buffered(), offset);
         }
     }
