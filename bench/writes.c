@@ -1,8 +1,8 @@
 /*
  * writes ROUNDS FOLDER...   in the machine, as root: overwrites a file in each FOLDER, which stays in the page cache,
- * with writes of 64 and of 4096 bytes, one behind the other, WRITES of them between two marks (../mark.h): whoever
- * compiles it says how many. Then without marks, counting how often the kernel looks at the source before it copies,
- * and how often it copies.
+ * with writes of 64 and of 4096 bytes, one behind the other, WRITES of them (a macro that the compiler is given)
+ * between two marks (../vm/mark.h). Then without marks, counting how often the kernel looks at the source before it
+ * copies, and how often it copies.
  *
  *	ran FOLDER BYTES			has begun a pair of marks, in this order
  *	touched FOLDER BYTES FAULTED COPIED	calls of each sort while WRITES were written
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../mark.h"
+#include "../vm/mark.h"
 
 #define TRACING "/sys/kernel/tracing/"
 #define LARGEST 4096

@@ -1,10 +1,18 @@
 /*
- * ways FILE MIB ROUNDS SEED CANDIDATES   in the machine, as root: makes FILE, and fills memory from it in each of
- * the ways that CANDIDATES lists, once a round, in an order drawn anew each round, cold, between marks
- * (../mark.h) that tell how many instructions it takes to create the memory, to fill it and to close all:
+ * Fills memory from a file in each of the ways that are compared, without an interpreter in what is measured:
  *
- *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, block, queue-depth; it creates
- *				while it fills
+ *	ways rounds FILE KIB ROUNDS SEED CANDIDATES
+ *
+ * in a machine that counts instructions, as root: makes FILE, and runs each candidate that the file CANDIDATES lists
+ * once a round, in an order drawn again each round, cold, between marks (../vm/mark.h) that tell how many instructions
+ * it takes to create the memory, to fill it and to close all;
+ *
+ *	ways once FILE CANDIDATE [check]
+ *
+ * by the clock: runs one candidate once, from FILE as it is. The candidates:
+ *
+ *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, verify, block, gather,
+ *				queue-depth; it creates memory while it fills it
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
  *				over it, udmabuf the same, filled through the dma-buf; with pages=thp tmpfs gives huge
@@ -15,19 +23,25 @@
  *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
  *				mapping of one
  *	save from=heap method=write|copy-file-range io=direct|buffered
- *				a dma-buf that is there, into a file of its size, and to the disk (fsync)
+ *				a dma-buf that is there, into a file of its size, and to the disk (fsync); only in rounds
  *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
  *				creates and closes only; a udmabuf over a memfd that is there already; with
  *				method=fallocate a memfd's pages come without being mapped
  *
  * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed;
- * otherwise they have been there before, all zeroed, for nobody else's use.
+ * otherwise, in rounds, they have been there before, all zeroed, reserved for this.
  *
- * A round before the others compares what has been read, byte for byte, and is not to be counted. What it says:
+ * What `rounds` prints; a round before the others compares what has been read, byte for byte, and is not counted:
  *
  *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order
  *	refused INDEX WHY	after its "ran"; it isn't tried again
  *	report INDEX JSON	dmafile's, once
+ *
+ * What `once` prints; with `check` the bytes are compared, outside the clock:
+ *
+ *	create|fill|close SECONDS CPU_SECONDS
+ *	report JSON		dmafile's
+ *	refused WHY		and nothing else
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -42,14 +56,17 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <dmafile.h>
 
-#include "../../kernel/uapi/dma-heap-read-file.h"
-#include "../../kernel/uapi/dmafile.h"
-#include "../mark.h"
+#include "../kernel/uapi/dma-heap-read-file.h"
+#include "../kernel/uapi/dmafile.h"
+#include "../vm/mark.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -64,6 +81,7 @@
 enum { START, CREATED, FILLED, CLOSED };
 
 enum { MAX_CANDIDATES = 256 };
+#define KIB (1UL << 10)
 #define MIB (1UL << 20)
 #define HUGE_PAGE (2 * MIB)
 
@@ -77,7 +95,9 @@ struct candidate {
 	const char *io;
 	const char *allocation;
 	const char *pool;
+	const char *verify;
 	size_t block;
+	size_t gather;
 	unsigned int queue_depth;
 	bool refused;
 };
@@ -97,6 +117,9 @@ static size_t size;
 static unsigned char *wanted;
 static unsigned long huge_pages;
 static char why[1024];
+/* By the clock: when each step was over. */
+static bool timed;
+static struct moment { double time, busy; } moments[CLOSED + 1];
 
 static int refuse(const char *what)
 {
@@ -120,10 +143,32 @@ static int set(const char *parameter, const char *value)
 	return error ? refuse(parameter) : 0;
 }
 
+static void note(int step)
+{
+	struct timespec now;
+	struct rusage usage;
+
+	if (!timed)
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	getrusage(RUSAGE_SELF, &usage);
+	moments[step].time = now.tv_sec + now.tv_nsec / 1e9;
+	moments[step].busy = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec +
+			     (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
+/* A step is over, or the first one begins. */
+#define reached(step)                                                                                                  \
+	do {                                                                                                           \
+		mark(step);                                                                                            \
+		note(step);                                                                                            \
+	} while (0)
+
 /* What was put off until others are done, like the end of a ring, counts with what put it off. */
 static void settle(void)
 {
-	usleep(50000);
+	if (!timed)
+		usleep(50000);
 }
 
 /* The file */
@@ -224,10 +269,12 @@ static int check_load(const struct dmafile_buffer *buffer)
 	static unsigned char chunk[1 << 20];
 	size_t at;
 
-	for (at = 0; at < size; at += sizeof(chunk))
-		if (dmafile_buffer_read_at(buffer, at, chunk, sizeof(chunk)) ||
-		    memcmp(chunk, wanted + at, sizeof(chunk)))
+	for (at = 0; at < size; at += sizeof(chunk)) {
+		size_t len = size - at < sizeof(chunk) ? size - at : sizeof(chunk);
+
+		if (dmafile_buffer_read_at(buffer, at, chunk, len) || memcmp(chunk, wanted + at, len))
 			return -1;
+	}
 	return 0;
 }
 
@@ -255,6 +302,8 @@ static int run_load(const struct candidate *c, bool check)
 		.method = c->method,
 		.io = c->io,
 		.allocation = c->allocation,
+		.verify = c->verify,
+		.gather = c->gather,
 		.block = c->block,
 		.queue_depth = c->queue_depth,
 	};
@@ -266,27 +315,28 @@ static int run_load(const struct candidate *c, bool check)
 	if (pool)
 		set_pool(0);
 	settle();
-	mark(START);
+	reached(START);
 	if (pool)
 		/* One more, as always. */
 		set_pool(size / HUGE_PAGE + 1);
-	mark(CREATED);
+	reached(CREATED);
 	error = dmafile_load(path, &options, &buffer);
-	mark(FILLED);
+	reached(FILLED);
 	if (error) {
 		dmafile_strerror_r(why, sizeof(why));
 		return -1;
 	}
-	if (check) {
-		if (check_load(buffer))
-			errx(1, "%s: wrong bytes", c->line);
+	if (check && check_load(buffer))
+		errx(1, "%s: wrong bytes", c->line);
+	if (timed)
+		printf("report %s\n", dmafile_buffer_report_json(buffer));
+	else if (check)
 		printf("report %td %s\n", c - candidates, dmafile_buffer_report_json(buffer));
-	}
 	dmafile_buffer_free(buffer);
 	if (pool)
 		set_pool(0);
 	settle();
-	mark(CLOSED);
+	reached(CLOSED);
 	if (pool)
 		set_pool(huge_pages);
 	return 0;
@@ -449,10 +499,10 @@ static int run_make(const struct candidate *c)
 		under.memfd = -1;
 	}
 	settle();
-	mark(START);
+	reached(START);
 	error = error || create_alone(c, &m);
-	mark(CREATED);
-	mark(FILLED);
+	reached(CREATED);
+	reached(FILLED);
 	if (!error) {
 		if (is(c->to, "udmabuf")) {
 			/* Its own end, without the memory's. */
@@ -463,7 +513,7 @@ static int run_make(const struct candidate *c)
 			m = (struct memory){ -1, -1, NULL };
 		}
 		settle();
-		mark(CLOSED);
+		reached(CLOSED);
 	}
 	close_memory(&m);
 	close_memory(&under);
@@ -580,9 +630,9 @@ static int run_copy(const struct candidate *c, bool check)
 	if (thp && set(SHMEM_ENABLED, "always"))
 		return -1;
 	settle();
-	mark(START);
+	reached(START);
 	error = create_to_fill(c, &m);
-	mark(CREATED);
+	reached(CREATED);
 	if (!error) {
 		in = open(path, O_RDONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
 		if (in < 0 || (is(c->method, "splice") && pipe2(pipes, O_CLOEXEC)) ||
@@ -595,7 +645,7 @@ static int run_copy(const struct candidate *c, bool check)
 			close(pipes[1]);
 		close(in);
 	}
-	mark(FILLED);
+	reached(FILLED);
 	if (!error && check) {
 		if (!m.map && (m.memfd >= 0 ? map_memfd(&m) : map_dmabuf(&m)))
 			errx(1, "%s: %s", c->line, why);
@@ -605,7 +655,7 @@ static int run_copy(const struct candidate *c, bool check)
 	close_memory(&m);
 	if (!error) {
 		settle();
-		mark(CLOSED);
+		reached(CLOSED);
 	}
 	if (thp && set(SHMEM_ENABLED, "never"))
 		return -1;
@@ -638,8 +688,8 @@ static int run_save(const struct candidate *c, bool check)
 	memcpy(m.map, wanted, size);
 	make_place();
 	settle();
-	mark(START);
-	mark(CREATED);
+	reached(START);
+	reached(CREATED);
 	out = open(saved_path, O_WRONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
 	if (out < 0)
 		err(1, "%s", saved_path);
@@ -654,36 +704,37 @@ static int run_save(const struct candidate *c, bool check)
 	if (fsync(out))
 		err(1, "%s", saved_path);
 	close(out);
-	mark(FILLED);
+	reached(FILLED);
 	if (!error && check)
 		check_saved(c);
 	close_memory(&m);
 	if (!error) {
 		settle();
-		mark(CLOSED);
+		reached(CLOSED);
 	}
 	return error;
 }
 
 /* All of them */
 
+static int attempt(const struct candidate *c, bool check)
+{
+	if (is(c->verb, "load"))
+		return run_load(c, check);
+	if (is(c->verb, "copy"))
+		return run_copy(c, check);
+	if (is(c->verb, "make"))
+		return run_make(c);
+	if (is(c->verb, "save") && !timed)
+		return run_save(c, check);
+	errx(1, "%s: what?", c->line);
+}
+
 static void run(struct candidate *c, int round)
 {
-	int error;
-
 	evict();
 	printf("ran %td %d\n", c - candidates, round);
-	if (is(c->verb, "load"))
-		error = run_load(c, round == 0);
-	else if (is(c->verb, "copy"))
-		error = run_copy(c, round == 0);
-	else if (is(c->verb, "make"))
-		error = run_make(c);
-	else if (is(c->verb, "save"))
-		error = run_save(c, round == 0);
-	else
-		errx(1, "%s: what?", c->line);
-	if (!error) {
+	if (!attempt(c, round == 0)) {
 		if (is(c->io, "direct"))
 			expect_none_cached(c);
 		return;
@@ -692,6 +743,16 @@ static void run(struct candidate *c, int round)
 		errx(1, "%s: worked before, and now: %s", c->line, why);
 	c->refused = true;
 	printf("refused %td %s\n", c - candidates, why);
+}
+
+static unsigned long number(const char *text)
+{
+	char *end;
+	unsigned long found = strtoul(text, &end, 0);
+
+	if (end == text || *end)
+		errx(1, "%s: not a number", text);
+	return found;
 }
 
 static void parse(struct candidate *c)
@@ -719,10 +780,14 @@ static void parse(struct candidate *c)
 			c->allocation = value;
 		else if (is(word, "pool"))
 			c->pool = value;
+		else if (is(word, "verify"))
+			c->verify = value;
+		else if (is(word, "gather"))
+			c->gather = number(value);
 		else if (is(word, "block"))
-			c->block = strtoul(value, NULL, 0);
+			c->block = number(value);
 		else if (is(word, "queue-depth"))
-			c->queue_depth = strtoul(value, NULL, 0);
+			c->queue_depth = number(value);
 		else
 			errx(1, "%s: no such word", word);
 	}
@@ -740,22 +805,33 @@ static void read_candidates(const char *list)
 	fclose(file);
 }
 
-int main(int argc, char **argv)
+/* Whether one of them wants huge pages that have been there before. */
+static bool wants_pool(void)
+{
+	int i;
+
+	for (i = 0; i < number_of_candidates; i++)
+		if (is(candidates[i].pages, "huge"))
+			return true;
+	return false;
+}
+
+static void in_rounds(char **words)
 {
 	int order[MAX_CANDIDATES], rounds, round, i;
 
-	if (argc != 6)
-		errx(2, "loads FILE MIB ROUNDS SEED CANDIDATES");
-	path = argv[1];
-	size = strtoul(argv[2], NULL, 0) * MIB;
-	rounds = atoi(argv[3]);
-	srand48(atoi(argv[4]));
-	read_candidates(argv[5]);
+	path = words[0];
+	size = number(words[1]) * KIB;
+	rounds = number(words[2]);
+	srand48(number(words[3]));
+	read_candidates(words[4]);
 	snprintf(saved_path, sizeof(saved_path), "%s.saved", path);
 	make_file();
-	/* For the huge pages, and for one more load than there ever is at once. */
-	huge_pages = 2 * (size / HUGE_PAGE);
-	set_pool(huge_pages);
+	if (wants_pool()) {
+		/* For the huge pages, and for one more load than there ever is at once. */
+		huge_pages = 2 * (size / HUGE_PAGE);
+		set_pool(huge_pages);
+	}
 
 	for (i = 0; i < number_of_candidates; i++)
 		order[i] = i;
@@ -771,5 +847,55 @@ int main(int argc, char **argv)
 				run(&candidates[order[i]], round);
 		fflush(stdout);
 	}
+}
+
+/* The file, to compare with: it isn't read before that. */
+static void map_wanted(void)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		err(1, "%s", path);
+	wanted = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (wanted == MAP_FAILED)
+		err(1, "%s", path);
+	close(fd);
+}
+
+static void once(const char *file, const char *line, bool check)
+{
+	static const char *const steps[] = { "create", "fill", "close" };
+	struct candidate *c = &candidates[0];
+	struct stat about;
+	int i;
+
+	path = file;
+	if (stat(path, &about))
+		err(1, "%s", path);
+	size = about.st_size;
+	if (strlen(line) >= sizeof(c->line))
+		errx(1, "%s: too long", line);
+	strcpy(c->line, line);
+	parse(c);
+	if (check)
+		map_wanted();
+	timed = true;
+	if (attempt(c, check)) {
+		printf("refused %s\n", why);
+		return;
+	}
+	for (i = 0; i < CLOSED; i++)
+		printf("%s %.9f %.6f\n", steps[i], moments[i + 1].time - moments[i].time,
+		       moments[i + 1].busy - moments[i].busy);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 7 && !strcmp(argv[1], "rounds"))
+		in_rounds(argv + 2);
+	else if ((argc == 4 || (argc == 5 && !strcmp(argv[4], "check"))) && !strcmp(argv[1], "once"))
+		once(argv[2], argv[3], argc == 5);
+	else
+		errx(2, "ways rounds FILE KIB ROUNDS SEED CANDIDATES, or ways once FILE CANDIDATE [check]");
 	return 0;
 }
