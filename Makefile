@@ -33,7 +33,7 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks bench demo python scripts vm
+SCRIPTS := attacks bench demo kernel python scripts vm
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -56,7 +56,7 @@ test: lint need-test-tools .venv/demo ## lint, then run every test
 	@echo "test: Rust, then the Python of $(SCRIPTS)"
 	cargo test --workspace --locked
 	@$(MAKE) --no-print-directory extension
-	$(PYTHON) -m pytest --quiet -rs $(filter-out vm,$(SCRIPTS))
+	$(PYTHON) -m pytest --quiet -rs $(filter-out kernel vm,$(SCRIPTS))
 	$(VM_TESTS) vm
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 
@@ -80,7 +80,7 @@ vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on
 
 vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
-	@python3 vm/instructions.py $(ARGS)
+	@python3 -m vm.instructions $(ARGS)
 
 bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes (ARGS="--table limit" and the like)
 	@echo "bench: dmafile bench, on the disk of this folder; reports in .bench"
@@ -95,8 +95,8 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	$(PYTHON) -m ruff check $(SCRIPTS)
-	$(PYTHON) -m ruff format --check $(SCRIPTS)
+	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
+	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
 
 docs: build ## write the man page, shell completions and API documentation under target/
@@ -140,13 +140,13 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 	@echo "module: $(TARGET)/dmafile.ko"
 
 base base-debug: ## build a small 6.12 kernel for vm/run, plain or with KASAN, lockdep and kmemleak (up to an hour, once)
-	@python3 vm/small.py $@
+	@python3 -m vm.small $@
 
 series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)
-	@python3 vm/small.py $@
+	@python3 -m vm.small $@
 
 kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6.1, checkpatch
-	@python3 vm/lint.py
+	@python3 -m kernel.lint
 
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
@@ -155,11 +155,11 @@ kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, o
 
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
-	@python3 vm/overlap.py $(ARGS)
+	@python3 -m vm.overlap $(ARGS)
 
 series-cost: need-rust ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
 	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@python3 vm/series_cost.py $(ARGS)
+	@python3 -m vm.series_cost $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"

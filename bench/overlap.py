@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-from compiled import static
 from dmafile_bench.words import table as made
 from dmafile_bench.words import with_tables
-from instructions import DOCS, RESULTS, ROOT, spread
+
+from vm.compiled import static
+from vm.instructions import DOCS, RESULTS, ROOT, spread
 
 KERNEL_DOC = DOCS[1]
 RATIOS = (0.25, 0.5, 1.0, 2.0)

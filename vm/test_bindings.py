@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_run import ROOT, TARGET, build, ready, vm
 
-__all__ = ["ready"]
+from vm.fixtures import TARGET, build, vm
+from vm.kernels import ROOT
 
 INSIDE = Path(__file__).parent / "inside" / "bindings.py"
 

@@ -3,17 +3,16 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import kernels
-import lint
-import machine
-import module
 import pytest
-from test_run import FILE_SYSTEMS, ROOT, ready, vm
 
-__all__ = ["ready"]
+from kernel import lint
+from vm import kernels, ko, machine
+from vm.fixtures import FILE_SYSTEMS, vm
+from vm.kernels import ROOT
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
@@ -25,8 +24,9 @@ pytestmark = [
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the module's sources to change."""
     copy = tmp_path / "kernel"
-    shutil.copytree(module.SOURCES, copy)
-    monkeypatch.setattr(module, "SOURCES", copy)
+    for part in ko.PARTS:
+        shutil.copytree(ko.SOURCES / part, copy / part)
+    monkeypatch.setattr(ko, "SOURCES", copy)
     return copy
 
 
@@ -35,13 +35,13 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_module_is_built_once_for_the_same_sources(sources: Path) -> None:
     kernel = kernels.find("6.12")
-    built = module.find(kernel)
+    built = ko.find(kernel)
     before = built.stat()
-    assert module.find(kernel) == built
+    assert ko.find(kernel) == built
     assert built.stat() == before
     with (sources / "uapi" / "dmafile.h").open("a") as file:
         file.write("/* one more line */\n")
-    assert module.find(kernel) != built
+    assert ko.find(kernel) != built
     left = {path.name for path in sources.rglob("*")} - {path.name for path in tree().rglob("*")}
     assert not left, "building writes nothing beside the sources"
 
@@ -64,20 +64,20 @@ def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
     with (sources / "module" / "stats.c").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(kernels.Unavailable, match=said):
-        module.find(kernels.find("6.12"))
+        ko.find(kernels.find("6.12"))
 
 
 def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
     with pytest.raises(kernels.Unavailable, match=r"Module\.symvers"):
-        module.find(kernels.Kernel(tmp_path / "bzImage"))
+        ko.find(kernels.Kernel(tmp_path / "bzImage"))
 
 
 # Checked
 
 
 def test_lint_has_nothing_to_say() -> None:
-    command = [str(ROOT / "vm" / "lint.py")]
-    result = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "kernel.lint"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -242,7 +242,7 @@ def small_base(request: pytest.FixtureRequest) -> str:
 )
 def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
     kernel = kernels.find("base-debug")
-    faulty = module.other(ROOT / "vm" / "faulty", kernel.build, tmp_path)
+    faulty = ko.other(ROOT / "vm" / "faulty", kernel.build, tmp_path)
     load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"

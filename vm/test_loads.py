@@ -9,15 +9,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import kernels
 import pytest
-from compiled import static
-from test_run import FILE_SYSTEMS, TARGET, Result, build, ready, vm
 
-__all__ = ["ready"]
+from vm import kernels
+from vm.compiled import static
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, TARGET, Result, build, passed, vm
 
 INSIDE = Path(__file__).parent / "inside"
-MOUNTS = ("/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1)))
 
 KINDS = ("udmabuf", "heap:system")
 """What gives a dma-buf on 6.12."""
@@ -50,14 +48,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     for name in ("importer", "maker", "reader"):
         static(INSIDE / f"{name}.c", helpers, "-Wextra")
     return Programs(folder / "dmafile", helpers)
-
-
-def passed(result: Result, end: str) -> None:
-    """The program came to its end, and nothing complained."""
-    said = result.stdout.decode() + result.stderr.decode()
-    assert result.returncode == 0, said
-    assert end in said.splitlines()[-1], said
-    print(said)
 
 
 @pytest.mark.usefixtures("ready")

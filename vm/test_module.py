@@ -7,14 +7,12 @@ vm/inside/ko.py, which runs them in the machine.
 import os
 from pathlib import Path
 
-import kernels
-import module
 import pytest
-from compiled import static
-from test_loads import MOUNTS, passed
-from test_run import FILE_SYSTEMS, ROOT, Result, ready, vm
 
-__all__ = ["ready"]
+from vm import kernels, ko
+from vm.compiled import static
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, Result, passed, vm
+from vm.kernels import ROOT
 
 INSIDE = Path(__file__).parent / "inside"
 SOURCES = ROOT / "kernel" / "tests"
@@ -72,7 +70,7 @@ def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("iommu", ["off", "swiotlb"])
 def test_every_device(programs: Path, kernel: str, iommu: str, tmp_path: Path) -> None:
-    device = module.other(ROOT / "vm" / "testdev", kernels.find(kernel).build, tmp_path)
+    device = ko.other(ROOT / "vm" / "testdev", kernels.find(kernel).build, tmp_path)
     options = (f"--kernel={kernel}", "--timeout=1800", "--fs=ext4", f"--iommu={iommu}")
     passed(inside(programs, "devices", "/mnt", str(device), options=options), "programs ran")
 

@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_loads import MOUNTS, Programs, passed, programs, tools
-from test_run import FILE_SYSTEMS, ready
-from test_rust import built, passes
 
-__all__ = ["built", "programs", "ready", "tools"]
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
+from vm.test_loads import Programs, programs, tools
+from vm.test_rust import built, passes
+
+__all__ = ["built", "programs", "tools"]
 
 OTHERS = {"6.12": ("udmabuf", "heap:system"), "6.1": ()}
 """What a kernel has of itself, the better one first."""

@@ -3,61 +3,14 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import kernels
-import machine
-
-ROOT = Path(__file__).parents[1]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
-FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
-
-Result = subprocess.CompletedProcess[bytes]
-
-
-@pytest.fixture(scope="session")
-def ready() -> None:
-    """Skips where there is nothing to boot; where nothing may go untested, fails instead."""
-    try:
-        machine.prepare(FILE_SYSTEMS)
-        kernels.virtme_run()
-        for name in kernels.STOCK:
-            kernels.find(name)
-    except kernels.Unavailable as error:
-        missing(error)
-
-
-@pytest.fixture(scope="session")
-def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The same, where instructions are to be counted."""
-    try:
-        machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
-    except kernels.Unavailable as error:
-        missing(error)
-
-
-def missing(error: kernels.Unavailable) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(str(error))
-    pytest.skip(f"no virtual machine: {error}")
-
-
-def build(*words: str) -> str:
-    """Has Cargo build everything, as `make test` has already: of one crate, features are others."""
-    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def vm(*words: str | Path) -> Result:
-    command = [str(ROOT / "vm" / "run"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
-
+from vm import kernels, machine
+from vm.fixtures import vm
+from vm.kernels import ROOT
 
 # What comes back
 

@@ -5,11 +5,11 @@ import os
 import subprocess
 from pathlib import Path
 
-import kernels
 import pytest
-from test_run import ROOT, build, ready, vm
 
-__all__ = ["ready"]
+from vm import kernels
+from vm.fixtures import build, vm
+from vm.kernels import ROOT
 
 
 @pytest.fixture(scope="module")

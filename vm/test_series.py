@@ -7,15 +7,14 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import kernels
 import pytest
-import series
-import small
-from compiled import static
-from test_loads import MOUNTS, Programs, passed, programs
-from test_run import FILE_SYSTEMS, ready, vm
 
-__all__ = ["programs", "ready"]
+from vm import kernels, series, small
+from vm.compiled import static
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
+from vm.test_loads import Programs, programs
+
+__all__ = ["programs"]
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 

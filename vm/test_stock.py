@@ -3,11 +3,10 @@
 import shlex
 from collections.abc import Iterator
 
-import kernels
 import pytest
-from test_run import FILE_SYSTEMS, TARGET, build, ready, vm
 
-__all__ = ["ready"]
+from vm import kernels
+from vm.fixtures import FILE_SYSTEMS, TARGET, build, vm
 
 CHECKS = """
 dmafile=$1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from instructions import (
+from vm.instructions import (
     ALLOC_READ,
     NORMAL,
     PUBLISHED,
@@ -36,8 +36,9 @@ from instructions import (
 )
 
 sys.path.insert(0, str(ROOT / "python"))
-from compiled import static
 from dmafile_bench.words import table, with_tables
+
+from vm.compiled import static
 
 DOC = ROOT / "docs" / "series.md"
 KERNELS = ("base", "series")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from instructions import (
+
+from vm.instructions import (
     DOCS,
     GATES,
     MODULE_GATES,
@@ -24,10 +25,7 @@ from instructions import (
     newest,
     pair,
 )
-from instructions import show as shown
-from test_run import counting, ready
-
-__all__ = ["counting", "ready"]
+from vm.instructions import show as shown
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import dmafile
 import pytest
+
 from conftest import SIZE, SLOWLY, file_sha256, open_files, sha256
 
 

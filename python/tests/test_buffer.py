@@ -18,6 +18,7 @@ from typing import Any
 import dmafile
 import numpy as np
 import pytest
+
 from conftest import SIZE, Run, file_sha256, sha256
 
 

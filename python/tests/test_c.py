@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dmafile
 import pytest
+
 from conftest import SIZE
 
 ROOT = Path(__file__).resolve().parent.parent.parent

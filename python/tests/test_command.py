@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dmafile
 import pytest
+
 from conftest import file_sha256
 
 COMMAND = Path(sys.executable).parent / "dmafile"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import dmafile
 import pytest
+
 from conftest import SIZE, SLOWLY, Run, file_sha256, open_files, sha256
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from conftest import Run
 from numpy.typing import NDArray
+
+from conftest import Run
 
 Arrays = dict[str, NDArray[Any]]
 

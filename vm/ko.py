@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import kernels
-from kernels import HERE, Kernel, Unavailable, need
+from vm import kernels
+from vm.kernels import ROOT, Kernel, Unavailable, need
 
-SOURCES = HERE.parent / "kernel"
+SOURCES = ROOT / "kernel"
 PARTS = ("core", "module", "uapi")
 """What the module is made of, below SOURCES."""
 SUFFIXES = (".c", ".h", "Kbuild", "Makefile")

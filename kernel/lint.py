@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checks the kernel part: gcc's and sparse's warnings on both stock kernels, and its style.
 
 `make kernel-lint`. Nothing may be said; what is said is printed, and the exit status is 1.
@@ -9,10 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import kernels
-import module
-import small
-from kernels import Unavailable, need
+from vm import kernels, ko, small
+from vm.kernels import Unavailable, need
 
 CHECKPATCH = ["--no-tree", "--strict", "--terse", "--show-types", "--no-summary", "--file"]
 
@@ -34,14 +31,14 @@ def main() -> None:
 def warnings(tree: Path) -> None:
     """Unavailable with what gcc (W=1) and sparse (C=2) have to say."""
     with tempfile.TemporaryDirectory(prefix="dmafile-lint-") as folder:
-        module.build(tree, Path(folder), ["W=1", "C=2"])
+        ko.build(tree, Path(folder), ["W=1", "C=2"])
 
 
 def style() -> str:
     """What checkpatch has to say of all C under kernel/."""
     need("perl", "command", "-v", "perl")
     checkpatch = small.source() / "scripts" / "checkpatch.pl"
-    files = sorted(str(path) for path in module.SOURCES.rglob("*.[ch]"))
+    files = sorted(str(path) for path in ko.SOURCES.rglob("*.[ch]"))
     command = [str(checkpatch), *CHECKPATCH, *files]
     result = subprocess.run(command, capture_output=True, text=True)
     return result.stdout + result.stderr
