@@ -316,11 +316,6 @@ dmabuf buffer c_f_r 48 5 1058 110
 dmabuf direct c_f_r 48 5 316 370
 dmabuf buffer R/W 48 5 1173 99
 """
-KINDS = {"dmabuf": "heap", "udmabuf": "udmabuf", "memfd": "memfd", "u+mfd": "u+mfd"}
-METHODS = {"R/W": "read", "sendfile": "sendfile", "splice": "splice", "c_f_r": "copy-file-range"}
-MODES = {"buffer": "buffered", "direct": "direct"}
-
-
 TO = {"dmabuf": "heap", "udmabuf": "udmabuf", "memfd": "memfd", "u+mfd": "u+mfd"}
 METHODS = {"R/W": "read", "sendfile": "sendfile", "splice": "splice", "c_f_r": "copy-file-range"}
 MODES = {"buffer": "buffered", "direct": "direct"}

@@ -1,29 +1,25 @@
 """Measures how much of an allocation dmafile.ko hides behind the reads, by the speed of the disk.
 
 One machine for each ratio of the time of allocation to that of I/O, whose disk QEMU holds to the
-speed that it takes. The parts and the whole are timed in that machine, in an order drawn anew each
+speed that it takes. The parts and the whole are timed in that machine, in an order drawn again each
 round; docs/kernel.md shows what came out.
 """
 
 import argparse
 import datetime
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-from dmafile_bench.words import table as made
-from dmafile_bench.words import with_tables
-
+from bench import results
+from bench.results import RESULTS, ROOT, Rows, Run
+from bench.words import spread, table
 from vm.compiled import static
-from vm.instructions import DOCS, RESULTS, ROOT, spread
 
-KERNEL_DOC = DOCS[1]
 RATIOS = (0.25, 0.5, 1.0, 2.0)
 """Of the time of allocation to that of I/O."""
 PARTS = ("first", "alloc", "io", "together", "in-order")
@@ -33,9 +29,11 @@ head -c $3M /dev/urandom >/mnt/file && sync && echo 3 >/proc/sys/vm/drop_caches
 "$1" /mnt/file "$2" 1
 """
 
+Seconds = Mapping[str, Sequence[float]]
+"""Of each part, by round."""
 
-def measure(program: Path, mib: int, rounds: int, speed: int | None) -> dict[str, list[float]]:
-    """Seconds of each part, by round."""
+
+def measure(program: Path, mib: int, rounds: int, speed: int | None) -> Seconds:
     # Time is what is measured: CPUs don't take turns.
     command = [str(ROOT / "vm/run"), "--parallel", "--module", "--fs=ext4"]
     command.append(f"--memory={1024 + 3 * mib}M")
@@ -52,48 +50,74 @@ def measure(program: Path, mib: int, rounds: int, speed: int | None) -> dict[str
     return seconds
 
 
-def foretold(seconds: dict[str, list[float]]) -> float:
+def samples(speed: int | None, seconds: Seconds) -> Iterator[dict[str, Any]]:
+    """A line for each round, as results keep it."""
+    for number, took in enumerate(zip(*(seconds[part] for part in PARTS), strict=True), 1):
+        yield {"speed": speed, "round": number, **dict(zip(PARTS, took, strict=True))}
+
+
+def foretold(seconds: Seconds) -> float:
     """What AR-22 says: the first gather, and the longer of the rest of allocation and I/O."""
     first, alloc, io = (statistics.median(seconds[part]) for part in ("first", "alloc", "io"))
     return first + max(alloc - first, io)
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def tables(run: Run) -> dict[str, Rows]:
+    return {"overlap": table_of(run.samples)}
+
+
+def table_of(lines: Sequence[Mapping[str, Any]]) -> Rows:
     rows = []
-    for run in runs:
-        seconds = run["seconds"]
+    for speed in dict.fromkeys(one["speed"] for one in lines):
+        mine = [one for one in lines if one["speed"] == speed]
+        seconds = {part: [one[part] for one in mine] for part in PARTS}
         alloc, io = (statistics.median(seconds[part]) for part in ("alloc", "io"))
         expected = foretold(seconds)
-        speed = f"{run['speed'] / 1e6:,.0f} MB/s" if run["speed"] else "as it comes"
-        row = [speed, f"{alloc / io:.2f}", *(f"{one:.2f}" for one in (alloc, io, expected))]
+        name = f"{speed / 1e6:,.0f} MB/s" if speed else "as it comes"
+        row = [name, f"{alloc / io:.2f}", *(f"{one:.2f}" for one in (alloc, io, expected))]
         for part in ("together", "in-order"):
-            row.append(spread([one / expected for one in seconds[part]]))
+            row.append(spread([one / expected for one in seconds[part]], 3))
         rows.append(row)
     head = ["disk", "allocation to I/O", "allocation, s", "I/O, s", "foretold, s"]
-    return made([*head, "`ALLOC_READ`, to that", "in order, to that"], rows)
+    return [*head, "`ALLOC_READ`, to that", "in order, to that"], rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=1024, help="size of the file (default 1024)")
-    parser.add_argument("--rounds", type=int, default=7, help="at least 5 (default 7)")
+    parser = argparse.ArgumentParser(prog="overlap", description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024, help="size of the file [1024]")
+    parser.add_argument("--rounds", type=int, default=7, help="at least 5 [7]")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"write to {RESULTS.relative_to(ROOT)} and docs/kernel.md [to .bench]",
+    )
     args = parser.parse_args()
     if args.rounds < 5:
         parser.error("--rounds: at least 5, fewer show no spread")
-    runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="dmafile-overlap-") as name:
-        program = static(ROOT / "kernel/tests/overlap.c", Path(name), "-Wextra")
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="dmafile-overlap-") as scratch:
+        program = static(ROOT / "kernel/tests/overlap.c", Path(scratch), "-Wextra")
         alloc = 0.0
         for ratio in (None, *RATIOS):
             speed = int((args.mib << 20) * ratio / alloc) if ratio else None
             seconds = measure(program, args.mib, args.rounds, speed)
             alloc = alloc or statistics.median(seconds["alloc"])
-            runs.append({"speed": speed, "seconds": seconds})
-            print(table(runs), flush=True)
-    out = RESULTS / f"{datetime.date.today().isoformat()}-overlap.json"
-    out.write_text(json.dumps({"mib": args.mib, "rounds": args.rounds, "runs": runs}) + "\n")
-    text = with_tables(KERNEL_DOC.read_text(), {"overlap": table(runs)}.get)
-    KERNEL_DOC.write_text(text)
+            lines += samples(speed, seconds)
+            print(table(*table_of(lines)), flush=True)
+    date = datetime.date.today().isoformat()
+    # A file of another size is another measurement.
+    name = "overlap" if args.mib == parser.get_default("mib") else f"overlap-{args.mib}mib"
+    run = Run({"bench": "overlap", "machine": {"date": date, "mib": args.mib}}, lines)
+    if args.keep:
+        # It knows this module's tables.
+        from bench import documents
+
+        folder = results.keep(run, date, name)
+        documents.update()
+    else:
+        folder = ROOT / ".bench" / f"{date}-{name}"
+        run.write(folder)
+    print(f"Every run: {folder}")
 
 
 if __name__ == "__main__":

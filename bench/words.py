@@ -4,6 +4,8 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 
+from tabulate import tabulate
+
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, least and most."""
@@ -11,19 +13,20 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} [{least:.{digits}f}–{most:.{digits}f}]"
 
 
+def thousands(values: Sequence[float]) -> str:
+    """The median of thousands of instructions, in as many digits as mean something."""
+    middle = statistics.median(values)
+    return f"{middle:,.0f}" if abs(middle) >= 99.5 else f"{middle:.1f}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that also reads well as it is: the first column left, figures right."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = []
-    for row in [head, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])], *rows]:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """A Markdown table: the first column left, figures right."""
+    align = ["left", *["right"] * (len(head) - 1)]
+    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def with_tables(document: str, made: Callable[[str], str | None]) -> str:
-    """The document with its tables made anew, each by its name; those that are None stay."""
+    """The document with each table replaced, by its name; where there is none, the old one stays."""
 
     def put(match: re.Match[str]) -> str:
         text = made(match[2])

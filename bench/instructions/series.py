@@ -1,136 +1,85 @@
-"""Counts what the series changes: small writes on `base` and on `series`, and ways into a dma-buf.
+"""What the series changes: small writes on `base` and on `series`, and ways into a dma-buf.
 
 docs/series.md shows what came out, and tells how.
 """
 
-import argparse
-import datetime
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vm.instructions import (
+from bench.candidates import (
     ALLOC_READ,
+    BY_WRITE,
+    COPIES,
+    GOALS,
+    HEAP,
+    HEAP_OURS,
+    HEAP_SIZES,
     NORMAL,
-    PUBLISHED,
-    RESULTS,
-    ROOT,
-    STEPS,
-    Measured,
-    Tables,
-    copy,
-    heap,
-    measure,
-    said_by,
-    spread,
-    step,
-    thousands,
-    whole,
-    written,
+    SAVES,
+    SERIES_WAYS,
+    UDMABUFS,
+    by_size,
+    on_series,
 )
-
-sys.path.insert(0, str(ROOT / "python"))
-from dmafile_bench.words import table, with_tables
-
+from bench.instructions.measure import MIB, STEPS, Count, Measured, measure, step, whole
+from bench.instructions.tables import ratio_text
+from bench.results import ROOT, Rows, Run
+from bench.words import compared, size_text, thousands
 from vm.compiled import static
 
-DOC = ROOT / "docs" / "series.md"
-KERNELS = ("base", "series")
+BASE, SERIES = KERNELS = ("base", "series")
 FOLDERS = {"tmpfs": "/mnt", "ext4": "/mnt2", "xfs": "/mnt3"}
 WRITES = 2000
 """In a round, of each sort."""
 
-WAYS = {
-    "the normal way: heap, `read()` into its mapping": NORMAL,
-    "udmabuf, then `read()`, buffered": copy("u+mfd", "read", "buffered"),
-    "patch 1: all allocated, then read, buffered": copy("heap", "in-order", "buffered"),
-    "patches 1–5: read while allocating, buffered": copy("heap", "heap-read", "buffered"),
-    "udmabuf, then `read()`, direct": copy("u+mfd", "read", "direct"),
-    "patch 1: all allocated, then read, direct": copy("heap", "in-order", "direct"),
-    "patches 1–5: read while allocating, direct": copy("heap", "heap-read", "direct"),
-    "`sendfile` into the heap's dma-buf, buffered": copy("heap", "sendfile", "buffered"),
-    "`sendfile` into the heap's dma-buf, direct": copy("heap", "sendfile", "direct"),
-    "`dmafile load --to heap:system`": heap("heap-read", "direct"),
-    "dmafile.ko, `ALLOC_READ`, direct": ALLOC_READ,
-}
-"""AR-31's rows, and the module."""
 
-UDMABUFS = {
-    "over pages of 4 KiB": "make to=udmabuf pages=4k",
-    "over huge pages that tmpfs has made": "make to=udmabuf pages=thp",
-    "over huge pages of hugetlb": "make to=udmabuf pages=huge",
-}
-"""Each over a memfd that is there."""
-
-BY_WRITE = "save from=heap method=write io=buffered"
-SAVES = {
-    "`write()` from its mapping, buffered": BY_WRITE,
-    "`copy_file_range`, buffered": "save from=heap method=copy-file-range io=buffered",
-    "`copy_file_range`, direct": "save from=heap method=copy-file-range io=direct",
-}
-"""From a heap's dma-buf to the disk."""
-
-INTO_HEAP = copy("heap", "copy-file-range", "direct")
-INTO_MEMFD = copy("memfd", "copy-file-range", "direct")
-BY_SENDFILE = copy("memfd", "sendfile", "buffered")
+# Measuring
 
 
-@dataclass(frozen=True)
-class Goal:
-    """How little a copy shall take, of what another way takes to the same end."""
-
-    name: str
-    line: str
-    against: str
-    most: float | None
-    """None where it only shows what another costs."""
-    step: str = "fill"
-    """`all` where neither creates memory before it fills it."""
-
-
-GOALS = (
-    Goal("into a heap's dma-buf, direct, to `read()` into its mapping", INTO_HEAP, NORMAL, 1 / 16),
-    Goal(
-        "the same, to direct `read()` into the memfd under a udmabuf",
-        INTO_HEAP,
-        copy("u+mfd", "read", "direct"),
-        0.8,
-    ),
-    Goal("into a memfd, direct, to buffered `sendfile`", INTO_MEMFD, BY_SENDFILE, 1 / 3, "all"),
-    Goal(
-        "`fallocate` of a memfd, without a file, to the same",
-        "make to=memfd pages=4k method=fallocate",
-        BY_SENDFILE,
-        None,
-        "all",
-    ),
-    Goal(
-        "the same two copies, where tmpfs gives huge pages",
-        f"{INTO_MEMFD} pages=thp",
-        f"{BY_SENDFILE} pages=thp",
-        1 / 3,
-        "all",
-    ),
-    Goal(
-        "a heap's dma-buf to the disk, direct, to `write()` from its mapping",
-        SAVES["`copy_file_range`, direct"],
-        BY_WRITE,
-        1 / 8,
-    ),
-)
+def measured(size: int, rounds: int, seed: int) -> Run:
+    """Writes and udmabufs of both kernels, which are a machine each, and ways of the series'."""
+    samples: list[dict[str, Any]] = []
+    for kernel in KERNELS:
+        samples += writes(kernel, rounds)
+        found = measure(
+            list(UDMABUFS.values()),
+            size=size,
+            rounds=rounds,
+            seed=seed,
+            timeout=3600,
+            kernel=kernel,
+        )
+        samples += found.samples(part="udmabufs", kernel=kernel)
+    ways = measure(
+        on_series(), size=size, rounds=rounds, seed=seed, timeout=2 * 3600, kernel=SERIES
+    )
+    return Run({"bench": "series", "machine": ways.about}, [*samples, *ways.samples(part="ways")])
 
 
-def writes(kernel: str, rounds: int) -> dict[str, Any]:
-    """Instructions of each write, by folder and size, and how often its source is touched."""
+def measured_by_size(
+    rounds: int, seed: int, sizes: Sequence[int] = HEAP_SIZES, kernel: str = SERIES
+) -> Run:
+    """AR-31's rows, at each of its sizes."""
+    every = [
+        measure(
+            by_size(), size=size, rounds=rounds, seed=seed, timeout=6 * 3600, kernel=kernel
+        )
+        for size in sizes
+    ]
+    samples = [line for one in every for line in one.samples()]
+    return Run({"bench": "by-size", "machine": every[0].about}, samples)
+
+
+def writes(kernel: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Instructions of each write, by file system and bytes, and how often its source is touched."""
     with tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         marks = Path(name) / "marks"
-        program = static(ROOT / "vm/inside/writes.c", Path(name), "-Wextra", f"-DWRITES={WRITES}")
+        program = static(ROOT / "bench/writes.c", Path(name), "-Wextra", f"-DWRITES={WRITES}")
         command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
         command += [f"--fs={fs}" for fs in FOLDERS]
         inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes "$@"'
@@ -142,127 +91,162 @@ def writes(kernel: str, rounds: int) -> dict[str, Any]:
     counts = [int(user) + int(kernel) for number, user, kernel in lines if int(number) < 2]
     pairs = iter(zip(counts[::2], counts[1::2], strict=True))
     names = {folder: fs for fs, folder in FOLDERS.items()}
-    found: dict[str, Any] = {}
     for line in result.stdout.splitlines():
         verb, folder, size, *rest = line.split()
-        one = found.setdefault(f"{names[folder]} {size}", {"runs": []})
+        one = {"part": "writes", "kernel": kernel, "fs": names[folder], "bytes": int(size)}
         if verb == "ran":
             begun, done = next(pairs)
-            one["runs"].append((done - begun) / WRITES)
+            yield {**one, "instructions": (done - begun) / WRITES}
         else:
-            one["touched"] = [int(count) / WRITES for count in rest]
+            yield {**one, "touches": sum(map(int, rest)) / WRITES}
     assert next(pairs, None) is None, "more was counted than run"
+
+
+# Showing
+
+
+def tables(run: Run) -> dict[str, Rows]:
+    """Of such a run, by name; none where no samples were kept."""
+
+    def of(part: str) -> list[Mapping[str, Any]]:
+        return [one for one in run.samples if one["part"] == part]
+
+    ways = Measured.of(run.machine["machine"], of("ways"))
+    found = {
+        "writes": table_of_writes(of("writes")),
+        "ways": table_of_ways(ways),
+        "copies": table_of_copies(ways),
+        "saves": table_of_saves(ways),
+        "goals": table_of_goals(ways),
+    }
+    if udmabufs := of("udmabufs"):
+        found["udmabufs"] = table_of_udmabufs(udmabufs)
     return found
 
 
-def table_of_writes(runs: dict[str, dict[str, Any]]) -> str:
+def tables_by_size(run: Run) -> dict[str, Rows]:
+    sizes = sorted({one["size"] for one in run.samples})
+    by = {
+        size: Measured.of({}, [one for one in run.samples if one["size"] == size]) for size in sizes
+    }
+    return {"published": table_beside_published(by), "costs": table_of_costs(by)}
+
+
+def table_of_writes(samples: Sequence[Mapping[str, Any]]) -> Rows:
     rows = []
-    for what in runs["base"]:
-        fs, size = what.split()
-        row = [fs, size]
+    for fs, size in dict.fromkeys((one["fs"], one["bytes"]) for one in samples):
+        counts, touches = [], []
         for kernel in KERNELS:
-            one = runs[kernel][what]
-            low, high = min(one["runs"]), max(one["runs"])
-            row.append(f"{statistics.median(one['runs']):,.1f} [{low:,.1f}–{high:,.1f}]")
-        medians = [statistics.median(runs[kernel][what]["runs"]) for kernel in KERNELS]
-        row.append(f"{medians[0] - medians[1]:,.1f}")
-        for kernel in KERNELS:
-            faulted, copied = runs[kernel][what]["touched"]
-            row.append(f"{faulted + copied:g}")
-        rows.append(row)
-    head = ["", "bytes", "base", "series", "less", "touches, base", "touches, series"]
-    return table(head, rows)
+            mine = [
+                one
+                for one in samples
+                if (one["kernel"], one["fs"], one["bytes"]) == (kernel, fs, size)
+            ]
+            counts.append([one["instructions"] for one in mine if "instructions" in one])
+            touches += [one["touches"] for one in mine if "touches" in one]
+        row = [fs, str(size)]
+        for each in counts:
+            row.append(f"{statistics.median(each):,.1f} [{min(each):,.1f}–{max(each):,.1f}]")
+        base, series = map(statistics.median, counts)
+        rows.append([*row, f"{base - series:,.1f}", *(f"{one:g}" for one in touches)])
+    return ["", "bytes", "base", "series", "less", "touches, base", "touches, series"], rows
 
 
-def table_of_ways(measured: Measured) -> str:
+def steps(measured: Measured, line: str) -> list[str]:
+    return [thousands(measured.per_mib(line, step(which))) for which in STEPS]
+
+
+def table_of_ways(measured: Measured) -> Rows:
     rows = []
-    for name, line in WAYS.items():
-        one = measured.candidates[line]
-        counts = [thousands(one.per_mib(measured.mib, step(which))) for which in STEPS]
-        every = thousands(one.per_mib(measured.mib, whole))
-        ratios = [spread(measured.ratios(line, other)) for other in (NORMAL, ALLOC_READ)]
-        rows.append([name, *counts, every, *ratios])
-    head = ["", "create", "fill", "close", "all", "to normal", "to `ALLOC_READ`"]
-    return table(head, rows)
+    for name, line in SERIES_WAYS.items():
+        every = thousands(measured.per_mib(line, whole))
+        ratios = [ratio_text(measured.ratios(line, other)) for other in (NORMAL, ALLOC_READ)]
+        rows.append([name, *steps(measured, line), every, *ratios])
+    return ["", "create", "fill", "close", "all", "to normal", "to `ALLOC_READ`"], rows
 
 
-def table_of_udmabufs(base: Measured, series: Measured) -> str:
+def table_of_copies(measured: Measured) -> Rows:
+    """CF-13's, as published and here."""
+    rows = []
+    for row in COPIES:
+        theirs = [str(row.create), str(row.fill), str(row.close), f"{row.percent} %"]
+        if measured.candidates[row.line].refused is not None:
+            rows.append([row.name, *theirs, "refused", "", "", "", ""])
+            continue
+        percent = 100 * statistics.median(measured.ratios(NORMAL, row.line, step("fill")))
+        ours = [*steps(measured, row.line), f"{percent:.0f} %"]
+        rows.append([row.name, *theirs, *ours, ratio_text(measured.ratios(row.line, NORMAL))])
+    head = ["row", "create ms", "I/O ms", "close ms", "I/O %"]
+    return [*head, "create", "fill", "close", "fill %", "all, to normal"], rows
+
+
+def table_of_udmabufs(samples: Sequence[Mapping[str, Any]]) -> Rows:
+    """Of both kernels; they are not compared within a round, as each is a machine of its own."""
+    by = {
+        kernel: Measured.of({}, [one for one in samples if one["kernel"] == kernel])
+        for kernel in KERNELS
+    }
     rows = []
     for name, line in UDMABUFS.items():
         row = [name]
         for which in ("create", "close"):
-            for measured in (base, series):
-                one = measured.candidates[line]
-                row.append(thousands(one.per_mib(measured.mib, step(which))))
+            row += (thousands(by[kernel].per_mib(line, step(which))) for kernel in KERNELS)
         rows.append(row)
-    head = ["", "create, base", "create, series", "close, base", "close, series"]
-    return table(head, rows)
+    return ["", "create, base", "create, series", "close, base", "close, series"], rows
 
 
-def udmabufs(mib: int, rounds: int) -> str:
-    """Of both kernels; they are not compared within a round, as each is a machine of its own."""
-    lines = list(UDMABUFS.values())
-    measured = [
-        measure(lines, mib=mib, rounds=rounds, timeout=3600, kernel=kernel) for kernel in KERNELS
-    ]
-    return table_of_udmabufs(*measured)
-
-
-def table_of_saves(measured: Measured) -> str:
+def table_of_saves(measured: Measured) -> Rows:
     rows = []
     for name, line in SAVES.items():
-        counts = measured.candidates[line].per_mib(measured.mib, step("fill"))
-        rows.append([name, thousands(counts), spread(measured.ratios(line, BY_WRITE))])
-    return table(["", "to the disk", "all, to `write()`"], rows)
+        counts = measured.per_mib(line, step("fill"))
+        rows.append([name, thousands(counts), ratio_text(measured.ratios(line, BY_WRITE))])
+    return ["", "to the disk", "all, to `write()`"], rows
 
 
-def table_of_goals(measured: Measured) -> str:
+def table_of_goals(measured: Measured) -> Rows:
     rows = []
     for goal in GOALS:
         what = whole if goal.step == "all" else step(goal.step)
-        pairs = zip(
-            measured.candidates[goal.line].runs, measured.candidates[goal.against].runs, strict=True
-        )
-        ratios = [what(one) / what(other) for one, other in pairs]
+        ratios = measured.ratios(goal.line, goal.against, what)
         most = "" if goal.most is None else f"{goal.most:.3g}"
-        rows.append([goal.name, goal.step, most, spread(ratios)])
-    return table(["", "of", "at most", "here"], rows)
+        rows.append([goal.name, goal.step, most, ratio_text(ratios)])
+    return ["", "of", "at most", "here"], rows
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=64, help="size of the file (default 64)")
-    parser.add_argument("--rounds", type=int, default=5, help="at least 5 (default 5)")
-    args = parser.parse_args(words)
-    if args.rounds < 5:
-        parser.error("--rounds: at least 5, fewer show no spread")
-    runs = {kernel: writes(kernel, args.rounds) for kernel in KERNELS}
-    print(table_of_writes(runs), flush=True)
-    lines = [*WAYS.values(), *PUBLISHED.values(), *SAVES.values()]
-    lines += (line for goal in GOALS for line in (goal.line, goal.against))
-    lines = list(dict.fromkeys(lines))
-    measured = measure(lines, mib=args.mib, rounds=args.rounds, timeout=2 * 3600, kernel="series")
-    copies = Tables(measured).published()
-    print(table_of_ways(measured), copies, table_of_saves(measured), table_of_goals(measured))
-    today = datetime.date.today().isoformat()
-    (RESULTS / f"{today}-series-writes.json").write_text(json.dumps(runs, indent=1) + "\n")
-    (RESULTS / f"{today}-series-ways.json").write_text(written(measured))
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
-    about = (
-        f"{today}, Linux {measured.about['guest']} and its `base`, dmafile {ours}, {args.mib} MiB, "
-        f"{args.rounds} rounds."
-    )
-    tables = {
-        "about": about,
-        "writes": table_of_writes(runs),
-        "ways": table_of_ways(measured),
-        "copies": copies,
-        "udmabufs": udmabufs(args.mib, args.rounds),
-        "saves": table_of_saves(measured),
-        "goals": table_of_goals(measured),
-    }
-    DOC.write_text(with_tables(DOC.read_text(), tables.get))
+def made_and_filled(run: Sequence[Count]) -> int:
+    """Without the closing, as published."""
+    return sum(run[STEPS.index("create")]) + sum(run[STEPS.index("fill")])
 
 
-if __name__ == "__main__":
-    main()
+def lines_by_name() -> dict[str, str]:
+    return {**{row.name: row.line for row in HEAP}, **HEAP_OURS}
+
+
+def table_beside_published(by: Mapping[int, Measured]) -> Rows:
+    """AR-31's, by size: ratios to its first row, here and as published."""
+    theirs = {row.name: row.nanoseconds for row in HEAP}
+    first = HEAP[0].nanoseconds
+    rows = []
+    for name, line in lines_by_name().items():
+        row = [name]
+        for size, measured in by.items():
+            if measured.candidates[line].refused is not None:
+                row.append("refused")
+            else:
+                runs = measured.per_mib(line, made_and_filled)
+                row.append(compared(runs, measured.per_mib(NORMAL, made_and_filled)))
+            row.append(f"{theirs[name][size] / first[size]:.2f}" if name in theirs else "")
+        rows.append(row)
+    return ["", *(word for size in by for word in (size_text(size), "published"))], rows
+
+
+def table_of_costs(by: Mapping[int, Measured]) -> Rows:
+    """The same rows, in thousands of instructions a MiB."""
+    rows = []
+    for name, line in lines_by_name().items():
+        row = [name]
+        for measured in by.values():
+            ran = measured.candidates[line].refused is None
+            row.append(thousands(measured.per_mib(line, made_and_filled)) if ran else "refused")
+        rows.append(row)
+    return ["", *map(size_text, by)], rows

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from .tables import Bars
+from bench.seconds.tables import Bars
 
 # Ours, others', and the parts of a whole; they can be told apart without colours, too.
 OURS, OTHERS = "#0b6e99", "#b9c3c9"

@@ -1,4 +1,4 @@
-"""What is compared: ways from a file into memory, each as a command to time from outside."""
+"""How a candidate is run and what it says of itself; what is compared is in ../candidates.py."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 PHASES = ("create", "fill", "close")
 """Of any way; dmafile's report has its own besides."""
 
@@ -21,19 +21,31 @@ class Said:
     cpu: float
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
-    instructions: Mapping[str, int] = field(default_factory=dict)
-    """By phase, where they are counted."""
 
 
-def said_by_way(out: Path) -> Said | str:
-    """What way.py and peer.py print; or why it can't run here."""
+def said_by_ways(out: Path) -> Said | str:
+    """What ways.c prints; or why the candidate can't run here."""
+    phases: dict[str, float] = {}
+    cpu, report = 0.0, None
+    for line in out.read_text().splitlines():
+        what, rest = line.split(" ", 1)
+        if what == "refused":
+            return rest
+        if what == "report":
+            report = json.loads(rest)
+            continue
+        seconds, busy = map(float, rest.split())
+        phases[what] = seconds
+        # Closing is told, and counts in no load.
+        cpu += busy if what != "close" else 0
+    return Said(phases["create"] + phases["fill"], cpu, phases, report)
+
+
+def said_by_script(out: Path) -> Said | str:
+    """What the scripts in programs/ print."""
     said = json.loads(out.read_text().splitlines()[-1])
-    if "refused" in said:
-        return str(said["refused"])
     phases = {name: said[name] for name in PHASES}
-    counts = said.get("instructions", {})
-    # Closing is told, and counts in no load.
-    return Said(said["create"] + said["fill"], said["cpu"], phases, said.get("report"), counts)
+    return Said(said["create"] + said["fill"], said["cpu"], phases, said["report"])
 
 
 def said_by_fio(out: Path) -> Said | str:
@@ -46,28 +58,39 @@ def said_by_fio(out: Path) -> Said | str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way, by the name that tables have for it."""
+    """One to run, by the name that tables have for it."""
 
     name: str
+    what: str
+    """The same for results: a line of ways.c, or what stands for the command."""
     file: Path
     size: int
     """Bytes that it moves."""
     command: Sequence[str]
-    said: Callable[[Path], Said | str] = said_by_way
+    said: Callable[[Path], Said | str] = said_by_script
     checks: str = "check=1"
     """A word that makes it compare the bytes; nothing where it can't."""
     memory: int = 0
     """Bytes that it fills where its file is cold; 0: twice its size, once in the page cache."""
 
 
+def way(ways: Path, name: str, file: Path, line: str) -> Candidate:
+    """A line of ways.c, of a whole file."""
+    size = file.stat().st_size
+    # What else there is leaves nothing in the page cache.
+    memory = 0 if line.startswith("copy ") else size
+    command = [str(ways), "once", str(file), line]
+    return Candidate(name, line, file, size, command, said_by_ways, "check", memory)
+
+
 def bare(name: str, *words: str) -> list[str]:
     """A script that needs nothing but Python, which starts twice as fast so."""
-    return [sys.executable, "-I", "-S", str(FOLDER / name), *words]
+    return [sys.executable, "-I", "-S", str(PROGRAMS / name), *words]
 
 
 def script(name: str, *words: str) -> list[str]:
-    """A script that needs more; without this folder in the path, whose modules it doesn't mean."""
-    return [sys.executable, "-P", str(FOLDER / name), *words]
+    """A script that needs more; without any folder of its own, or the current one, in the path."""
+    return [sys.executable, "-P", str(PROGRAMS / name), *words]
 
 
 def baseline(file: Path) -> list[str]:
@@ -75,28 +98,14 @@ def baseline(file: Path) -> list[str]:
     return bare("read_into_memfd.py", str(file))
 
 
-def plain(name: str, file: Path, size: int, words: str, count: int = 1) -> Candidate:
-    """A way without dmafile: COUNT buffers of `size` bytes; `words` are those of way.py."""
-    command = bare("way.py", str(file), str(size), str(count), *words.split())
-    reads = "method=populate" not in words.split()
-    return Candidate(name, file, size * count, command, memory=0 if reads else size * count)
-
-
-def ours(name: str, file: Path, words: str) -> Candidate:
-    """A load of a whole file by dmafile, with these words."""
-    size = file.stat().st_size
-    command = script("way.py", str(file), str(size), "1", "by=dmafile", *words.split())
-    # It leaves nothing in the page cache.
-    return Candidate(name, file, size, command, memory=size)
-
-
 def fio(name: str, file: Path, block: str, depth: int, *, huge: bool) -> Candidate:
     """Direct reads by fio, into the same few blocks again and again."""
-    # Its own huge pages come from a pool, which few systems have; malloc()'s from anywhere.
-    command = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"] if huge else []
-    command += ["fio", "--name=read", "--readonly", "--rw=read", "--ioengine=io_uring"]
+    words = ["--name=read", "--readonly", "--rw=read", "--ioengine=io_uring"]
     # A thread, not a process of its own: less start-up, and one process to account for.
-    command += ["--direct=1", "--thread", f"--bs={block}", f"--iodepth={depth}"]
-    command += [f"--filename={file}", "--output-format=json"]
+    words += ["--direct=1", "--thread", f"--bs={block}", f"--iodepth={depth}"]
+    # Its own huge pages come from a pool, which few systems have; malloc()'s from anywhere.
+    before = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"] if huge else []
+    what = " ".join([*before, "fio", *words])
+    command = [*before, "fio", *words, f"--filename={file}", "--output-format=json"]
     size, own = file.stat().st_size, 256 << 20
-    return Candidate(name, file, size, command, said_by_fio, checks="", memory=own)
+    return Candidate(name, what, file, size, command, said_by_fio, checks="", memory=own)

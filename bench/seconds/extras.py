@@ -4,36 +4,39 @@ import json
 import statistics
 from pathlib import Path
 
-from .candidates import Candidate, Said, ours, script
-from .quick import ROUNDS, SIZES, file_of, room, seconds
-from .rounds import Cell, Measured
-from .tables import Job, Place, Result
-from .words import decided, ratio, size_text, spread
+from bench.candidates import CHECKSUMS, NO_CHECKSUM
+from bench.seconds.commands import Candidate, Said, script, way
+from bench.seconds.quick import ROUNDS, SIZES, file_of, room, seconds
+from bench.seconds.rounds import Cell, Measured
+from bench.seconds.tables import Job, Place, Result
+from bench.words import decided, ratio, size_text, spread
 
-CHECKSUMS = ("crc32c", "xxh3", "blake3", "sha256")
-NONE = "no checksum"
 TENSORS = 10_000
 MANY = f"{TENSORS} tensors"
 TINY = 4096
+START = {
+    "dmafile --version": "--version",
+    "dmafile load, 4 KiB": "load FILE --quiet",
+}
+"""Arguments of the command."""
 
 
 def job(place: Place, rounds: int | None) -> Job:
     size = next((size for size in SIZES if size <= room(place)), SIZES[-1])
     file, tiny, many = file_of(place, size), file_of(place, TINY), many_tensors(place.folder)
-    every = [ours(NONE, file, "to=memfd")]
-    every += [ours(name, file, f"to=memfd verify={name}") for name in CHECKSUMS]
-    load = [*place.program, "load", str(tiny), "--quiet"]
-    for name, command in {
-        "dmafile --version": [*place.program, "--version"],
-        "dmafile load, 4 KiB": load,
-    }.items():
-        every.append(Candidate(name, tiny, TINY, command, nothing_said, checks=""))
-    every.append(Candidate(MANY, many, many.stat().st_size, script("many.py", str(many))))
-    return Job(
-        [Cell(one) for one in every],
-        rounds or ROUNDS,
-        lambda measured: [checksums(measured, size), others(measured, many)],
-    )
+    every = [way(place.ways, name, file, line) for name, line in CHECKSUMS.items()]
+    for name, words in START.items():
+        command = [*place.program, *words.replace("FILE", str(tiny)).split()]
+        every.append(
+            Candidate(name, f"dmafile {words}", tiny, TINY, command, nothing_said, checks="")
+        )
+    size = many.stat().st_size
+    every.append(Candidate(MANY, "many.py FILE", many, size, script("many.py", str(many))))
+    return Job([Cell(one) for one in every], rounds or ROUNDS)
+
+
+def results(measured: Measured) -> list[Result]:
+    return [checksums(measured), others(measured)]
 
 
 def nothing_said(_: Path) -> Said:
@@ -41,7 +44,7 @@ def nothing_said(_: Path) -> Said:
 
 
 def many_tensors(folder: Path) -> Path:
-    """A file of as many tensors as a large model of experts has, of 64 bytes each."""
+    """A file of as many tensors as a large mixture-of-experts model has, of 64 bytes each."""
     path = folder / f"{TENSORS}-tensors.safetensors"
     entries: dict[str, object] = {}
     for number in range(TENSORS):
@@ -53,28 +56,29 @@ def many_tensors(folder: Path) -> Path:
     return path
 
 
-def checksums(measured: Measured, size: int) -> Result:
-    plain = seconds(measured.of(NONE, size))
+def checksums(measured: Measured) -> Result:
+    size = max((one.size for one in measured.samples if one.candidate == NO_CHECKSUM), default=0)
+    plain = seconds(measured.of(NO_CHECKSUM, size))
     lines = []
-    for name in (NONE, *CHECKSUMS):
+    for name in CHECKSUMS:
         runs = seconds(measured.of(name, size))
         if runs and plain:
             cost = f"{100 * (ratio(runs, plain) - 1):+.0f} %"
-            certain = name == NONE or decided(runs, plain)
+            certain = name == NO_CHECKSUM or decided(runs, plain)
             lines.append([name, spread(runs), cost if certain else f"{cost}, undecided"])
     return Result(
         "checksums", f"Checksums, {size_text(size)}, cold", ["", "seconds", "cost"], lines
     )
 
 
-def others(measured: Measured, many: Path) -> Result:
+def others(measured: Measured) -> Result:
     lines = []
-    for name in ("dmafile --version", "dmafile load, 4 KiB"):
+    for name in START:
         if runs := measured.of(name, TINY):
             lines.append(
                 [f"{name}, whole process", f"{spread([1e3 * r.wall for r in runs], 1)} ms"]
             )
-    if runs := measured.of(MANY, many.stat().st_size):
+    if runs := [one for one in measured.samples if one.candidate == MANY]:
         opened = [1e3 * one.phases["create"] for one in runs]
         each = [1e6 * one.phases["fill"] / TENSORS for one in runs]
         lines.append([f"{MANY}: to open", f"{spread(opened, 1)} ms"])

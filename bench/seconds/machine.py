@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .files import file_system
-from .memory import meminfo
-from .process import Failed, run
+from bench.seconds.files import file_system
+from bench.seconds.memory import meminfo
+from bench.seconds.process import Failed, run
 
 
 def of(path: Path, default: str = "") -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from .files import make_file
+from bench.seconds.files import make_file
 
 BF16_BYTES = 2
 

@@ -1,4 +1,4 @@
-"""Tensors by dmafile and by other loaders: `dmafile bench --table peers`, with dmafile[bench]."""
+"""Tensors by dmafile and by other loaders, those that are installed: `--table peers`."""
 
 import hashlib
 import importlib.metadata
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .candidates import Candidate, script
-from .files import MIB
-from .model import Shape, header, make_model
-from .peer import WAYS, Way
-from .quick import ROUNDS, refusals, room, seconds
-from .rounds import Cell, Measured, Sample
-from .tables import Bars, Job, Place, Result
-from .words import compared, ratio, spread
+from bench.seconds.commands import Candidate, script
+from bench.seconds.files import MIB
+from bench.seconds.model import Shape, header, make_model
+from bench.seconds.programs.peer import WAYS, Way
+from bench.seconds.quick import ROUNDS, refusals, room, seconds
+from bench.seconds.rounds import Cell, Measured, Sample
+from bench.seconds.tables import Bars, Job, Place, Result
+from bench.words import compared, ratio, spread
 
 OURS = "dmafile"
 SCALES = (1536, 768, 384, 96)
@@ -26,21 +26,22 @@ SCALES = (1536, 768, 384, 96)
 
 def job(place: Place, rounds: int | None) -> Job:
     source = model(place)
-    cannot = [f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := lacks(way))]
+    notes = [f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not lacks(way)]
+    notes += [f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := lacks(way))]
     cells = []
     for name, way in WAYS.items():
         if lacks(way):
             continue
         file = converted(source, way.file)
         command = script("peer.py", name, str(file))
-        candidate = Candidate(label(name), file, file.stat().st_size, command)
+        size = file.stat().st_size
+        candidate = Candidate(label(name), f"peer.py {name}", file, size, command)
         cells += [Cell(candidate), Cell(candidate, warm=True)]
-    return Job(
-        cells,
-        rounds or ROUNDS,
-        lambda measured: [result(measured, cells, warm, cannot) for warm in (False, True)],
-        same={"digest": digest(source)},
-    )
+    return Job(cells, rounds or ROUNDS, notes, {"digest": digest(source)})
+
+
+def results(measured: Measured) -> list[Result]:
+    return [result(measured, warm) for warm in (False, True)]
 
 
 def model(place: Place) -> Path:
@@ -96,12 +97,11 @@ def converted(source: Path, to: str) -> Path:
     return path
 
 
-def result(measured: Measured, cells: list[Cell], warm: bool, cannot: list[str]) -> Result:
+def result(measured: Measured, warm: bool) -> Result:
     runs: Mapping[str, list[Sample]] = {
-        one.candidate.name: found
-        for one in cells
-        if one.warm == warm
-        and (found := measured.of(one.candidate.name, one.candidate.size, warm=warm))
+        name: found
+        for name in measured.candidates
+        if (found := [one for one in measured.samples if (one.candidate, one.warm) == (name, warm)])
     }
     mine = next((name for name in runs if name.startswith(f"{OURS} ")), None)
     lines = []
@@ -124,9 +124,8 @@ def result(measured: Measured, cells: list[Cell], warm: bool, cannot: list[str])
         )
     state = "in the page cache" if warm else "cold"
     title = f"Tensors, {state}"
-    notes = [f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not lacks(way)]
-    notes += cannot
-    for size in {one.candidate.size for one in cells}:
+    notes = list(measured.missing)
+    for size in {size for _, size in measured.refused}:
         notes += refusals(measured, size)
     head = ["", "seconds", "GB/s", "CPU s", "MiB over file", "MiB cached after"]
     return Result(

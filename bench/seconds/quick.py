@@ -1,41 +1,34 @@
-"""The ways of this machine side by side, in two to three minutes: `dmafile bench`."""
+"""The ways of this machine side by side, in two to three minutes: `make bench`."""
 
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from .candidates import Candidate, ours, plain
-from .files import MIB, make_file
-from .memory import meminfo
-from .rounds import Cell, Measured, Sample
-from .tables import Bars, Job, Place, Result
-from .words import compared, decided, ratio, size_text, spread
+from bench.candidates import QUICK, READ, RIVALS
+from bench.seconds.commands import way
+from bench.seconds.files import MIB, make_file
+from bench.seconds.memory import meminfo
+from bench.seconds.rounds import Cell, Measured, Sample
+from bench.seconds.tables import Bars, Job, Place, Result
+from bench.words import compared, decided, ratio, size_text, spread
 
 SIZES = tuple(1024 * MIB >> shift for shift in range(8))
 """Of the large file: the first for which there are disk and memory."""
 SMALL = 8 * MIB
 ROUNDS = 5
-KINDS = {"memfd": "dmafile, memfd", "anon": "dmafile, anon", "dma-buf": "dmafile, dma-buf"}
-READ, NORMAL = "read() into a memfd", "read() into a heap's dma-buf"
 PHASES = ("alloc", "submit", "wait", "copy", "export")
 
 
 def job(place: Place, rounds: int | None) -> Job:
-    sizes = list(dict.fromkeys([large(place), SMALL]))
-    names = [*KINDS.values(), *place.more, READ, NORMAL]
+    lines = {**QUICK, **place.more, **RIVALS}
     cells = [
-        Cell(candidate, warm=warm)
-        for size in sizes
-        for candidate in candidates(place, size)
+        Cell(way(place.ways, name, file_of(place, size), line), warm=warm)
+        for size in dict.fromkeys([large(place), SMALL])
+        for name, line in lines.items()
         for warm in (False, True)
     ]
-    return Job(
-        cells,
-        rounds or ROUNDS,
-        lambda measured: list(results(measured, names, sizes)),
-        lambda measured: advice(measured, sizes[0]),
-    )
+    return Job(cells, rounds or ROUNDS)
 
 
 def large(place: Place) -> int:
@@ -57,21 +50,14 @@ def file_of(place: Place, size: int) -> Path:
     return file
 
 
-def candidates(place: Place, size: int) -> list[Candidate]:
-    file = file_of(place, size)
-    every = [ours(name, file, f"to={kind}") for kind, name in KINDS.items()]
-    every += [ours(name, file, words) for name, words in place.more.items()]
-    every.append(plain(READ, file, size, "to=memfd method=read io=buffered"))
-    every.append(plain(NORMAL, file, size, "to=heap method=read io=buffered"))
-    return every
-
-
-def results(measured: Measured, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Result]:
-    for size in sizes:
+def results(measured: Measured) -> list[Result]:
+    found = []
+    for size in measured.sizes:
         for warm in (False, True):
-            rows = [(name, runs) for name in names if (runs := measured.of(name, size, warm=warm))]
-            if rows:
-                yield result(rows, measured, size, warm)
+            every = ((name, measured.of(name, size, warm=warm)) for name in measured.candidates)
+            if rows := [(name, runs) for name, runs in every if runs]:
+                found.append(result(rows, measured, size, warm))
+    return found
 
 
 def result(
@@ -139,7 +125,7 @@ def result(
 
 
 def refusals(measured: Measured, size: int) -> list[str]:
-    """Who couldn't run with so many bytes, and why."""
+    """What couldn't run with so many bytes, and why."""
     by_reason: dict[str, list[str]] = {}
     for (name, bytes), why in measured.refused.items():
         if bytes == size:
@@ -156,10 +142,11 @@ def rate(runs: Sequence[Sample]) -> float:
     return runs[0].size / statistics.median(seconds(runs)) / 1e9
 
 
-def advice(measured: Measured, size: int) -> str:
-    """What to use on this machine for files like this, and why."""
-    cold = {name: runs for name in (*KINDS.values(), READ) if (runs := measured.of(name, size))}
-    mine = [name for name in cold if name in KINDS.values()]
+def advice(measured: Measured) -> str:
+    """What to use on this machine for large files, and why."""
+    size = measured.sizes[0] if measured.sizes else 0
+    cold = {name: runs for name in (*QUICK, READ) if (runs := measured.of(name, size))}
+    mine = [name for name in cold if name in QUICK]
     if not mine or READ not in cold or measured.interrupted or measured.failed:
         return "Too little was measured for a recommendation."
     best = min(mine, key=lambda name: statistics.median(seconds(cold[name])))
@@ -170,7 +157,7 @@ def advice(measured: Measured, size: int) -> str:
     what = f"On this machine, for files like this ({size_text(size)}, cold)"
     if certain and faster < 1:
         return f"{what}, use read(): dmafile takes {1 / faster:.2f} times as long."
-    kind = next(kind for kind, name in KINDS.items() if name == best)
+    kind = QUICK[best].partition("to=")[2]
     speed = (
         f"{faster:.2f} times the speed of read()"
         if certain

@@ -1,18 +1,16 @@
-"""A folder that tells all: a page, pictures, tables, every run."""
+"""A page to look at, with pictures, beside the results."""
 
-import csv
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
-from . import charts
-from .rounds import Measured
-from .tables import Result
+from bench.seconds import charts
+from bench.seconds.rounds import Measured
+from bench.seconds.tables import Result
 
 DPI = 150
 
@@ -32,12 +30,10 @@ class Report:
 
 
 def write(report: Report, folder: Path) -> Path:
-    """Writes all of it, and returns the page."""
+    """Writes the page and its pictures, and returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[str]] = {}
     for result in report.results:
-        with (folder / f"{result.name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([result.head, *result.rows])
         drawn = [
             (f"{result.name}-{number}", charts.bars(one))
             for number, one in enumerate(result.charts, 1)
@@ -47,14 +43,8 @@ def write(report: Report, folder: Path) -> Path:
         saved(charts.timeline(trace, title), folder / f"timeline-{number}.png")
         for number, (title, trace) in enumerate(report.traces.items(), 1)
     ]
-    runs = {
-        "machine": dict(report.machine),
-        "seed": report.seed,
-        "tables": {name: raw(measured) for name, measured in report.measured.items()},
-    }
-    (folder / "runs.json").write_text(json.dumps(runs, indent=1) + "\n")
     # What comes from files and programs is text, and is escaped as such.
-    template = Environment(loader=PackageLoader(__package__, "."), autoescape=True).get_template(
+    template = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template(
         "report.html.j2"
     )
     page = folder / "report.html"
@@ -76,19 +66,6 @@ def write(report: Report, folder: Path) -> Path:
         )
     )
     return page
-
-
-def raw(measured: Measured) -> dict[str, Any]:
-    """Every run, and who couldn't."""
-    return {
-        "interrupted": measured.interrupted,
-        "failed": measured.failed,
-        "refused": [
-            {"candidate": name, "size": size, "why": why}
-            for (name, size), why in measured.refused.items()
-        ],
-        "samples": [asdict(one) for one in measured.samples],
-    }
 
 
 def saved(figure: Figure, path: Path) -> str:

@@ -1,22 +1,20 @@
-"""Runs candidates side by side: in turns, in an order drawn anew each round, from a known state."""
+"""Runs candidates side by side: in turns, in an order drawn again each round, from a known state."""
 
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from .candidates import Candidate
-from .files import MIB, cached
-from .process import Failed, run
-from .state import prepare
-
-ROUNDS = (5, 9)
-"""At least, so that there is a spread to see; and at most."""
+from bench.results import Run
+from bench.seconds.commands import Candidate
+from bench.seconds.files import cached
+from bench.seconds.process import Failed, run
+from bench.seconds.state import prepare
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,8 @@ class Sample:
     own_cpu: float
     phases: Mapping[str, float] = field(default_factory=dict)
     report: Any = None
-    instructions: Mapping[str, int] = field(default_factory=dict)
     quick_memory: bool = True
     """Right before, memory was as quick to allocate as it was at best."""
-
-    def cost(self, *steps: str) -> float:
-        """Of these steps: thousands of instructions a MiB where they are counted, else ms."""
-        if self.instructions:
-            return sum(self.instructions[one] for one in steps) / 1000 / (self.size / MIB)
-        return 1e3 * sum(self.phases[one] for one in steps)
 
 
 @dataclass(frozen=True)
@@ -61,26 +52,64 @@ class Cell:
 
 @dataclass
 class Measured:
-    """What came of it, so far."""
+    """What came of a table, so far."""
 
     seed: int
+    candidates: dict[str, str] = field(default_factory=dict)
+    """What runs by each name, in the order of the table."""
     samples: list[Sample] = field(default_factory=list)
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Who can't run here, with how many bytes, and why."""
+    """Why a candidate can't run here with so many bytes."""
+    missing: list[str] = field(default_factory=list)
+    """What isn't here to be measured, and how to get it."""
     interrupted: bool = False
     failed: str = ""
     """What ended it, if it didn't come to its end by itself or by Ctrl-C."""
 
     @property
-    def unit(self) -> str:
-        """Of what Sample.cost() gives."""
-        counted = any(one.instructions for one in self.samples)
-        return "k instructions/MiB" if counted else "ms"
+    def sizes(self) -> list[int]:
+        """Of what ran, the largest first."""
+        return sorted({one.size for one in self.samples}, reverse=True)
 
     def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
         return [
             one for one in self.samples if (one.candidate, one.size, one.warm) == (name, size, warm)
         ]
+
+
+def as_run(machine: Mapping[str, str], seed: int, tables: Mapping[str, Measured]) -> Run:
+    """All of it, as results keep it."""
+    about = {
+        name: {
+            "candidates": one.candidates,
+            "interrupted": one.interrupted,
+            "failed": one.failed,
+        }
+        for name, one in tables.items()
+    }
+    lines: list[dict[str, Any]] = []
+    for table, measured in tables.items():
+        lines += ({"table": table, **asdict(one)} for one in measured.samples)
+        for (name, size), why in measured.refused.items():
+            lines.append({"table": table, "candidate": name, "size": size, "refused": why})
+    top = {"bench": "seconds", "machine": dict(machine), "seed": seed, "tables": about}
+    return Run(top, lines)
+
+
+def of_run(run: Run) -> dict[str, Measured]:
+    """The same the other way round, by the name of the table."""
+    found = {
+        table: Measured(run.machine["seed"], **about)
+        for table, about in run.machine["tables"].items()
+    }
+    for line in run.samples:
+        fields = dict(line)
+        measured = found[fields.pop("table")]
+        if "refused" in fields:
+            measured.refused[fields["candidate"], fields["size"]] = fields["refused"]
+        else:
+            measured.samples.append(Sample(**fields))
+    return found
 
 
 def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
@@ -108,7 +137,6 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
         said.cpu,
         said.phases,
         said.report,
-        said.instructions,
         quick,
     )
 
@@ -143,6 +171,7 @@ def measure(
 ) -> Iterator[Sample]:
     """Each once, to see that it works and reads the right bytes; and then the rounds."""
     draw = random.Random(measured.seed)
+    measured.candidates |= {cell.candidate.name: cell.candidate.what for cell in cells}
     # How far it is, and how long it takes from here.
     left = len(cells) * (rounds + 1)
     with tqdm(total=left, disable=None, unit="run", leave=False) as bar:

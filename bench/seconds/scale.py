@@ -4,33 +4,35 @@ import shutil
 import statistics
 from pathlib import Path
 
-from .candidates import Candidate, ours, script
-from .files import MIB
-from .memory import meminfo
-from .quick import ROUNDS, file_of, seconds
-from .rounds import Cell, Measured, Sample
-from .tables import Bars, Job, Place, Result
-from .words import compared, size_text, spread
+from bench.candidates import SCALE
+from bench.seconds.commands import Candidate, script, way
+from bench.seconds.files import MIB
+from bench.seconds.memory import meminfo
+from bench.seconds.quick import ROUNDS, file_of, seconds
+from bench.seconds.rounds import Cell, Measured, Sample
+from bench.seconds.tables import Bars, Job, Place, Result
+from bench.words import compared, size_text, spread
 
 SIZES = tuple(MIB << shift for shift in (3, 6, 9, 12, 14))
 """8 MiB to 16 GiB."""
 MARGIN = 1024 * MIB
-OURS = {"dmafile, memfd": "to=memfd", "dmafile, anon": "to=anon"}
 IN_TURN, AT_ONCE = "two loads, one after the other", "two loads at once"
 
 
 def job(place: Place, rounds: int | None) -> Job:
     sizes = [size for size in SIZES if size + MARGIN <= room(place)] or [SIZES[0]]
     every = [
-        ours(name, file_of(place, size), words) for size in sizes for name, words in OURS.items()
+        way(place.ways, name, file_of(place, size), line)
+        for size in sizes
+        for name, line in SCALE.items()
     ]
     shared = file_of(place, max(size for size in sizes if size <= 4096 * MIB))
     every += [halves(AT_ONCE, shared, "at-once"), halves(IN_TURN, shared, "in-turn")]
-    return Job(
-        [Cell(one) for one in every],
-        rounds or ROUNDS,
-        lambda measured: [by_size(measured, sizes), together(measured, shared)],
-    )
+    return Job([Cell(one) for one in every], rounds or ROUNDS)
+
+
+def results(measured: Measured) -> list[Result]:
+    return [by_size(measured), together(measured)]
 
 
 def room(place: Place) -> int:
@@ -44,13 +46,14 @@ def room(place: Place) -> int:
 
 def halves(name: str, file: Path, how: str) -> Candidate:
     size = file.stat().st_size
-    return Candidate(name, file, size, script("halves.py", str(file), how), memory=size)
+    command = script("halves.py", str(file), how)
+    return Candidate(name, f"halves.py {how}", file, size, command, memory=size)
 
 
-def by_size(measured: Measured, sizes: list[int]) -> Result:
+def by_size(measured: Measured) -> Result:
     lines, bars = [], []
-    for name in OURS:
-        for size in sizes:
+    for name in SCALE:
+        for size in reversed(measured.sizes):
             if not (runs := measured.of(name, size)):
                 continue
             cost = cpu(runs)
@@ -68,8 +71,8 @@ def cpu(runs: list[Sample]) -> list[float]:
     return [one.own_cpu / one.size * 1e9 for one in runs]
 
 
-def together(measured: Measured, file: Path) -> Result:
-    size = file.stat().st_size
+def together(measured: Measured) -> Result:
+    size = next((one.size for one in measured.samples if one.candidate == IN_TURN), 0)
     turns = measured.of(IN_TURN, size)
     lines = []
     for name in (IN_TURN, AT_ONCE):

@@ -1,14 +1,10 @@
 """The state of the machine in which each run begins."""
 
-import os
 import sys
 from pathlib import Path
 
-from .files import MIB, cached, evict, fill_cache
-from .memory import meminfo, touch_memory
-
-COUNTED = "DMAFILE_MARKS" in os.environ
-"""Where instructions are counted (vm/run --count-instructions): the same whatever came before."""
+from bench.seconds.files import MIB, cached, evict, fill_cache
+from bench.seconds.memory import meminfo, touch_memory
 
 WARM_TRIES = 5
 
@@ -27,9 +23,9 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bo
             f"{available / MIB:,.0f} MiB are available"
         )
     if warm:
-        return warmed(path, memory=0 if COUNTED else size)
+        return warmed(path, size)
     evict(path)
-    quick = COUNTED or touch_memory(memory)
+    quick = touch_memory(memory)
     if cached(path):
         sys.exit(f"{path} came into the page cache just before a run: what else uses it?")
     return quick
@@ -43,7 +39,7 @@ def warmed(path: Path, memory: int) -> bool:
     """
     for _ in range(WARM_TRIES):
         fill_cache(path)
-        quick = not memory or touch_memory(memory)
+        quick = touch_memory(memory)
         if cached(path) >= path.stat().st_size:
             return quick
     sys.exit(f"{path} doesn't stay in the page cache whole: too little memory for this comparison")

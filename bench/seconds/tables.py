@@ -1,11 +1,11 @@
 """What a table asks for, and what it makes of the answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .rounds import Cell, Measured
+from bench.seconds.rounds import Cell, Measured
 
 
 @dataclass(frozen=True)
@@ -14,15 +14,15 @@ class Place:
 
     program: Sequence[str]
     """dmafile's command."""
+    ways: Path
+    """ways.c, built."""
     folder: Path
     """On the disk that is measured."""
     scratch: Path
     most: int | None = None
     """Bytes that a file may have."""
-    least: int = 0
-    """Bytes that a file must have, in the table of heaps."""
     more: Mapping[str, str] = field(default_factory=dict)
-    """Ways of dmafile's that the reader wants to see, too, as way.py says them."""
+    """More candidates by name, each a line of ways.c."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be measured for some tables."""
+    """What is to be measured for the tables of a module."""
 
     cells: Sequence[Cell]
     rounds: int
-    results: Callable[[Measured], list[Result]]
-    advice: Callable[[Measured], str] | None = None
-    """The recommendation that follows."""
+    missing: Sequence[str] = ()
+    """What isn't here to be measured, and how to get it."""
     same: Mapping[str, Any] = field(default_factory=dict)
     """What every candidate's report has to say when it checks the bytes."""

@@ -2,7 +2,7 @@
 
     halves.py FILE at-once|in-turn [check=1]
 
-Prints what way.py does; `fill` is the time until both are there.
+Prints one JSON object as the others here do; `fill` is the time until both are there.
 """
 
 import json

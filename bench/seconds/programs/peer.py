@@ -3,7 +3,7 @@ touches every 4 KiB of it; in a process of its own.
 
     peer.py WAY FILE [check=1]
 
-Prints one JSON object, as way.py does: seconds to `fill`, from before the load to after the last
+Prints one JSON object: seconds to `fill`, from before the load to after the last
 touch, and of CPU, imports left out; with check=1 a `report` with a digest of all names and bytes.
 """
 

@@ -1,0 +1,1 @@
+"""Those of bench/."""
