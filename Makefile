@@ -33,7 +33,9 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks bench demo kernel python scripts vm
+SCRIPTS := attacks bench demo kernel python scripts tests vm
+# Of these, the folders whose tests boot virtual machines.
+BOOTING := vm tests/vm kernel/tests/vm
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -56,8 +58,8 @@ test: lint need-test-tools .venv/demo ## lint, then run every test
 	@echo "test: Rust, then the Python of $(SCRIPTS)"
 	cargo test --workspace --locked
 	@$(MAKE) --no-print-directory extension
-	$(PYTHON) -m pytest --quiet -rs $(filter-out kernel vm,$(SCRIPTS))
-	$(VM_TESTS) vm
+	$(PYTHON) -m pytest --quiet -rs $(filter-out kernel tests vm,$(SCRIPTS))
+	$(VM_TESTS) $(BOOTING)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
@@ -76,7 +78,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
 	@echo "vm-test: boots some 60 virtual machines, two at a time, without KVM (an hour on two idle cores)"
-	MATRIX=1 $(VM_TESTS) vm --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
@@ -151,7 +153,7 @@ kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_instructions.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py vm/test_instructions.py --durations=0 --durations-min=5 $(ARGS)
 
 kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"

@@ -281,7 +281,7 @@ fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
     );
 }
 
-/// Where there is a node, vm/test_udmabuf.py has the tests.
+/// Where there is a node, tests/vm/test_loads.py has the tests.
 #[test]
 fn without_udmabuf_the_remedy_is_named() {
     let dir = Dir::new();

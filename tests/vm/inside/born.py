@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loads import BLOB, MIB, File, Loads, setting
+from tests.vm.inside.loads import BLOB, MIB, File, Loads, setting
 
 SIZE = 6 * MIB + 777
 LARGEST = "/sys/module/dmafile/parameters/max_buffer_mb"

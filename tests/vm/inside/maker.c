@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../kernel/uapi/dmafile.h"
+#include "../../../kernel/uapi/dmafile.h"
 
 #define SENTINEL 0xa5
 

@@ -8,7 +8,7 @@ Ends with an assertion that names the case, or with a line that counts them.
 import sys
 from pathlib import Path
 
-from loads import MIB, File, Loads, setting
+from tests.vm.inside.loads import MIB, File, Loads, setting
 
 METHOD = "copy-file-range"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
@@ -20,7 +20,7 @@ PLACES = ((0, 0), (777, 777), (4096, 8192), (5, 4098), (MIB + 1, 0))
 """Where a range begins in the file, and where it goes."""
 POOL = "/proc/sys/vm/nr_hugepages"
 OVERLAPS = "/sys/kernel/debug/dma-api/driver_filter"
-"""By a driver that isn't there: vm/test_series.py says why."""
+"""By a driver that isn't there: kernel/tests/vm/test_series.py says why."""
 
 
 def existing(loads: Loads, folder: Path) -> None:

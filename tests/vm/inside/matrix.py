@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loads import MIB, File, Loads, setting
+from tests.vm.inside.loads import MIB, File, Loads, setting
 
 GATHER = 2 * MIB
 BLOCK = "--block=256K"

@@ -14,6 +14,8 @@ from vm import kernels, ko, machine
 from vm.fixtures import FILE_SYSTEMS, vm
 from vm.kernels import ROOT
 
+HERE = Path(__file__).parent
+
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
     pytest.mark.usefixtures("ready"),
@@ -166,7 +168,7 @@ def test_udev_gives_the_node_to_the_group() -> None:
     assert result.stdout == b"660 0 2001\n", result.stderr
 
 
-def test_another_user_does_not() -> None:
+def test_another_user_may_not_open_the_node() -> None:
     result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
     assert result.returncode == 2
     assert b"Permission denied" in result.stderr
@@ -242,7 +244,7 @@ def small_base(request: pytest.FixtureRequest) -> str:
 )
 def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
     kernel = kernels.find("base-debug")
-    faulty = ko.other(ROOT / "vm" / "faulty", kernel.build, tmp_path)
+    faulty = ko.other(HERE / "faulty", kernel.build, tmp_path)
     load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A driver of a device without hardware, to test who exports dma-bufs. It maps them for DMA and then
- * touches what lies at the addresses that it was given, as hardware would. On a machine whose
+ * A driver of a device without hardware, to test exporters of dma-bufs. It maps them for DMA and
+ * then touches what lies at the addresses that it was given, as hardware would. On a machine whose
  * devices reach bounce buffers only (swiotlb=force) that is other memory than the CPU's: bytes get
  * from one to the other only where the exporter synchronises them.
  */

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm.programs import Programs
 from vm import kernels, series, small
 from vm.compiled import static
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
-from vm.test_loads import Programs, programs
-
-__all__ = ["programs"]
+from vm.kernels import ROOT
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
-INSIDE = Path(__file__).parent / "inside"
 SELFTESTS = Path("tools/testing/selftests")
 WRITERS = ("ext4", "xfs", "tmpfs")
 DISKS = tuple(fs for fs in FILE_SYSTEMS if fs != "tmpfs")
@@ -28,12 +26,12 @@ PARTS = {
     # What checks itself takes memory for that, and is then short of it.
     "series-debug": (*EVERYWHERE, "failures"),
 }
-"""Of vm/inside/heap_flag.py, by kernel."""
+"""Of kernel/tests/vm/inside/heap_flag.py, by kernel."""
 PARTS_OF_COPIES = {
     "series": ("slow_disk", "broken_disk", "sealed", "loop"),
     "series-debug": ("slow_disk", "broken_disk", "sealed", "loop", "failures"),
 }
-"""Of vm/inside/copy_faults.py."""
+"""Of kernel/tests/vm/inside/copy_faults.py."""
 DISKS_OF_COPIES = {"series": DISKS, "series-debug": ("ext4",)}
 """What checks itself takes most of an hour for one of them."""
 
@@ -189,7 +187,7 @@ def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> N
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
 def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_path: Path) -> None:
-    program = static(INSIDE / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
+    program = static(ROOT / "vm" / "inside" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
     disks = [f"--fs={fs}" for fs in WRITERS]
     inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
     command = ("sh", "-c", inside, "sh", str(program), *MOUNTS[: len(WRITERS)])
@@ -248,7 +246,7 @@ def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
 
 def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
     """Parts of a program that calls the kernel itself."""
-    python = ("python3", "-E", "-S", str(INSIDE / f"{program}.py"))
+    python = ("python3", "-E", "-S", "-m", f"kernel.tests.vm.inside.{program}")
     options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600", *more)
     passed(vm(*options, "--", *python, MOUNTS[0], *parts), "calls checked")
 

@@ -7,6 +7,7 @@ What devices are told is what the exporters' functions are called for. Few impor
 """
 
 import errno
+import importlib
 import json
 import mmap
 import os
@@ -144,7 +145,7 @@ def ways(way: Path, path: Path) -> None:
 def main(program: str, package: str, folder: Path) -> None:
     # The host's files are far away.
     shutil.copytree(package, "/tmp/package/dmafile")
-    sys.path.insert(0, "/tmp/package")
+    importlib.invalidate_caches()
     path = folder / "file"
     path.write_bytes(os.urandom(SIZE))
     os.sync()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from faults import device_of
+from tests.vm.inside.faults import device_of
 
 DEBUG = Path("/sys/kernel/debug")
 ALLOCATIONS = ("failslab", "fail_page_alloc")

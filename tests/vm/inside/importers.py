@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loads import File, Loads, difference, setting
+from tests.vm.inside.loads import File, Loads, difference, setting
 
 FRAME = 1280 * 720 * 4
 """What importer.c takes for one picture."""

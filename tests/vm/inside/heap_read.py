@@ -9,7 +9,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from loads import MIB, File, Loads, setting
+from tests.vm.inside.loads import MIB, File, Loads, setting
 
 KIND = "heap:system"
 IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loads import BLOB, GROUP, MIB, File, Loads, as_user, setting
+from tests.vm.inside.loads import BLOB, GROUP, MIB, File, Loads, as_user, setting
 
 NODES = {
     "udmabuf": Path("/dev/udmabuf"),

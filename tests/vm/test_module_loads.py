@@ -1,6 +1,6 @@
 """Loads into dma-bufs of dmafile.ko, on stock kernels, as test_loads.py does into others.
 
-One boot a part; what is checked is in the program of that name in vm/inside.
+One boot a part; what is checked is in the program of that name in tests/vm/inside.
 """
 
 import os
@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm.programs import Programs, passes
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
-from vm.test_loads import Programs, programs, tools
-from vm.test_rust import built, passes
-
-__all__ = ["built", "programs", "tools"]
 
 OTHERS = {"6.12": ("udmabuf", "heap:system"), "6.1": ()}
 """What a kernel has of itself, the better one first."""

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import Machine, broken, mapped, slow
-from ko import fragmentation, limited
-from loads import BLOB, GROUP, MIB, File, difference, setting
-from nth import Nth
+from kernel.tests.vm.inside.ko import fragmentation, limited
+from kernel.tests.vm.inside.nth import Nth
+from tests.vm.inside.faults import Machine, broken, mapped, slow
+from tests.vm.inside.loads import BLOB, GROUP, MIB, File, difference, setting
 
 ALLOC = 0xC0184800
 """DMA_HEAP_IOCTL_ALLOC."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from loads import BLOB, MIB, File, Loads, meminfo, pinned, setting
+from tests.vm.inside.loads import BLOB, MIB, File, Loads, meminfo, pinned, setting
 
 STARTS = ("--", "/bin/echo", "started")
 """A COMMAND that must not run."""

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import SIZE, Machine, broken, call, mapped, slow
-from heap_flag import MODES, READ, SYNC, Heap
-from loads import BLOB, MIB, File, difference, setting
-from nth import Nth
+from kernel.tests.vm.inside.heap_flag import MODES, READ, SYNC, Heap
+from kernel.tests.vm.inside.nth import Nth
+from tests.vm.inside.faults import SIZE, Machine, broken, call, mapped, slow
+from tests.vm.inside.loads import BLOB, MIB, File, difference, setting
 
 POOL = "/proc/sys/vm/nr_hugepages"
 UDMABUF_CREATE = 0x40187542

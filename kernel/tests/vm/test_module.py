@@ -1,7 +1,7 @@
 """dmafile.ko in machines: every byte, every refusal, every fault, on all kernels that it is for.
 
 One boot a part. What is checked, and why so, is in the programs of kernel/tests and in
-vm/inside/ko.py, which runs them in the machine.
+kernel/tests/vm/inside/ko.py, which runs them in the machine.
 """
 
 import os
@@ -14,8 +14,9 @@ from vm.compiled import static
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, Result, passed, vm
 from vm.kernels import ROOT
 
-INSIDE = Path(__file__).parent / "inside"
-SOURCES = ROOT / "kernel" / "tests"
+HERE = Path(__file__).parent
+SOURCES = HERE.parent
+IMPORTER = ROOT / "tests" / "vm" / "inside" / "importer.c"
 
 KERNELS = ("6.12", "6.1", "base-debug")
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
@@ -27,14 +28,14 @@ def programs(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package, command in (("dmsetup", "dmsetup"), ("xfsprogs", "mkfs.xfs")):
         kernels.need(package, "command", "-v", command)
     folder = tmp_path_factory.mktemp("programs")
-    for source in (*sorted(SOURCES.glob("*.c")), INSIDE / "importer.c"):
+    for source in (*sorted(SOURCES.glob("*.c")), IMPORTER):
         static(source, folder, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
     return folder
 
 
 def inside(programs: Path, part: str, *folders: str, options: tuple[str, ...] = ()) -> Result:
-    python = ("python3", "-E", "-S", str(INSIDE / "ko.py"), str(programs), part, *folders)
-    return vm("--module", *options, "--", *python)
+    python = ("python3", "-E", "-S", "-m", "kernel.tests.vm.inside.ko")
+    return vm("--module", *options, "--", *python, programs, part, *folders)
 
 
 @matrix
@@ -70,7 +71,7 @@ def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("iommu", ["off", "swiotlb"])
 def test_every_device(programs: Path, kernel: str, iommu: str, tmp_path: Path) -> None:
-    device = ko.other(ROOT / "vm" / "testdev", kernels.find(kernel).build, tmp_path)
+    device = ko.other(HERE / "testdev", kernels.find(kernel).build, tmp_path)
     options = (f"--kernel={kernel}", "--timeout=1800", "--fs=ext4", f"--iommu={iommu}")
     passed(inside(programs, "devices", "/mnt", str(device), options=options), "programs ran")
 

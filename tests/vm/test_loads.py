@@ -1,53 +1,20 @@
 """Loads on stock kernels: byte for byte, seen by importers, within limits, and when things break.
 
-One boot a part. What is checked, and why so, is in the program of that name in vm/inside, which
-runs in the machine; it ends with the assertion that fails.
+One boot a part. What is checked, and why so, is in the program of that name in tests/vm/inside,
+which runs in the machine; it ends with the assertion that fails.
 """
 
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from vm import kernels
-from vm.compiled import static
-from vm.fixtures import FILE_SYSTEMS, MOUNTS, TARGET, Result, build, passed, vm
-
-INSIDE = Path(__file__).parent / "inside"
+from tests.vm.programs import Programs
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
 KINDS = ("udmabuf", "heap:system")
 """What gives a dma-buf on 6.12."""
-
-
-@dataclass(frozen=True)
-class Programs:
-    """What is built on the host for the machine."""
-
-    dmafile: Path
-    helpers: Path
-
-    def run(self, name: str, *words: str, options: tuple[str, ...] = ()) -> Result:
-        """Runs one of the programs of vm/inside in a machine."""
-        # Without site-packages, which lie on the host and take longer than a load.
-        python = ("python3", "-E", "-S", INSIDE / f"{name}.py", self.dmafile, self.helpers)
-        return vm("--memory=3G", *options, "--", *python, *words)
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """The command as `cargo test` has built it, and the helpers, static: few bytes to read."""
-    build()
-    folder = tmp_path_factory.mktemp("programs")
-    # Most of a debug build is what a debugger reads.
-    built = TARGET / "debug" / "dmafile"
-    subprocess.run(["strip", "-o", folder / "dmafile", built], check=True)
-    helpers = folder / "helpers"
-    helpers.mkdir()
-    for name in ("importer", "maker", "reader"):
-        static(INSIDE / f"{name}.c", helpers, "-Wextra")
-    return Programs(folder / "dmafile", helpers)
 
 
 @pytest.mark.usefixtures("ready")
@@ -86,13 +53,6 @@ def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: st
     kinds = KINDS if kernel == "6.12" else ()
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("users", "/mnt", *kinds, options=options), "cases checked")
-
-
-@pytest.fixture(scope="module")
-def tools(ready: None) -> None:
-    """What breaks disks and makes images."""
-    kernels.need("dmsetup", "command", "-v", "dmsetup")
-    kernels.need("squashfs-tools", "command", "-v", "mksquashfs")
 
 
 @pytest.mark.usefixtures("tools")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loads import BLOB, MIB, File, Loads
+from tests.vm.inside.loads import BLOB, MIB, File, Loads
 
 SIZE = 96 * MIB
 """Enough for several threads that allocate."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import broken, call, mapped, slow
-from loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo, setting
+from tests.vm.inside.faults import broken, call, mapped, slow
+from tests.vm.inside.loads import BLOB, ENTER, GROUP, MIB, File, difference, meminfo, setting
 
 PARAMETERS = Path("/sys/module/dmafile/parameters")
 STATS = Path("/sys/kernel/debug/dmafile/stats")
