@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import ways
-from bench.results import RESULTS, ROOT
+from bench.runs import RESULTS, ROOT
 from bench.seconds.run import TABLES, run_all
 from bench.seconds.tables import Place
 

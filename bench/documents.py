@@ -8,11 +8,11 @@ NAME.csv, too. `RUN/about` is a sentence that says what was measured.
 import re
 from pathlib import Path
 
-from bench import overlap, results
+from bench import overlap, runs
 from bench.instructions import series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
-from bench.results import RESULTS, ROOT, Rows, Run
+from bench.runs import RESULTS, ROOT, Rows, Run
 from bench.seconds import run as seconds
 from bench.words import table, with_tables
 
@@ -32,14 +32,14 @@ UNSAMPLED = ("series/udmabufs",)
 def rows_of(name: str) -> Rows | None:
     """The table of that name, from the samples; or None where those were not kept."""
     folder, wanted = name.split("/")
-    run = Run.read(results.kept(folder))
+    run = Run.read(runs.kept(folder))
     rows = MAKERS[run.machine["bench"]](run).get(wanted)
     assert rows is not None or name in UNSAMPLED, f"{name}: no such table"
     return rows
 
 
 def about(folder: str) -> str:
-    run = Run.read(results.kept(folder))
+    run = Run.read(runs.kept(folder))
     ways = [one for one in run.samples if one.get("part", "ways") == "ways"]
     return stock.about(Measured.of(run.machine["machine"], ways))
 
@@ -66,7 +66,7 @@ def quoted() -> list[str]:
 
 def path_of(name: str) -> Path:
     folder, wanted = name.split("/")
-    return results.kept(folder) / f"{wanted}.csv"
+    return runs.kept(folder) / f"{wanted}.csv"
 
 
 def update() -> None:
@@ -74,7 +74,7 @@ def update() -> None:
     names = quoted()
     for name in names:
         if (rows := rows_of(name)) is not None:
-            results.write_csv(path_of(name), rows)
+            runs.write_csv(path_of(name), rows)
     shown = {path_of(name) for name in names}
     for path in RESULTS.glob("*/*.csv"):
         if path not in shown:
@@ -85,7 +85,7 @@ def update() -> None:
 
 def keep(folder: Path, date: str, name: str) -> Path:
     """Takes over the run of a folder, and shows it."""
-    kept = results.keep(Run.read(folder), date, name)
+    kept = runs.keep(Run.read(folder), date, name)
     update()
     return kept
 

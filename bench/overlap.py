@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import results
-from bench.results import RESULTS, ROOT, Rows, Run
+from bench import runs
+from bench.runs import RESULTS, ROOT, Rows, Run
 from bench.words import spread, table
 from vm.compiled import static
 
@@ -112,7 +112,7 @@ def main() -> None:
         # It knows this module's tables.
         from bench import documents
 
-        folder = results.keep(run, date, name)
+        folder = runs.keep(run, date, name)
         documents.update()
     else:
         folder = ROOT / ".bench" / f"{date}-{name}"

@@ -7,7 +7,7 @@
  * once a round, in an order drawn again each round, cold, between marks (../vm/mark.h) that tell how many instructions
  * it takes to create the memory, to fill it and to close all;
  *
- *	ways once FILE CANDIDATE [check]
+ *	ways once FILE CANDIDATE [SAME]
  *
  * by the clock: runs one candidate once, from FILE as it is. The candidates:
  *
@@ -37,7 +37,7 @@
  *	refused INDEX WHY	after its "ran"; it isn't tried again
  *	report INDEX JSON	dmafile's, once
  *
- * What `once` prints; with `check` the bytes are compared, outside the clock:
+ * What `once` prints; with SAME, outside the clock, the bytes are compared with those of that file:
  *
  *	create|fill|close SECONDS CPU_SECONDS
  *	report JSON		dmafile's
@@ -857,19 +857,22 @@ static void in_rounds(char **words)
 }
 
 /* The file, to compare with: it isn't read before that. */
-static void map_wanted(void)
+static void map_wanted(const char *same)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat about;
+	int fd = open(same, O_RDONLY | O_CLOEXEC);
 
-	if (fd < 0)
-		err(1, "%s", path);
+	if (fd < 0 || fstat(fd, &about))
+		err(1, "%s", same);
+	if ((size_t)about.st_size != size)
+		errx(1, "%s: another size", same);
 	wanted = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (wanted == MAP_FAILED)
-		err(1, "%s", path);
+		err(1, "%s", same);
 	close(fd);
 }
 
-static void once(const char *file, const char *line, bool check)
+static void once(const char *file, const char *line, const char *same)
 {
 	static const char *const steps[] = { "create", "fill", "close" };
 	struct candidate *c = &candidates[0];
@@ -884,10 +887,10 @@ static void once(const char *file, const char *line, bool check)
 		errx(1, "%s: too long", line);
 	strcpy(c->line, line);
 	parse(c);
-	if (check)
-		map_wanted();
+	if (same)
+		map_wanted(same);
 	timed = true;
-	if (attempt(c, check)) {
+	if (attempt(c, same)) {
 		printf("refused %s\n", why);
 		return;
 	}
@@ -900,9 +903,9 @@ int main(int argc, char **argv)
 {
 	if (argc == 7 && !strcmp(argv[1], "rounds"))
 		in_rounds(argv + 2);
-	else if ((argc == 4 || (argc == 5 && !strcmp(argv[4], "check"))) && !strcmp(argv[1], "once"))
-		once(argv[2], argv[3], argc == 5);
+	else if ((argc == 4 || argc == 5) && !strcmp(argv[1], "once"))
+		once(argv[2], argv[3], argv[4]);
 	else
-		errx(2, "ways rounds FILE KIB ROUNDS SEED CANDIDATES, or ways once FILE CANDIDATE [check]");
+		errx(2, "ways rounds FILE KIB ROUNDS SEED CANDIDATES, or ways once FILE CANDIDATE [SAME]");
 	return 0;
 }

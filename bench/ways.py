@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from bench.results import ROOT
+from bench.runs import ROOT
 
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 SOURCE = ROOT / "bench" / "ways.c"

@@ -26,7 +26,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def with_tables(document: str, made: Callable[[str], str | None]) -> str:
-    """The document with each table replaced, by its name; where there is none, the old one stays."""
+    """The document with each table replaced, by its name; those that are None stay."""
 
     def put(match: re.Match[str]) -> str:
         text = made(match[2])

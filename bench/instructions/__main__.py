@@ -1,19 +1,19 @@
 """Counts instructions in QEMU: `make vm-bench`, `make series-cost`.
 
-stock    every way from a file into memory, on Debian's 6.12 (docs/instructions.md, docs/kernel.md)
-series   what the series of kernel/linux-6.12 changes (docs/series.md)
-by-size  the rows of a published table at its sizes, up to 3 GiB, on the same kernel (docs/series.md)
+stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md
+series   what the series of kernel/linux-6.12 changes: docs/series.md
+by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
 """
 
 import argparse
 import datetime
 from collections.abc import Sequence
 
-from bench import documents, results
+from bench import documents, runs
 from bench.candidates import on_stock
 from bench.instructions import series
 from bench.instructions.measure import MIB, as_run, measure
-from bench.results import RESULTS, ROOT, Run
+from bench.runs import RESULTS, ROOT, Run
 from bench.words import table
 
 NAMES = {"stock": "instructions", "series": "series", "by-size": "series-by-size"}
@@ -65,13 +65,13 @@ def main(words: Sequence[str] | None = None) -> None:
     for title, rows in tables.items():
         print(f"\n{title}\n\n{table(*rows)}")
     if args.keep:
-        folder = results.keep(measured, date, name)
+        folder = runs.keep(measured, date, name)
         documents.update()
     else:
         folder = ROOT / ".bench" / f"{date}-{name}"
         measured.write(folder)
         for title, rows in tables.items():
-            results.write_csv(folder / f"{title}.csv", rows)
+            runs.write_csv(folder / f"{title}.csv", rows)
     print(f"\nEvery run: {folder}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import ways
-from bench.results import ROOT, Run
+from bench.runs import ROOT, Run
 
 STEPS = ("create", "fill", "close")
 """Between the marks of ways.c, from START to CREATED, and so on."""

@@ -26,9 +26,9 @@ from bench.candidates import (
     by_size,
     on_series,
 )
-from bench.instructions.measure import MIB, STEPS, Count, Measured, measure, step, whole
+from bench.instructions.measure import STEPS, Count, Measured, measure, step, whole
 from bench.instructions.tables import ratio_text
-from bench.results import ROOT, Rows, Run
+from bench.runs import ROOT, Rows, Run
 from bench.words import compared, size_text, thousands
 from vm.compiled import static
 
@@ -66,9 +66,7 @@ def measured_by_size(
 ) -> Run:
     """AR-31's rows, at each of its sizes."""
     every = [
-        measure(
-            by_size(), size=size, rounds=rounds, seed=seed, timeout=6 * 3600, kernel=kernel
-        )
+        measure(by_size(), size=size, rounds=rounds, seed=seed, timeout=6 * 3600, kernel=kernel)
         for size in sizes
     ]
     samples = [line for one in every for line in one.samples()]

@@ -1,7 +1,6 @@
 """The tables of a measurement, each by the name that documents have for it."""
 
 import re
-import statistics
 from collections.abc import Callable, Sequence
 
 from bench.candidates import (
@@ -32,7 +31,7 @@ from bench.instructions.measure import (
     step,
     whole,
 )
-from bench.results import Rows, Run
+from bench.runs import Rows, Run
 from bench.words import size_text, spread, thousands
 
 ZEROING = MIB / 8

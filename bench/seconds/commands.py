@@ -80,7 +80,7 @@ def way(ways: Path, name: str, file: Path, line: str) -> Candidate:
     # What else there is leaves nothing in the page cache.
     memory = 0 if line.startswith("copy ") else size
     command = [str(ways), "once", str(file), line]
-    return Candidate(name, line, file, size, command, said_by_ways, "check", memory)
+    return Candidate(name, line, file, size, command, said_by_ways, str(file), memory)
 
 
 def bare(name: str, *words: str) -> list[str]:

@@ -44,9 +44,9 @@ def write(report: Report, folder: Path) -> Path:
         for number, (title, trace) in enumerate(report.traces.items(), 1)
     ]
     # What comes from files and programs is text, and is escaped as such.
-    template = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template(
-        "report.html.j2"
-    )
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True
+    ).get_template("report.html.j2")
     page = folder / "report.html"
     page.write_text(
         template.render(

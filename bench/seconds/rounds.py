@@ -1,4 +1,4 @@
-"""Runs candidates side by side: in turns, in an order drawn again each round, from a known state."""
+"""Runs candidates side by side: in turns, each round in a new order, from a known state."""
 
 import random
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.results import Run
+from bench.runs import Run
 from bench.seconds.commands import Candidate
 from bench.seconds.files import cached
 from bench.seconds.process import Failed, run

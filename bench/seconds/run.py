@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import results
+from bench import runs
 from bench.seconds import machine, quick
 from bench.seconds.process import Failed, run
 from bench.seconds.rounds import Measured, as_run, measure, of_run
@@ -53,7 +53,7 @@ def run_all(
     failed = any(one.failed for one in measured.values())
     as_run(about, seed, measured).write(out)
     for result in found:
-        results.write_csv(out / f"{result.name}.csv", (result.head, result.rows))
+        runs.write_csv(out / f"{result.name}.csv", (result.head, result.rows))
     print(f"\nEvery run: {out.resolve()}")
     if page:
         traces = timeline(place) if "quick" in measured and not (interrupted or failed) else {}
@@ -65,7 +65,7 @@ def run_all(
     return INTERRUPTED if interrupted else int(failed)
 
 
-def tables(run: results.Run) -> dict[str, results.Rows]:
+def tables(run: runs.Run) -> dict[str, runs.Rows]:
     """Those of a run that was kept, by the names of their files."""
     return {
         result.name: (result.head, result.rows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.seconds.rounds import Cell, Measured
+from bench.seconds.rounds import Cell
 
 
 @dataclass(frozen=True)

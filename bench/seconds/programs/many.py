@@ -2,8 +2,8 @@
 
     many.py FILE [check=1]
 
-Prints one JSON object as the others here do: `create` is the time to open it and to read its header; `fill` that to load
-all tensors as NumPy arrays, less what the bytes alone take.
+Prints one JSON object as the others here do: `create` is the time to open it and to read its
+header; `fill` that to load all tensors as NumPy arrays, less what the bytes alone take.
 """
 
 import json

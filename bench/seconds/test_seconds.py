@@ -1,29 +1,30 @@
-"""`dmafile bench`: the parts that could mislead quietly, and all of it on small files."""
+"""`make bench`: the parts that could mislead quietly, and all of it on small files."""
 
 import html
 import importlib.util
-import json
 import math
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from dmafile_bench import memory
-from dmafile_bench.candidates import baseline, plain
-from dmafile_bench.files import MIB, cached, evict, file_system, fill_cache, make_file
-from dmafile_bench.process import Failed, run
-from dmafile_bench.way import compare
-from dmafile_bench.words import decided, ratios, spread, table
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench import ways
+from bench.__main__ import program
+from bench.candidates import QUICK, READ
+from bench.runs import MACHINE, ROOT, RUNS, Run
+from bench.seconds import memory
+from bench.seconds.commands import Said, bare, baseline, script, way
+from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
+from bench.seconds.process import Failed, run
+from bench.seconds.run import tables
+from bench.words import decided, ratios, spread, table
 
 
 @pytest.fixture
@@ -116,14 +117,14 @@ def test_spread_is_median_least_most() -> None:
 
 def test_table_lines_up() -> None:
     assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
-        "|        |  GB/s |",
-        "| ------ | ----: |",
-        "| read() |  1.25 |",
-        "| ours   | 10.00 |",
+        "|        |   GB/s |",
+        "|:-------|-------:|",
+        "| read() |   1.25 |",
+        "| ours   |  10.00 |",
     ]
 
 
-def test_a_round_that_was_interrupted_counts_for_those_who_ran() -> None:
+def test_a_round_that_was_interrupted_counts_for_what_ran() -> None:
     assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
@@ -132,24 +133,29 @@ def test_an_order_that_changes_is_undecided() -> None:
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
 
-BENCH = [sys.executable, "-m", "dmafile_bench"]
-"""As root's PATH may have another dmafile: this Python's own."""
+# Beginning with what `cargo test` has built; of the tree, where the programs are.
+BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
 
 
 def bench(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", *words]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_report_has_every_run_and_stands_alone(folder: Path) -> None:
-    done = bench(folder, "--seed=7")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ways.build(tmp_path_factory.mktemp("ways"), "dev")
+
+
+def test_results_have_every_run(folder: Path) -> None:
+    done = bench(folder, "--seed=7", "--candidate=small pages=to=memfd pages=4k")
     assert done.returncode == 0, done.stderr
     out = folder / "out"
-    raw = json.loads((out / "runs.json").read_text())
-    assert raw["seed"] == 7
-    samples = raw["tables"]["quick"]["samples"]
+    kept = Run.read(out)
+    assert kept.machine["seed"] == 7
+    samples = [one for one in kept.samples if "refused" not in one]
     runs = Counter((one["candidate"], one["warm"]) for one in samples)
-    assert runs["dmafile, memfd", False] == runs["read() into a memfd", True] == 5, runs
+    assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
     # By turns: no candidate runs twice before all others have run.
     orders = [
         [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
@@ -157,9 +163,33 @@ def test_a_report_has_every_run_and_stands_alone(folder: Path) -> None:
     ]
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert any(order != orders[0] for order in orders), orders
+    lines = kept.machine["tables"]["quick"]["candidates"]
+    assert lines["dmafile, memfd"] == QUICK["dmafile, memfd"]
+    assert lines["small pages"] == "load to=memfd pages=4k"
     for one in samples:
-        assert one["cached_after"] == 0 or one["warm"] or one["candidate"].startswith("read()"), one
+        direct = not lines[one["candidate"]].startswith("copy ")
+        assert one["cached_after"] == 0 or one["warm"] or not direct, one
         assert 0 < one["seconds"] < one["wall"], one
+    # Nothing but data; the tables follow from the samples.
+    made = tables(kept)
+    assert {path.name for path in out.iterdir()} == {
+        MACHINE,
+        RUNS,
+        *(f"{name}.csv" for name in made),
+    }
+    assert len(made) == 2
+    for head, rows in made.values():
+        assert table(head, rows) in done.stdout
+    assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
+    assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
+    assert f"Every run: {out}" in done.stdout
+
+
+def test_a_report_stands_alone(folder: Path) -> None:
+    done = bench(folder, "--report", "--seed=7")
+    assert done.returncode == 0, done.stderr
+    out = folder / "out"
+    samples = [one for one in Run.read(out).samples if "refused" not in one]
     page = (out / "report.html").read_text()
     slow = sum(not one["quick_memory"] for one in samples)
     assert (f"before {slow} runs it never became" in page) == (slow > 0)
@@ -167,30 +197,13 @@ def test_a_report_has_every_run_and_stands_alone(folder: Path) -> None:
     links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
     assert not links, links
     assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
-    names = [name for name, _ in runs]
-    assert all(html.escape(name) in page for name in names)
-    assert len(list(out.glob("*.csv"))) == 2
-    assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
-    assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
+    assert all(html.escape(one["candidate"]) in page for one in samples)
     assert f"Report: {out / 'report.html'}" in done.stdout
-
-
-def test_rows_that_cannot_run_say_why(folder: Path) -> None:
-    done = bench(folder, "--table=copy", "--most=32")
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if re.match(r"\| \d+ ", line)]
-    assert len(rows) == 23
-    for row in rows:
-        name = row.split("|")[1].strip()
-        if "can't run here" in row:
-            assert re.search(rf"Can't run here: .*{re.escape(name)}.*\(E[A-Z]+\)", done.stdout), row
-    assert any("can't run" not in row for row in rows)
 
 
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("heap", ["normal: heap, mmap, read()", "dmafile, memfd", "udmabuf, read(), direct"]),
         ("limit", ["dmafile, memfd", "dmafile, anon", "allocation alone, memfd, 4k"]),
         ("scale", ["dmafile, memfd, 8 MiB", "two loads at once"]),
         ("extras", ["no checksum", "sha256", "10000 tensors: to open"]),
@@ -198,69 +211,117 @@ def test_rows_that_cannot_run_say_why(folder: Path) -> None:
     ],
 )
 def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> None:
-    done = bench(folder, f"--table={name}", "--seed=7", "--least=8")
+    done = bench(folder, f"--table={name}", "--seed=7")
     assert done.returncode == 0, done.stderr
     for row in rows:
         assert f"\n| {row}" in done.stdout, done.stdout
-    raw = json.loads((folder / "out" / "runs.json").read_text())["tables"][name]
-    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in raw["samples"])
+    samples = [one for one in Run.read(folder / "out").samples if "refused" not in one]
+    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in samples)
     assert set(runs.values()) == {5}, runs
-    if name == "heap":
-        assert {size for _, size, _ in runs} == {8 * MIB}
     if name == "peers" and importlib.util.find_spec("torch") is None:
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
-def test_interrupted_it_tells_what_was_measured(folder: Path) -> None:
+def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         # As in a terminal: not ignored, as it would be in a background job of a shell.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(8)
+    assert process.stderr is not None
+    # The first round is over: there is something to keep.
+    for line in process.stderr:
+        if line.startswith("round 2 of"):
+            break
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert "Report: " in said
-    assert json.loads((folder / "out" / "runs.json").read_text())["tables"]["quick"]["interrupted"]
+    kept = Run.read(folder / "out")
+    assert kept.machine["tables"]["quick"]["interrupted"]
+    assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
 def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
-    # Its words are none of dmafile's, which it says by a traceback.
-    done = bench(folder, "--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many")
+    # A number that isn't one ends ways.c.
+    words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
+    done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
-    assert "cannot measure on: odd: " in done.stderr
+    assert "cannot measure on: odd: " in done.stderr and "many: not a number" in done.stderr
     page = (folder / "out" / "report.html").read_text()
     assert "It did not come to its end: odd: " in page and "10000 tensors" in page
 
 
-def test_too_few_bytes_are_wrong_ones(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"abc")
-    compare({}, [b"a", b"bc"], str(path), 3)
-    with pytest.raises(SystemExit, match="2 bytes, not 3"):
-        compare({}, [b"ab"], str(path), 3)
+LINES = [
+    "load to=memfd",
+    "load to=anon pages=4k method=threads io=buffered queue-depth=2 block=65536",
+    "copy to=memfd method=read io=buffered",
+    "copy to=memfd method=sendfile io=direct",
+]
 
 
-def test_wrong_bytes_end_it(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+@pytest.mark.parametrize("line", LINES)
+def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
+    path, other, said = folder / "file", folder / "other", tmp_path / "said"
     make_file(path, b"", 2 * MIB)
-    way = plain("way", path, 2 * MIB, "to=memfd method=read io=buffered check=1").command
-    assert run(way, tmp_path / "said").wall > 0
-    # What it compares with is another file's.
-    other = tmp_path / "other"
-    other.write_bytes(bytes(2 * MIB))
-    script = way[3]
-    text = Path(script).read_text().replace("with open(path, ", f"with open({str(other)!r}, ")
-    wrong = tmp_path / "way.py"
-    wrong.write_text(text)
+    candidate = way(built, "one", path, line)
+    assert run([*candidate.command, candidate.checks], said).wall > 0
+    told = candidate.said(said)
+    assert isinstance(told, Said) and told.seconds > 0
+    assert set(told.phases) == {"create", "fill", "close"}
+    if line.startswith("load "):
+        assert told.report["bytes"] == 2 * MIB
+    other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Failed, match="wrong bytes"):
-        run([*way[:3], str(wrong), *way[4:]], tmp_path / "said")
+        run([*candidate.command, str(other)], said)
+    other.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Failed, match="another size"):
+        run([*candidate.command, str(other)], said)
+
+
+def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    make_file(path, b"", MIB)
+    for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
+        candidate = way(built, "one", path, line)
+        run(candidate.command, tmp_path / "said")
+        why = candidate.said(tmp_path / "said")
+        assert isinstance(why, str) and len(why) > 10, why
+    for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
+        with pytest.raises(Failed):
+            run(way(built, "one", path, line).command, tmp_path / "said")
+
+
+TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
+
+
+def test_nothing_of_the_current_folder_is_run(tmp_path: Path) -> None:
+    """A folder of a model that was fetched may have any file."""
+    path = tmp_path / "model.noise"
+    make_file(path, b"", MIB)
+    for name in ("dmafile", "json", "numpy", "jinja2", "tqdm", "bench", "sitecustomize", "mmap"):
+        (tmp_path / f"{name}.py").write_text(TRAP)
+    commands = [
+        bare("read_into_memfd.py", str(path)),
+        script("halves.py", str(path), "at-once"),
+        script("peer.py", "read()", str(ROOT / "attacks" / "gap.safetensors")),
+        [*program(None), "--version"],
+    ]
+    for command in commands:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert "HIJACKED" not in done.stderr, (command, done.stderr)
 
 
 def test_bad_usage_is_told() -> None:
-    for word, said in (("--rounds=4", "at least 5"), ("--least=3073", "0 to 3072")):
-        done = subprocess.run([*BENCH, word], capture_output=True, text=True)
+    wrong = {
+        ("--rounds=4",): "at least 5",
+        ("--table=heap",): "invalid choice",
+        ("--out=a", "--keep=b"): "cannot be combined",
+        ("--candidate=name",): "wanted NAME=",
+    }
+    for words, said in wrong.items():
+        done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2 and said in done.stderr

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from dmafile_bench.model import Shape, header, make_model, tensors
+
+from bench.seconds.model import Shape, header, make_model, tensors
 
 TINY = Shape(layers=2, hidden=24, key_value=6, intermediate=84, vocabulary=100)
 
