@@ -298,8 +298,12 @@ def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
 TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 
 
-def test_nothing_of_the_current_folder_is_run(tmp_path: Path) -> None:
+def test_nothing_of_the_current_folder_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder of a model that was fetched may have any file."""
+    # No command of another dmafile, but this Python's module.
+    monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)
     for name in ("dmafile", "json", "numpy", "jinja2", "tqdm", "bench", "sitecustomize", "mmap"):
