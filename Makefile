@@ -35,7 +35,7 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 # What ruff, mypy and pytest look at.
 SCRIPTS := attacks bench demo kernel python scripts tests vm
 # Of these, the folders whose tests boot virtual machines.
-BOOTING := vm tests/vm kernel/tests/vm
+BOOTING := vm tests/vm kernel/tests/vm bench/instructions
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -52,13 +52,13 @@ help: ## list the targets
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
 	@scripts/need util-linux-extra command -v fincore
-	@$(PYTHON) demo/demo.py --dmafile $(DMAFILE) $(ARGS)
+	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
 test: lint need-test-tools .venv/demo ## lint, then run every test
 	@echo "test: Rust, then the Python of $(SCRIPTS)"
 	cargo test --workspace --locked
 	@$(MAKE) --no-print-directory extension
-	$(PYTHON) -m pytest --quiet -rs $(filter-out kernel tests vm,$(SCRIPTS))
+	$(PYTHON) -m pytest --quiet -rs --ignore=bench/instructions $(filter-out kernel tests vm,$(SCRIPTS))
 	$(VM_TESTS) $(BOOTING)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 
@@ -80,15 +80,15 @@ vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on
 	@echo "vm-test: boots some 60 virtual machines, two at a time, without KVM (an hour on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
-vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
-	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
-	@python3 -m vm.instructions $(ARGS)
+vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
+	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
+	@$(PYTHON) -m bench.instructions stock $(ARGS)
 
 bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes (ARGS="--table limit" and the like)
-	@echo "bench: dmafile bench, on the disk of this folder; reports in .bench"
+	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: with a page to look at)"
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@mkdir -p .bench && cd .bench && ../$(PYTHON) -m dmafile_bench --program $(abspath $(DMAFILE)) $(ARGS)
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
@@ -153,15 +153,15 @@ kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py vm/test_instructions.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
 
-kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
+kernel-overlap: need-rust .venv/dev ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
-	@python3 -m vm.overlap $(ARGS)
+	@$(PYTHON) -m bench.overlap --keep $(ARGS)
 
-series-cost: need-rust ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
+series-cost: need-rust .venv/dev ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
 	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@python3 -m vm.series_cost $(ARGS)
+	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"

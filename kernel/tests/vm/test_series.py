@@ -187,7 +187,7 @@ def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> N
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
 def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_path: Path) -> None:
-    program = static(ROOT / "vm" / "inside" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
+    program = static(ROOT / "bench" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
     disks = [f"--fs={fs}" for fs in WRITERS]
     inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
     command = ("sh", "-c", inside, "sh", str(program), *MOUNTS[: len(WRITERS)])

@@ -8,7 +8,6 @@ What devices are told is what the exporters' functions are called for. Few impor
 
 import errno
 import importlib
-import json
 import mmap
 import os
 import shutil
@@ -128,20 +127,6 @@ def views(path: Path, kind: str, count: int) -> None:
     told.enable("0")
 
 
-def ways(way: Path, path: Path) -> None:
-    """`dmafile bench` measures what consists of several dma-bufs, and says why others can't."""
-    LIMIT.write_text("1")
-    plain = ["to=udmabuf", "method=read", "io=buffered"]
-    for words in (["by=dmafile", "to=udmabuf"], plain):
-        command = [sys.executable, "-S", str(way), str(path), str(SIZE), "1", *words, "check=1"]
-        environment = {**os.environ, "PYTHONPATH": "/tmp/package"}
-        said = json.loads(subprocess.check_output(command, env=environment))
-        if words == plain:
-            assert said["refused"].startswith("UDMABUF_CREATE: more than 1 MiB"), said
-        else:
-            assert said["report"]["bytes"] == SIZE, said
-
-
 def main(program: str, package: str, folder: Path) -> None:
     # The host's files are far away.
     shutil.copytree(package, "/tmp/package/dmafile")
@@ -153,7 +138,6 @@ def main(program: str, package: str, folder: Path) -> None:
     for kind, mib, count in (("udmabuf", 1, 4), ("udmabuf", 64, 1), ("heap:system", 64, 1)):
         LIMIT.write_text(str(mib))
         views(path, kind, count)
-    ways(Path(package).with_name("dmafile_bench") / "way.py", path)
     print("C and Python checked")
 
 
