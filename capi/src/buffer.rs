@@ -300,12 +300,12 @@ pub unsafe extern "C" fn dmafile_buffer_read_at(
         let buffer = unsafe { shared(buffer, "buffer")? };
         border::check(into.cast(), len, "into")?;
         if len == 0 {
-            return Ok(buffer.inner.access().read_at(offset, &mut [])?);
+            return Ok(buffer.inner.access()?.read_at(offset, &mut [])?);
         }
         // SAFETY: not null; the header asks for `len` bytes to write, of C memory, which has bytes
         // of some value in it, and which lies outside the buffer.
         let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
-        Ok(buffer.inner.access().read_at(offset, into)?)
+        Ok(buffer.inner.access()?.read_at(offset, into)?)
     })
 }
 
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
             // SAFETY: not null; the header asks for `len` bytes to read, outside the buffer.
             unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }
         };
-        Ok(buffer.inner.access_mut().write_at(offset, from)?)
+        Ok(buffer.inner.access_mut()?.write_at(offset, from)?)
     })
 }
 

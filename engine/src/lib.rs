@@ -20,35 +20,38 @@
 #![deny(unsafe_code)]
 
 mod buffer;
-mod doctor;
+mod control;
 mod error;
+mod exporter;
 pub mod facts;
+mod flow;
 pub mod format;
+mod inspect;
 mod load;
 mod method;
 mod model;
-mod module;
 mod options;
-pub mod pins;
 mod plan;
+mod reasons;
+mod request;
 mod source;
 mod sys;
-mod trace;
 mod transfer;
 mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
-pub use doctor::{Check, Health, doctor};
+pub use control::{CancelToken, Progress};
 #[doc(hidden)]
 pub use error::one_line;
 pub use error::{Error, ErrorKind, Result, errno_name};
-pub use load::{CancelToken, Cpu, Extent, Load, Loaded, Progress, Report};
-pub use model::{Model, Pattern, Shard, Tensor, is_collection};
+pub use inspect::doctor::{Check, Health, doctor};
+pub use inspect::pins::{self, Pins, pins};
+pub use load::{Cpu, Extent, Load, Loaded, Report};
+pub use model::{Model, Pattern, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };
-pub use pins::{Pins, pins};
-pub use plan::{Plan, Reason, Rung};
+pub use plan::{Plan, Rung};
+pub use reasons::Reason;
+pub use source::Shard;
 pub use verify::{Algorithm, Verified, Verify};
-
-pub(crate) use load::ProgressFn;

@@ -209,7 +209,7 @@ fn dma_bufs_go_over_a_socket_with_where_the_bytes_lie() {
         assert_eq!((received.offset(), received.len()), (777, LEN - 777));
         assert_holds(&received, &file[777..], kind);
         let mut bytes = [0; 5];
-        received.access().read_at(3, &mut bytes).unwrap();
+        received.access().unwrap().read_at(3, &mut bytes).unwrap();
         assert_eq!(bytes, file[780..785]);
         // And on from there.
         received.send(&theirs).unwrap();
@@ -224,9 +224,17 @@ fn a_dma_buf_is_read_and_written_between_brackets_and_never_sealed() {
     let path = cold(dir.path(), LEN as usize);
     for kind in kinds() {
         let mut buffer = load(&path, kind).run().unwrap().buffer;
-        buffer.access_mut().write_at(LEN - 3, b"end").unwrap();
+        buffer
+            .access_mut()
+            .unwrap()
+            .write_at(LEN - 3, b"end")
+            .unwrap();
         let mut bytes = [0; 3];
-        buffer.access().read_at(LEN - 3, &mut bytes).unwrap();
+        buffer
+            .access()
+            .unwrap()
+            .read_at(LEN - 3, &mut bytes)
+            .unwrap();
         assert_eq!(&bytes, b"end");
         assert_eq!(&bytes_of(&buffer)[LEN as usize - 3..LEN as usize], b"end");
         assert!(buffer.as_slice().is_none(), "others may write to it");

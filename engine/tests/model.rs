@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// The bytes of a tensor in a buffer, through the descriptor where there is one.
 fn bytes_of(buffer: &Buffer, at: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
-    buffer.access().read_at(at, &mut bytes).unwrap();
+    buffer.access().unwrap().read_at(at, &mut bytes).unwrap();
     bytes
 }
 

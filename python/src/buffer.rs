@@ -51,7 +51,7 @@ impl Held {
         }
         let copied = py.detach(|| {
             bytes.resize(len, 0);
-            self.buffer.access().read_at(0, &mut bytes).map(|()| bytes)
+            self.buffer.access()?.read_at(0, &mut bytes).map(|()| bytes)
         });
         copied.map_err(|error| raise(py, &error, None))
     }

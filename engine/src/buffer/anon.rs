@@ -1,13 +1,15 @@
 //! `anon`: private memory of this process.
 
+use super::cannot_map;
+use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::Tactic;
-use super::{Memory, cannot_map};
 use crate::error::Result;
 use crate::options::Pages;
 use crate::plan::Plan;
 use crate::sys::Errno;
-use crate::sys::map::{Mapping, Region};
+use crate::sys::map::{Mapping, Region, View};
 
+/// While it is filled.
 pub(super) struct Anon {
     map: Mapping,
     tactic: Tactic,
@@ -16,7 +18,7 @@ pub(super) struct Anon {
 impl Anon {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
         let capacity = plan.capacity;
-        // Holes, and tensors that nobody has asked for.
+        // Holes, and tensors that were not asked for.
         let sparse = plan.to_read + plan.to_copy < plan.bytes;
         let tactic = Tactic::new(pages, false);
         let grain = tactic.grain();
@@ -36,7 +38,14 @@ impl Anon {
     }
 }
 
-impl Memory for Anon {
+impl CopyOut for Anon {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.map.region().copy_out(at, into);
+        Ok(())
+    }
+}
+
+impl Filling for Anon {
     fn region(&self) -> Region<'_> {
         self.map.region()
     }
@@ -52,21 +61,43 @@ impl Memory for Anon {
     fn pages(&self) -> (String, Option<String>) {
         self.tactic.got(&self.map.region())
     }
+}
 
-    fn finish(&mut self) -> Result<(), Errno> {
+impl Finish for Anon {
+    fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
         self.map.region().leave_out_of_forks(false);
+        Ok(Box::new(Private(self.map.into_view())))
+    }
+}
+
+/// Filled.
+struct Private(View);
+
+impl CopyOut for Private {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.0.copy_out(at, into);
         Ok(())
+    }
+}
+
+impl Filled for Private {
+    fn address(&self) -> Option<*const u8> {
+        Some(self.0.start())
+    }
+
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        self.0.copy_in(at, from)
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        self.map.bytes()
+        self.0.bytes()
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.map.bytes_mut()
+        self.0.bytes_mut()
     }
 
-    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
-        Some(self.map)
+    fn into_view(self: Box<Self>) -> Option<View> {
+        Some(self.0)
     }
 }

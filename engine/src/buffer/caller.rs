@@ -1,10 +1,9 @@
-//! Memory handed in by the caller.
+//! Memory handed in by the caller, for the time of one load: it is filled, and never a buffer.
 
-use super::Memory;
+use super::memory::{CopyOut, Filling};
 use crate::sys::Errno;
 use crate::sys::map::{Region, page_size};
 
-/// Memory that is lent for the time of one load.
 pub(crate) struct Lent<'m>(Region<'m>);
 
 impl<'m> Lent<'m> {
@@ -13,14 +12,21 @@ impl<'m> Lent<'m> {
     }
 }
 
-impl Memory for Lent<'_> {
+impl CopyOut for Lent<'_> {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.0.copy_out(at, into);
+        Ok(())
+    }
+}
+
+impl Filling for Lent<'_> {
     fn region(&self) -> Region<'_> {
         self.0
     }
 
     /// It may be a mapping of anything.
-    fn steady(&self) -> Option<Region<'_>> {
-        None
+    fn never_faults(&self) -> bool {
+        false
     }
 
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
@@ -32,7 +38,7 @@ impl Memory for Lent<'_> {
     }
 
     fn pages(&self) -> (String, Option<String>) {
-        ("4k".to_string(), None)
+        ("existing".to_string(), None)
     }
 
     fn is_fresh(&self) -> bool {

@@ -1,27 +1,43 @@
-//! dma-bufs that the CPU reaches by their own mappings: made by a heap, there already, or received.
+//! dma-bufs that the CPU reaches by their own mappings: made by a heap or dmafile.ko, there already,
+//! or received.
 
-use super::{DmaBuf, Memory};
-use crate::error::Error;
+use super::DmaBuf;
+use super::memory::{CopyOut, Filled, Filling, Finish};
+use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::map::{Mapping, Region, View, page_size};
 use crate::sys::{Errno, dmabuf, file};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-pub(super) struct DmaBufs {
-    /// All of them, one behind the other.
+/// One dma-buf while it is filled.
+pub(super) struct ToFill {
     map: Mapping,
-    pieces: Vec<Piece>,
+    piece: Piece,
     /// Every byte was zero when it came.
     fresh: bool,
     /// The CPU is writing: from when it was made to be filled until it is whole.
-    filling: Vec<Access>,
+    access: Access,
+}
+
+/// One or several, filled.
+pub(super) struct DmaBufs {
+    /// All of them, one behind the other.
+    view: View,
+    pieces: Vec<Piece>,
 }
 
 struct Piece {
     /// The caller may keep it too.
     fd: Arc<OwnedFd>,
     bytes: u64,
+}
+
+impl Piece {
+    fn new(fd: Arc<OwnedFd>) -> Result<Self, Errno> {
+        let bytes = dmabuf::size(fd.as_fd())?;
+        Ok(Self { fd, bytes })
+    }
 }
 
 /// Writing by the CPU, from when it is made until it is dropped (DMA_BUF_IOCTL_SYNC).
@@ -33,7 +49,7 @@ impl Access {
         Ok(Self(Some(Arc::clone(fd))))
     }
 
-    /// Ends it; what was written may not have come to where devices look.
+    /// Ends it. Where that fails, devices may not see what was written.
     fn end(mut self) -> Result<(), Errno> {
         self.0
             .take()
@@ -44,46 +60,99 @@ impl Access {
 impl Drop for Access {
     fn drop(&mut self) {
         if let Some(fd) = &self.0 {
-            // It has begun, so that it can end; there is nobody to tell in a drop.
+            // It has begun, so that it can end; a drop has nobody to report to.
             let _ = dmabuf::sync(fd.as_fd(), true, true);
         }
     }
 }
 
+impl ToFill {
+    pub(super) fn new(fd: &Arc<OwnedFd>, fresh: bool) -> Result<Self, Errno> {
+        let piece = Piece::new(Arc::clone(fd))?;
+        Ok(Self {
+            map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
+            access: Access::begin(fd)?,
+            piece,
+            fresh,
+        })
+    }
+}
+
+impl CopyOut for ToFill {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.map.region().copy_out(at, into);
+        Ok(())
+    }
+}
+
+impl Filling for ToFill {
+    fn region(&self) -> Region<'_> {
+        self.map.region()
+    }
+
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.piece.fd.as_fd())
+    }
+
+    /// Its exporter has made all of it present.
+    fn populate(&self, _at: u64, _len: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn grain(&self) -> u64 {
+        page_size()
+    }
+
+    fn pages(&self) -> (String, Option<String>) {
+        exporters_pages()
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+}
+
+impl Finish for ToFill {
+    fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
+        self.access.end()?;
+        Ok(Box::new(DmaBufs {
+            view: self.map.into_view(),
+            pieces: vec![self.piece],
+        }))
+    }
+}
+
 impl DmaBufs {
-    /// What others have filled.
+    /// What has been filled elsewhere.
     pub(super) fn whole(fds: Vec<Arc<OwnedFd>>) -> Result<Self, Errno> {
-        let mut pieces = Vec::new();
-        for fd in fds {
-            let bytes = dmabuf::size(fd.as_fd())?;
-            pieces.push(Piece { fd, bytes });
-        }
+        let pieces: Result<Vec<_>, Errno> = fds.into_iter().map(Piece::new).collect();
+        let pieces = pieces?;
         let parts: Vec<_> = pieces
             .iter()
             .map(|piece| (piece.fd.as_fd(), piece.bytes))
             .collect();
-        let map = Mapping::chain(&parts)?;
         Ok(Self {
-            map,
+            view: Mapping::chain(&parts)?.into_view(),
             pieces,
-            fresh: false,
-            filling: Vec::new(),
         })
     }
 
-    /// One that is to be filled.
-    pub(super) fn to_fill(fd: &Arc<OwnedFd>, fresh: bool) -> Result<Self, Errno> {
-        let mut made = Self::whole(vec![Arc::clone(fd)])?;
-        made.filling.push(Access::begin(fd)?);
-        Ok(Self { fresh, ..made })
+    /// How many bytes they have together.
+    pub(super) fn len(&self) -> u64 {
+        self.view.len()
     }
 }
 
-/// One that was made and filled in one step.
-pub(crate) fn born(fd: OwnedFd, plan: &Plan) -> crate::error::Result<Box<dyn Memory>> {
+/// Takes a dma-buf that was allocated and read into by one call.
+pub(crate) fn adopt_fused(fd: OwnedFd, plan: &Plan) -> Result<Box<dyn Filled>> {
     name_after_file(&fd, plan);
-    let memory = DmaBufs::whole(vec![Arc::new(fd)]).map_err(cannot_map)?;
-    Ok(Box::new(memory))
+    let filled = DmaBufs::whole(vec![Arc::new(fd)]).map_err(cannot_map)?;
+    Ok(Box::new(filled))
+}
+
+/// Which pages a dma-buf has.
+pub(crate) fn exporters_pages() -> (String, Option<String>) {
+    ("exporter".to_string(), None)
 }
 
 /// Names it after the file.
@@ -93,25 +162,20 @@ pub(super) fn name_after_file(fd: &OwnedFd, plan: &Plan) {
     }
 }
 
-/// A dma-buf does not come into being.
-pub(crate) fn cannot_allocate(errno: Errno) -> Error {
-    let error = Error::os("cannot allocate the buffer", errno);
-    match errno {
-        Errno::NOMEM => error
-            .why("memory, or the limit of a cgroup, has no room for it")
-            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
-        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
-        _ => error,
-    }
-}
-
 pub(super) fn cannot_map(errno: Errno) -> Error {
     Error::os("cannot map the dma-buf", errno)
 }
 
-impl Memory for DmaBufs {
-    fn region(&self) -> Region<'_> {
-        self.map.region()
+impl CopyOut for DmaBufs {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.view.copy_out(at, into);
+        Ok(())
+    }
+}
+
+impl Filled for DmaBufs {
+    fn address(&self) -> Option<*const u8> {
+        Some(self.view.start())
     }
 
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
@@ -128,33 +192,15 @@ impl Memory for DmaBufs {
         pieces.collect()
     }
 
-    /// Its exporter has made all of it present.
-    fn populate(&self, _at: u64, _len: u64) -> Result<(), Errno> {
-        Ok(())
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        self.view.copy_in(at, from)
     }
 
-    fn grain(&self) -> u64 {
-        page_size()
-    }
-
-    fn pages(&self) -> (String, Option<String>) {
-        ("exporter".to_string(), None)
-    }
-
-    fn is_fresh(&self) -> bool {
-        self.fresh
-    }
-
-    fn finish(&mut self) -> Result<(), Errno> {
-        self.filling.drain(..).try_for_each(Access::end)
-    }
-
-    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
-        Some(self.map)
+    fn into_view(self: Box<Self>) -> Option<View> {
+        Some(self.view)
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        drop(self.filling);
         let own = |piece: Piece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
         self.pieces.into_iter().map(own).collect()
     }

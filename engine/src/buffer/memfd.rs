@@ -1,18 +1,19 @@
 //! `memfd`: memory with a descriptor, whose size is sealed when it is handed out.
 
+use super::cannot_map;
+use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::Tactic;
-use super::{Memory, cannot_map};
 use crate::error::Result;
 use crate::options::Pages;
 use crate::plan::Plan;
-use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::map::{Mapping, Region, View, page_size};
 use crate::sys::{Errno, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+/// While it is filled.
 pub(super) struct Memfd {
-    /// None only where it could not be mapped again after it was sealed.
-    map: Option<Mapping>,
+    map: Mapping,
     fd: OwnedFd,
     tactic: Tactic,
     len: u64,
@@ -62,7 +63,7 @@ impl Memfd {
         let (fd, map) = mapped().map_err(|errno| cannot_map(errno, pages))?;
         tactic.advise(&map.region());
         Ok(Self {
-            map: Some(map),
+            map,
             fd,
             tactic,
             len,
@@ -70,62 +71,22 @@ impl Memfd {
         })
     }
 
-    /// Takes over a memfd that somebody sent, after a check that it cannot shrink below `end`.
-    pub(super) fn adopt(fd: OwnedFd, end: u64) -> Result<Self, String> {
-        let seals = memfd::seals(fd.as_fd()).map_err(|_| "its descriptor is no memfd")?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err("its memfd may shrink under us".to_string());
-        }
-        let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
-        if end > stat.size {
-            return Err("its range lies outside its memfd".to_string());
-        }
-        let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
-        let sealed = seals.contains(SealFlags::WRITE);
-        let map = if sealed {
-            Mapping::sealed(fd.as_fd(), len)
-        } else {
-            Mapping::shared(fd.as_fd(), len, 1, true)
-        };
-        let map = map.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
-        Ok(Self {
-            map: Some(map),
-            fd,
-            tactic: Tactic::new(Pages::Auto, true),
-            len: stat.size,
-            final_size: stat.size,
-        })
+    /// Ends the filling and keeps the mapping alone.
+    pub(super) fn into_view(self) -> View {
+        self.map.into_view()
     }
 }
 
-/// What a buffer is until it is sealed, which comes after all that asks for a region.
-pub(super) const MAPPED: &str = "mapped while it is filled";
-
-/// Seals against any change. Writable mappings forbid that, so ours is taken off and made anew, in
-/// its place, for whoever may still hold an address: what it was where the seal is refused, of bytes
-/// that nobody can change where it is not.
-pub(super) fn seal(fd: BorrowedFd<'_>, map: &mut Option<Mapping>, len: u64) -> Result<(), Errno> {
-    if let Some(map) = map {
-        map.blank()?;
+impl CopyOut for Memfd {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.map.region().copy_out(at, into);
+        Ok(())
     }
-    let sealed = memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW);
-    let len = len as usize;
-    let shown = match (map.take(), sealed) {
-        (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
-        (None, Ok(())) => Mapping::sealed(fd, len),
-        (None, Err(_)) => Mapping::shared(fd, len, 1, true),
-    };
-    *map = Some(shown?);
-    sealed
 }
 
-impl Memory for Memfd {
+impl Filling for Memfd {
     fn region(&self) -> Region<'_> {
-        self.map.as_ref().expect(MAPPED).region()
-    }
-
-    fn steady(&self) -> Option<Region<'_>> {
-        self.map.as_ref().map(Mapping::region)
+        self.map.region()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -143,44 +104,116 @@ impl Memory for Memfd {
     fn pages(&self) -> (String, Option<String>) {
         self.tactic.got(&self.region())
     }
+}
 
-    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
-        match &self.map {
-            // A store there would be a signal.
-            Some(map) if map.is_sealed() => return Err(Errno::PERM),
-            Some(map) => map.region().copy_in(at, from),
-            None => file::pwrite_all(self.fd.as_fd(), from, at)?,
-        }
-        Ok(())
-    }
-
-    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        match &self.map {
-            Some(map) => map.region().copy_out(at, into),
-            None => file::pread_all(self.fd.as_fd(), into, at)?,
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<(), Errno> {
+impl Finish for Memfd {
+    fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
         // Direct sendfile and splice write whole blocks, and so may have made it longer.
         if self.tactic.grain() == page_size() || self.len != self.final_size {
             memfd::resize(self.fd.as_fd(), self.final_size)?;
         }
-        // Whoever receives it can rely on its size, and udmabuf asks for F_SEAL_SHRINK.
-        memfd::seal(self.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)
+        // A receiver can rely on its size, and udmabuf asks for F_SEAL_SHRINK.
+        memfd::seal(self.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(Box::new(FilledMemfd {
+            view: Some(self.map.into_view()),
+            fd: self.fd,
+            size: self.final_size,
+        }))
+    }
+}
+
+/// Filled, or received.
+pub(super) struct FilledMemfd {
+    /// None where a touch could raise a signal, and where it could not be mapped again after it was
+    /// sealed: then its bytes go through the descriptor.
+    view: Option<View>,
+    fd: OwnedFd,
+    size: u64,
+}
+
+impl FilledMemfd {
+    /// Takes over a memfd that was received, after a check that its first `end` bytes stay.
+    pub(super) fn adopt(fd: OwnedFd, end: u64) -> Result<Self, String> {
+        let seals = memfd::seals(fd.as_fd()).map_err(|_| "its descriptor is not a memfd")?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err("its memfd is not sealed against shrinking".to_string());
+        }
+        let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
+        let sealed = seals.contains(SealFlags::WRITE);
+        if end > stat.size {
+            return Err("its range lies outside its memfd".to_string());
+        }
+        let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
+        let mapped = match sealed {
+            true => View::sealed(fd.as_fd(), len).map(Some),
+            // The sender may punch holes, which gives its pages back to the pool, and where that is
+            // empty the next touch is SIGBUS: it is read through its descriptor.
+            false if stat.is_hugetlb() => Ok(None),
+            false => Mapping::shared(fd.as_fd(), len, 1, true).map(|map| Some(map.into_view())),
+        };
+        let view = mapped.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
+        Ok(Self {
+            view,
+            fd,
+            size: stat.size,
+        })
+    }
+}
+
+/// Seals against any change. Writable mappings forbid that, so this one is taken off and mapped again
+/// in its place, where its addresses may still be known: as it was if the seal is refused, else with
+/// bytes that nobody can change.
+pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Result<(), Errno> {
+    if let Some(view) = view {
+        view.blank()?;
+    }
+    let sealed = memfd::seal(fd, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW);
+    let len = len as usize;
+    let shown = match (view.take(), sealed) {
+        (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
+        (None, Ok(())) => View::sealed(fd, len),
+        (None, Err(_)) => Mapping::shared(fd, len, 1, true).map(Mapping::into_view),
+    };
+    *view = Some(shown?);
+    sealed
+}
+
+impl CopyOut for FilledMemfd {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        match &self.view {
+            Some(view) => view.copy_out(at, into),
+            None => file::pread_all(self.fd.as_fd(), into, at)?,
+        }
+        Ok(())
+    }
+}
+
+impl Filled for FilledMemfd {
+    fn address(&self) -> Option<*const u8> {
+        self.view.as_ref().map(View::start)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        match &mut self.view {
+            Some(view) => view.copy_in(at, from),
+            None => file::pwrite_all(self.fd.as_fd(), from, at),
+        }
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        self.map.as_ref()?.bytes()
+        self.view.as_ref()?.bytes()
     }
 
     fn seal(&mut self) -> Result<(), Errno> {
-        seal(self.fd.as_fd(), &mut self.map, self.final_size)
+        seal(self.fd.as_fd(), &mut self.view, self.size)
     }
 
-    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
-        self.map
+    fn into_view(self: Box<Self>) -> Option<View> {
+        self.view
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {

@@ -86,12 +86,12 @@ impl Tactic {
     /// Which pages there are, and a remark where that is not what was tried for.
     pub(super) fn got(&self, region: &Region<'_>) -> (String, Option<String>) {
         if self.pages != Pages::Thp {
-            let pages = if self.pages == Pages::Auto {
-                Pages::Small
-            } else {
-                self.pages
+            // Memory that exists has the pages that its owner chose.
+            let pages = match self.pages {
+                Pages::Auto => "existing".to_string(),
+                tried => tried.to_string(),
             };
-            return (pages.to_string(), None);
+            return (pages, None);
         }
         let huge = if self.collapse {
             Some(self.collapsed.load(Ordering::Relaxed))

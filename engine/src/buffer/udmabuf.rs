@@ -1,15 +1,18 @@
 //! `udmabuf`: a memfd, and one dma-buf over it, or several where a limit forces them.
 
+use super::DmaBuf;
 use super::memfd::Memfd;
-use super::{DmaBuf, Memory};
-use crate::error::{Error, Result};
+use super::memory::{CopyOut, Filled, Filling, Finish};
+use crate::error::Result;
+use crate::exporter::udmabuf;
 use crate::options::Pages;
 use crate::plan::Plan;
-use crate::sys::map::{Mapping, Region};
+use crate::sys::map::{Region, View};
 use crate::sys::{Errno, dmabuf, host};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
+/// While it is filled.
 pub(super) struct Udmabuf {
     memfd: Memfd,
     node: OwnedFd,
@@ -24,30 +27,9 @@ struct Piece {
     bytes: u64,
 }
 
-/// Whether they can be made here.
-pub(crate) fn look_at_udmabuf() -> Result<()> {
-    open().map(drop).map_err(|error| error.at("udmabuf"))
-}
-
-fn open() -> Result<OwnedFd> {
-    dmabuf::open_udmabuf().map_err(|errno| {
-        let error = Error::os("cannot make the buffer", errno);
-        match errno {
-            Errno::NOENT | Errno::NXIO | Errno::NODEV => {
-                error.why("there is no /dev/udmabuf").remedy(
-                    "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd",
-                )
-            }
-            _ => error
-                .why("/dev/udmabuf cannot be opened")
-                .remedy("ask for access to it: usermod -aG kvm USER, or a udev rule"),
-        }
-    })
-}
-
 impl Udmabuf {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
-        let node = open()?;
+        let node = udmabuf::open()?;
         let memfd = Memfd::whole(plan, pages)?;
         Ok(Self {
             size: memfd.region().len(),
@@ -85,13 +67,15 @@ fn limit() -> u64 {
     (if mib > 1 { mib - mib % 2 } else { mib }) << 20
 }
 
-impl Memory for Udmabuf {
+impl CopyOut for Udmabuf {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.memfd.copy_out(at, into)
+    }
+}
+
+impl Filling for Udmabuf {
     fn region(&self) -> Region<'_> {
         self.memfd.region()
-    }
-
-    fn steady(&self) -> Option<Region<'_>> {
-        self.memfd.steady()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -115,24 +99,50 @@ impl Memory for Udmabuf {
             return Ok(false);
         }
         let made = self.make()?;
-        // Nobody else makes them.
+        // No other thread makes them.
         Ok(self.made.set(made).is_ok())
     }
+}
 
-    fn finish(&mut self) -> Result<(), Errno> {
-        self.populated().map(drop)
+impl Finish for Udmabuf {
+    fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
+        self.populated()?;
+        Ok(Box::new(Made {
+            view: self.memfd.into_view(),
+            pieces: self.made.into_inner().unwrap_or_default(),
+        }))
+    }
+}
+
+/// Filled. The dma-bufs hold the memfd's pages.
+struct Made {
+    view: View,
+    pieces: Vec<Piece>,
+}
+
+impl CopyOut for Made {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.view.copy_out(at, into);
+        Ok(())
+    }
+}
+
+impl Filled for Made {
+    fn address(&self) -> Option<*const u8> {
+        Some(self.view.start())
     }
 
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
-        let pieces = self.made.get().map_or(&[][..], |made| &made[..]);
-        let pieces = pieces.iter();
-        pieces
-            .map(|piece| DmaBuf {
-                fd: piece.fd.as_fd(),
-                at: piece.at,
-                bytes: piece.bytes,
-            })
-            .collect()
+        let pieces = self.pieces.iter().map(|piece| DmaBuf {
+            fd: piece.fd.as_fd(),
+            at: piece.at,
+            bytes: piece.bytes,
+        });
+        pieces.collect()
+    }
+
+    fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        self.view.copy_in(at, from)
     }
 
     fn seal(&mut self) -> Result<(), Errno> {
@@ -140,12 +150,11 @@ impl Memory for Udmabuf {
         Err(Errno::BUSY)
     }
 
-    fn into_mapping(self: Box<Self>) -> Option<Mapping> {
-        Box::new(self.memfd).into_mapping()
+    fn into_view(self: Box<Self>) -> Option<View> {
+        Some(self.view)
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        let made = self.made.into_inner().unwrap_or_default();
-        Ok(made.into_iter().map(|piece| piece.fd).collect())
+        Ok(self.pieces.into_iter().map(|piece| piece.fd).collect())
     }
 }

@@ -8,7 +8,7 @@ mod gguf;
 mod safetensors;
 
 use crate::error::{Error, Result};
-use crate::sys::Errno;
+use crate::sys::{Errno, errno};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -138,10 +138,7 @@ impl Bad {
             Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Self::new("the file ends inside its header").into_error()
             }
-            Self::Io(error) => Error::os(
-                "cannot read the header",
-                Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)),
-            ),
+            Self::Io(error) => Error::os("cannot read the header", errno(error)),
             Self::Unsound(why) => Error::new("not a sound model file", why)
                 .with_errno(Errno::BADMSG)
                 .remedy("fetch it again, or load it as plain bytes"),

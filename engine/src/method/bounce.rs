@@ -6,9 +6,9 @@ use super::fill::{read_direct, vanished};
 use super::pool::crowd;
 use super::{Job, Stop, uring, work};
 use crate::error::Error;
+use crate::flow::feed::{Extent, Lane};
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, file};
-use crate::transfer::feed::{Extent, Lane};
 
 /// A ring from which one thread reads ahead and copies on: fewer blocks would leave the disk idle
 /// during a copy.
@@ -25,7 +25,7 @@ pub(super) struct Bounce<'m> {
     align: u64,
     to: Region<'m>,
     /// The CPU may touch `to` at any time.
-    steady: bool,
+    never_faults: bool,
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -92,23 +92,18 @@ fn in_ring(
     // Before Linux 6.5 a fork could part a page from the read that fills it.
     blocks.leave_out_of_forks(true);
     let inner = Job {
-        plan: job.plan,
-        rung: job.rung,
-        source: job.source,
         region: blocks,
-        steady: true,
+        never_faults: true,
         descriptor: None,
         dma_buf: None,
-        feed: job.feed,
-        meter: job.meter,
-        cancel: job.cancel,
+        ..*job
     };
     let bounce = Bounce {
         blocks,
         block,
         align: job.plan.align,
         to: job.region,
-        steady: job.steady,
+        never_faults: job.never_faults,
     };
     reads(&inner, &bounce)
 }
@@ -132,7 +127,7 @@ impl Bounce<'_> {
     /// Copies the bytes of an extent from its block to where they belong.
     pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Stop> {
         let from = slot * self.block + extent.file % self.align;
-        if self.steady {
+        if self.never_faults {
             self.to
                 .copy_from(extent.at, &self.blocks, from, extent.need);
             return Ok(());

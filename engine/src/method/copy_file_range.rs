@@ -5,8 +5,8 @@
 use super::fill::{cut_short, failed};
 use super::{Job, Stop, work};
 use crate::error::Error;
+use crate::flow::feed::Lane;
 use crate::sys::{Errno, file};
-use crate::transfer::feed::Lane;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let to = match job.dma_buf {

@@ -2,9 +2,9 @@
 
 use super::{Job, Stop};
 use crate::error::Error;
+use crate::flow::feed::Extent;
 use crate::source::Source;
-use crate::sys::{Errno, file};
-use crate::transfer::feed::Extent;
+use crate::sys::{Errno, file, retry};
 use std::os::fd::BorrowedFd;
 
 /// What is left to do for an extent of which `got` bytes came.
@@ -83,7 +83,7 @@ fn pread(
     extent: &Extent,
 ) -> Result<u64, Errno> {
     // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
-    file::retry(|| file::pread(fd, &job.region, extent.at, extent.len, offset))
+    retry(|| file::pread(fd, &job.region, extent.at, extent.len, offset))
 }
 
 /// Whether an errno says that direct I/O is not to be had, rather than that the disk failed.

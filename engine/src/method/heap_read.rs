@@ -4,28 +4,29 @@
 //! The call can't be ended early, but by a fatal signal, and tells nothing while it runs.
 
 use super::fill::{cut_short, is_refusal, refused};
-use super::{Birth, Stop};
-use crate::buffer::cannot_allocate;
+use super::{Fused, Stop};
 use crate::error::Error;
+use crate::exporter::cannot_allocate;
+use crate::flow::feed::Extent;
+use crate::flow::meter::Phase;
+use crate::flow::trace::ROW_READS;
 use crate::sys::{Errno, dmabuf};
-use crate::transfer::feed::Extent;
-use crate::transfer::meter::{Phase, ROW_READS};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Makes and fills it in one call.
-pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
-    let Birth {
+/// Allocates and reads in one call.
+pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
+    let Fused {
         plan,
         source,
         meter,
         cancel,
         ..
-    } = *birth;
+    } = *fused;
     let refuse = |what: &str, errno| Stop::Refused(Error::os(what, errno).at(&plan.kind));
     let name = plan.kind.trim_start_matches("heap:");
     let heap = dmabuf::open_heap(name).map_err(|errno| refuse("cannot open the heap", errno))?;
     let direct = plan.first().direct;
-    let (file, _) = birth.input(0)?;
+    let (file, _) = fused.input(0)?;
     let cancelled = || match cancel.is_set() {
         true => Err(Stop::Failed(Error::cancelled(source.whole()))),
         false => Ok(()),

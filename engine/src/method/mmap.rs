@@ -4,9 +4,9 @@
 use super::fill::{cut_short, failed};
 use super::{Job, Stop, work};
 use crate::error::Error;
+use crate::flow::feed::Lane;
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, file};
-use crate::transfer::feed::Lane;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let mut maps = Vec::new();

@@ -7,35 +7,37 @@ mod bounce;
 mod copy_file_range;
 mod fill;
 mod heap_read;
+mod ko;
 mod mmap;
-mod module;
 mod pool;
 mod sendfile;
 mod splice;
 mod uring;
 
-use crate::CancelToken;
+use crate::control::CancelToken;
 use crate::error::Error;
-use crate::options::{Kind, Method, Pages};
-use crate::plan::{Plan, Request, Rung};
+use crate::flow::feed::{Extent, Feed, Lane};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace::{ROW_COPIES, ROW_READS};
+use crate::options::Method;
+use crate::plan::{Plan, Rung};
 use crate::source::Source;
 use crate::sys::file;
 use crate::sys::map::Region;
-use crate::transfer::feed::{Extent, Feed, Lane};
-use crate::transfer::meter::{Meter, Phase, ROW_COPIES, ROW_READS};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
 pub(crate) use pool::copy_cached;
 
 /// What a method is given.
+#[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub plan: &'a Plan,
     pub rung: Rung,
     pub source: &'a Source,
     pub region: Region<'a>,
     /// A touch of it by the CPU raises no signal at any time; otherwise it goes by the descriptor.
-    pub steady: bool,
+    pub never_faults: bool,
     /// The buffer's descriptor, for methods that write into one.
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf that the buffer is, where it is one, for the module that makes such.
@@ -62,7 +64,7 @@ impl<'a> Job<'a> {
     /// Writing to a descriptor would make it long again, and as if nothing were lost, where its owner
     /// has cut it short.
     fn still_whole(&self, target: BorrowedFd<'_>) -> Result<(), Error> {
-        if self.steady {
+        if self.never_faults {
             return Ok(());
         }
         match file::stat(target) {
@@ -100,7 +102,7 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Bounce => bounce::run(job),
         Method::Sendfile => sendfile::run(job),
         Method::Splice => splice::run(job),
-        Method::Module => module::run(job),
+        Method::Module => ko::run(job),
         Method::CopyFileRange => copy_file_range::run(job),
         Method::HeapRead => {
             let why = "a heap reads into buffers that it makes";
@@ -109,8 +111,8 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
     }
 }
 
-/// A buffer that is to come into being with the bytes of a file in it.
-pub(crate) struct Birth<'a> {
+/// What a fused call is given: one that allocates a buffer and reads a file into it.
+pub(crate) struct Fused<'a> {
     pub plan: &'a Plan,
     pub source: &'a Source,
     pub meter: &'a Meter<'a>,
@@ -119,7 +121,7 @@ pub(crate) struct Birth<'a> {
     pub in_order: bool,
 }
 
-impl<'a> Birth<'a> {
+impl<'a> Fused<'a> {
     /// The descriptor through which the plan's first rung reads a byte of the source, and where the
     /// byte lies in that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
@@ -129,11 +131,12 @@ impl<'a> Birth<'a> {
     }
 }
 
-/// Makes and fills it in one call: a gather is read while the next one is allocated.
-pub(crate) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
-    match birth.plan.first().method {
-        Method::HeapRead => heap_read::born(birth),
-        _ => module::born(birth),
+/// Allocates and reads in one call of the plan's first rung: a gather is read while the next one is
+/// allocated.
+pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
+    match fused.plan.first().method {
+        Method::HeapRead => heap_read::fused(fused),
+        _ => ko::fused(fused),
     }
 }
 
@@ -182,74 +185,4 @@ fn work(
         }
     }
     Ok(())
-}
-
-/// Whether a method can serve a kind of memory and an I/O mode at all; why not.
-pub(crate) fn serves(rung: Rung, request: &Request, pages: Pages) -> Result<(), String> {
-    match rung.method {
-        Method::Bounce if !rung.direct => {
-            Err("what comes through the page cache needs no ring beside it".to_string())
-        }
-        Method::Mmap if rung.direct => {
-            Err("a mapping of a file always goes through the page cache".to_string())
-        }
-        Method::Sendfile | Method::Splice => writes_into(request, pages),
-        Method::CopyFileRange if matches!(request.kind, Kind::Anon | Kind::Caller) => {
-            Err("there is no descriptor to copy into".to_string())
-        }
-        Method::Module if request.module().is_none() => {
-            Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
-        }
-        Method::HeapRead if !request.heap_reads() => Err(
-            "a heap reads files into buffers that it makes, on a kernel that has \
-             DMA_HEAP_ALLOC_AND_READ_FILE: --to heap:NAME"
-                .to_string(),
-        ),
-        _ => Ok(()),
-    }
-}
-
-/// sendfile and splice need a descriptor that can be written.
-fn writes_into(request: &Request, pages: Pages) -> Result<(), String> {
-    match (&request.kind, pages) {
-        _ if request.dma_buf.is_some() => {
-            Err("a dma-buf cannot be written through its descriptor".to_string())
-        }
-        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".to_string()),
-        (_, Pages::Huge) => {
-            Err("hugetlb memory cannot be written through its descriptor".to_string())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The reason to have chosen a rung.
-pub(crate) fn describe(rung: Rung, asked: Method) -> String {
-    let what = match (rung.method, rung.direct, rung.registered) {
-        (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
-        (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
-        (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
-        (Method::Threads, true, _) => "a pool of direct preads, no copy",
-        (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Read, true, _) => "one direct pread after the other",
-        (Method::Read, false, _) => "one pread after the other, copied from the page cache",
-        (Method::Mmap, ..) => "copied from a mapping of the file",
-        (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
-        (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
-        (Method::Sendfile, ..) => "copied inside the kernel",
-        (Method::Splice, ..) => "copied inside the kernel, through a pipe",
-        (Method::Module | Method::CopyFileRange, true, _) => {
-            "the disk writes into the buffer's own pages, in one call"
-        }
-        (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
-            "the kernel copies from the page cache into the buffer's own pages"
-        }
-        (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",
-        (Method::Auto, ..) => "",
-    };
-    if asked == Method::Auto {
-        format!("the first of the ladder that works: {what}")
-    } else {
-        format!("asked for: {what}")
-    }
 }

@@ -3,8 +3,8 @@
 
 use super::fill::{read_buffered, read_direct};
 use super::{Job, Stop, bounce, work};
+use crate::flow::feed::{Extent, Lane};
 use crate::sys::{file, numa};
-use crate::transfer::feed::{Extent, Lane};
 
 /// Moves the main lane with `workers` threads.
 pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {

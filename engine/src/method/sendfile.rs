@@ -3,8 +3,8 @@
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Job, Stop, work};
 use crate::error::Error;
+use crate::flow::feed::Lane;
 use crate::sys::pipe;
-use crate::transfer::feed::Lane;
 use std::os::fd::AsFd;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {

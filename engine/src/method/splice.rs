@@ -3,8 +3,8 @@
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Job, Stop, work};
 use crate::error::Error;
+use crate::flow::feed::Lane;
 use crate::sys::pipe::Pipe;
-use crate::transfer::feed::Lane;
 
 /// An ordinary user's largest pipe (/proc/sys/fs/pipe-max-size).
 const PIPE: usize = 1 << 20;

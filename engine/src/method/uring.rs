@@ -5,12 +5,13 @@ use super::bounce::Bounce;
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
 use super::{Job, Stop};
 use crate::error::Error;
+use crate::flow::feed::{Extent, Lane, Take};
+use crate::flow::meter::Phase;
+use crate::flow::trace::ROW_READS;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
 use crate::sys::uring::{Done, Ring};
 use crate::sys::usage::Bell;
-use crate::transfer::feed::{Extent, Lane, Take};
-use crate::transfer::meter::{Phase, ROW_READS};
 use std::time::Duration;
 
 /// The token of the bell; reads are numbered from 0.

@@ -5,13 +5,14 @@ mod shards;
 
 use crate::error::{Error, Result};
 use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
-use crate::load::{Load, Reach};
-use crate::source::Source;
+use crate::load::Load;
+use crate::request::Reach;
+use crate::source::{Shard, Source};
 use crate::sys::Errno;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 pub use pattern::Pattern;
@@ -35,40 +36,6 @@ pub struct Tensor {
     /// Where its bytes start among the wanted bytes of a buffer that [`Model::load`] or
     /// [`Model::load_only`] fills.
     pub at: u64,
-}
-
-/// A file of a model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Shard {
-    /// Its path; in JSON what of it is no UTF-8 is replaced.
-    #[serde(serialize_with = "crate::error::lossy")]
-    pub file: PathBuf,
-    /// Where its first byte lies among the wanted bytes of a buffer.
-    pub at: u64,
-    /// Its size in bytes.
-    pub bytes: u64,
-}
-
-impl Shard {
-    fn all(source: &Source) -> Vec<Self> {
-        let files = source.files();
-        files
-            .map(|(file, at, bytes)| Self {
-                file: file.to_path_buf(),
-                at,
-                bytes,
-            })
-            .collect()
-    }
-
-    /// The files of a source; none where it is only one.
-    pub(crate) fn several(source: &Source) -> Vec<Self> {
-        let mut all = Self::all(source);
-        if all.len() == 1 {
-            all.clear();
-        }
-        all
-    }
 }
 
 /// The headers of a model, read and checked; the files stay open, so that what is loaded later is

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::{Format, MAX_HEADER, Table, Value, quoted};
 use crate::model::Model;
-use crate::sys::{Errno, file};
+use crate::sys::{Errno, errno, file};
 use rustix::fs::FileType;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ pub(super) fn find(path: &Path) -> Result<Found> {
 /// The model of a folder: by its index, or all of its safetensors files, or its one GGUF model.
 fn in_folder(folder: &Path) -> Result<Found> {
     let place = || folder.display().to_string();
-    let failed = |error| Error::os("cannot open", errno(&error)).at(place());
+    let failed = |error| Error::os("cannot open", errno(error)).at(place());
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -166,7 +166,7 @@ fn by_index(path: &Path) -> Result<Found> {
     fs::File::from(fd)
         .take(MAX_HEADER + 1)
         .read_to_end(&mut text)
-        .map_err(|error| Error::os("cannot read", errno(&error)).at(&place))?;
+        .map_err(|error| Error::os("cannot read", errno(error)).at(&place))?;
     if text.len() as u64 > MAX_HEADER {
         return Err(unsound(format!("it is longer than {MAX_HEADER} bytes")));
     }
@@ -282,10 +282,6 @@ impl<'p> Split<'p> {
         }
         files
     }
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 fn name_of(path: &Path) -> Option<&str> {

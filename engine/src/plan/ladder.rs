@@ -1,10 +1,13 @@
 //! The ways of moving the bytes that can work here, in the order in which they are tried.
 
-use super::{DIRECT_BLOCK, DIRECT_DEPTH, Reasons, Request, Rung};
+use super::Rung;
+use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
 use crate::error::{Error, Result, errno_name};
-use crate::facts::{self, Host};
-use crate::method;
-use crate::options::{Io, Method, Pages};
+use crate::facts::target::Target;
+use crate::facts::{File, Host};
+use crate::options::{Io, Kind, Method, Pages};
+use crate::reasons::Reasons;
+use crate::request::Request;
 
 /// Registered windows in turn: one being read, one being filled, one being emptied.
 pub(crate) const WINDOWS: u64 = 3;
@@ -21,18 +24,18 @@ pub(crate) fn registered_need(page: u64) -> u64 {
     (DIRECT_BLOCK * u64::from(DIRECT_DEPTH) + 2 * page) * PINNED
 }
 
-/// Whether direct reads can land where the bytes belong.
-pub(super) fn landing(request: &Request, file: &facts::File) -> Result<(), String> {
-    if let Some(errno) = request.dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
+/// Whether direct reads can land where the bytes belong, the first of which is byte `start`.
+fn landing(target: &Target, file: &File, start: u64) -> Result<(), String> {
+    if let Some(errno) = target.dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!(
             "the mapping of this dma-buf cannot be pinned ({errno})"
         ));
     }
-    match request.place {
-        Some(place)
-            if place.address.wrapping_add(place.at.unwrap_or(0)) % file.align
-                != request.offset % file.align =>
+    match target.existing {
+        Some(memory)
+            if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
+                != start % file.align =>
         {
             Err(format!(
                 "the memory's address and --offset are not congruent modulo {}",
@@ -46,6 +49,8 @@ pub(super) fn landing(request: &Request, file: &facts::File) -> Result<(), Strin
 /// What of a file is to come.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
+    /// The first byte.
+    pub start: u64,
     /// Bytes that are in the page cache.
     pub to_copy: u64,
     /// Bytes that are not.
@@ -57,18 +62,20 @@ pub(super) struct Wanted {
 /// The ways to try, in order, with the reasons for those left out.
 pub(super) fn ladder(
     request: &Request,
-    file: &facts::File,
+    file: &File,
     host: &Host,
+    target: &Target,
     pages: Pages,
-    landing: &Result<(), String>,
     wanted: Wanted,
-    reasons: &mut Reasons,
+    log: &Reasons,
 ) -> Result<Vec<Rung>> {
     let Wanted {
+        start,
         to_copy,
         to_read,
         whole,
     } = wanted;
+    let landing = landing(target, file, start);
     let rung = |method, direct, registered| Rung {
         method,
         direct,
@@ -90,27 +97,27 @@ pub(super) fn ladder(
     };
     let asked = request.method;
     let all: Vec<Rung> = match asked {
-        Method::Auto if request.module().is_some() => {
+        Method::Auto if target.ko().is_some() => {
             let last = rung(Method::Threads, false, false);
             let module = in_one_call(Method::Module);
             module.into_iter().chain([last]).collect()
         }
-        Method::Auto if request.copies => {
+        Method::Auto if target.copies => {
             let last = rung(Method::Threads, false, false);
             let copies = in_one_call(Method::CopyFileRange);
             copies.into_iter().chain([last]).collect()
         }
         // What is left when the buffer could not be made that way after all.
-        Method::Auto if request.heap_reads() && whole => {
+        Method::Auto if target.heap_reads() && whole => {
             let heap = in_one_call(Method::HeapRead);
             let direct = [bounce[0], bounce[1]].into_iter();
             let last = [rung(Method::Threads, false, false)];
             heap.into_iter().chain(direct).chain(last).collect()
         }
         Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
-        Method::Auto => match (landing, request.io) {
+        Method::Auto => match (&landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
-                reasons.add("not", uring[1], why.clone());
+                log.add("not", uring[1], why.clone());
                 vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
             }
             _ => vec![
@@ -128,7 +135,7 @@ pub(super) fn ladder(
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
-    let by_others = request.module().is_some() || request.copies || (request.heap_reads() && whole);
+    let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // Nothing for the disk to do.
         return Ok(vec![rung(Method::Threads, false, false)]);
@@ -147,15 +154,15 @@ pub(super) fn ladder(
         }
         .and_then(|()| match no_uring(host, file) {
             Some(why) if rung.registered || rung.method == Method::Uring => Err(why),
-            _ if rung.method == Method::HeapRead && request.heap_reads() && !whole => {
+            _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
                 Err("a heap reads whole files, without holes, while it allocates".to_string())
             }
-            _ => method::serves(rung, request, pages),
+            _ => serves(rung, target, pages),
         });
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
-                reasons.add("not", rung, why.clone());
+                log.add("not", rung, why.clone());
                 left_out.get_or_insert((rung, why));
             }
         }
@@ -173,7 +180,7 @@ pub(super) fn ladder(
             _ => remedy.to_string(),
         };
         return Err(Error::new("cannot load this way", why)
-            .at(format!("{rung} to {}", request.kind))
+            .at(format!("{rung} to {}", target.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
             .remedy(remedy));
     }
@@ -181,7 +188,7 @@ pub(super) fn ladder(
 }
 
 /// Why io_uring cannot read this file here; None where it can.
-fn no_uring(host: &Host, file: &facts::File) -> Option<String> {
+fn no_uring(host: &Host, file: &File) -> Option<String> {
     if let Some(errno) = &host.uring_refused {
         return Some(format!("io_uring is refused ({errno})"));
     }
@@ -209,7 +216,7 @@ pub(super) fn window(
     pages: Pages,
     block: u64,
     depth: u32,
-    reasons: &mut Reasons,
+    log: &Reasons,
 ) -> u64 {
     let Some(registered) = ladder.iter().copied().find(|rung| rung.registered) else {
         return 0;
@@ -234,7 +241,7 @@ pub(super) fn window(
             1 => format!("a ring of {each} KiB exceeds"),
             _ => format!("{windows} windows of {each} KiB exceed"),
         };
-        reasons.add(
+        log.add(
             "not",
             registered.to_string(),
             format!(
@@ -247,5 +254,75 @@ pub(super) fn window(
     match registered.method {
         Method::Bounce => in_flight,
         _ => most.min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
+    }
+}
+
+/// Whether a method can serve a kind of memory and an I/O mode at all; why not.
+fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), String> {
+    match rung.method {
+        Method::Bounce if !rung.direct => {
+            Err("what comes through the page cache needs no ring beside it".to_string())
+        }
+        Method::Mmap if rung.direct => {
+            Err("a mapping of a file always goes through the page cache".to_string())
+        }
+        Method::Sendfile | Method::Splice => writes_into(target, pages),
+        Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
+            Err("there is no descriptor to copy into".to_string())
+        }
+        Method::Module if target.ko().is_none() => {
+            Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
+        }
+        Method::HeapRead if !target.heap_reads() => Err(
+            "a heap reads files into buffers that it makes, on a kernel that has \
+             DMA_HEAP_ALLOC_AND_READ_FILE: --to heap:NAME"
+                .to_string(),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// sendfile and splice need a descriptor that can be written.
+fn writes_into(target: &Target, pages: Pages) -> Result<(), String> {
+    match (&target.kind, pages) {
+        _ if target.dma_buf.is_some() => {
+            Err("a dma-buf cannot be written through its descriptor".to_string())
+        }
+        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".to_string()),
+        (_, Pages::Huge) => {
+            Err("hugetlb memory cannot be written through its descriptor".to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The reason to have chosen a rung.
+pub(super) fn describe(rung: Rung, asked: Method) -> String {
+    let what = match (rung.method, rung.direct, rung.registered) {
+        (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
+        (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
+        (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
+        (Method::Threads, true, _) => "a pool of direct preads, no copy",
+        (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
+        (Method::Read, true, _) => "one direct pread after the other",
+        (Method::Read, false, _) => "one pread after the other, copied from the page cache",
+        (Method::Mmap, ..) => "copied from a mapping of the file",
+        (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
+        (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
+        (Method::Sendfile, ..) => "copied inside the kernel",
+        (Method::Splice, ..) => "copied inside the kernel, through a pipe",
+        (Method::Module | Method::CopyFileRange, true, _) => {
+            "the disk writes into the buffer's own pages, in one call"
+        }
+        (Method::Module | Method::HeapRead | Method::CopyFileRange, false, _) => {
+            "the kernel copies from the page cache into the buffer's own pages"
+        }
+        (Method::HeapRead, true, _) => "the heap has the disk write into the buffer's pages",
+        (Method::Auto, ..) => "",
+    };
+    if asked == Method::Auto {
+        format!("the first of the ladder that works: {what}")
+    } else {
+        format!("asked for: {what}")
     }
 }

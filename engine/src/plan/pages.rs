@@ -1,20 +1,24 @@
 //! The size of the buffer's pages.
 
-use super::{Reasons, Request, SMALL_FILE};
+use super::SMALL_FILE;
 use crate::error::{Error, Result};
 use crate::facts::Host;
+use crate::facts::target::Target;
 use crate::options::{DEFAULT_GATHER, Kind, Method, Pages};
+use crate::reasons::Reasons;
+use crate::request::Request;
 
-/// Decides on the pages to try for. `spread` tells how many bytes of memory the data takes on pages
+/// Decides on the pages to try for. `footprint` tells how many bytes of memory the data takes on pages
 /// of a size.
 pub(super) fn pages(
     request: &Request,
     host: &Host,
+    target: &Target,
     bytes: u64,
-    spread: impl Fn(u64) -> u64,
-    reasons: &mut Reasons,
+    footprint: impl Fn(u64) -> u64,
+    log: &Reasons,
 ) -> Result<Pages> {
-    if request.dma_buf.is_some() {
+    if target.dma_buf.is_some() {
         if request.pages != Pages::Auto {
             return Err(Error::usage(
                 "--pages",
@@ -24,15 +28,15 @@ pub(super) fn pages(
                 ),
             ));
         }
-        reasons.add(
+        log.add(
             "pages",
             "exporter",
             "who exports a dma-buf chooses its pages",
         );
         return Ok(Pages::Auto);
     }
-    if let Some(place) = request.place {
-        let may_choose = place.empty && request.pages != Pages::Huge;
+    if let Some(existing) = target.existing {
+        let may_choose = existing.empty && request.pages != Pages::Huge;
         if request.pages != Pages::Auto && !may_choose {
             return Err(Error::usage(
                 "--pages",
@@ -42,8 +46,8 @@ pub(super) fn pages(
                 ),
             ));
         }
-        if place.hugetlb {
-            reasons.add(
+        if existing.hugetlb {
+            log.add(
                 "pages",
                 Pages::Huge,
                 "what the memory that exists is made of",
@@ -51,26 +55,26 @@ pub(super) fn pages(
             return Ok(Pages::Huge);
         }
         if !may_choose {
-            reasons.add("pages", "4k", "memory that exists keeps its pages");
+            log.add("pages", "existing", "memory that exists keeps its pages");
             return Ok(Pages::Auto);
         }
     }
-    let vmaps_wrong = matches!(request.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
+    let vmaps_wrong = matches!(target.kind, Kind::Udmabuf) && host.udmabuf_vmaps_wrong;
     if request.pages != Pages::Auto {
         let why = match vmaps_wrong && request.pages != Pages::Small {
             true => format!("asked for; {VMAPS_WRONG}"),
             false => "asked for".to_string(),
         };
-        reasons.add("pages", request.pages, why);
+        log.add("pages", request.pages, why);
         return Ok(request.pages);
     }
     if vmaps_wrong {
         let why = format!("{VMAPS_WRONG}; --pages thp is for importers that do not");
-        reasons.add("pages", Pages::Small, why);
+        log.add("pages", Pages::Small, why);
         return Ok(Pages::Small);
     }
-    let (choice, why) = best_pages(request, host, bytes, spread);
-    reasons.add("pages", choice, why);
+    let (choice, why) = best_pages(request, host, target, bytes, footprint);
+    log.add("pages", choice, why);
     Ok(choice)
 }
 
@@ -82,15 +86,16 @@ const VMAPS_WRONG: &str =
 fn best_pages(
     request: &Request,
     host: &Host,
+    target: &Target,
     bytes: u64,
-    spread: impl Fn(u64) -> u64,
+    footprint: impl Fn(u64) -> u64,
 ) -> (Pages, String) {
     // Memory that exists is not the pool's, and hugetlbfs has no write(2).
-    let from_pool = request.place.is_none()
+    let from_pool = target.existing.is_none()
         && !matches!(request.method, Method::Sendfile | Method::Splice)
         && (1..=bytes).contains(&host.pool_page);
     // A mapping takes from the pool for all of it, holes too.
-    let full = || spread(host.pool_page) >= bytes - bytes / 4;
+    let full = || footprint(host.pool_page) >= bytes - bytes / 4;
     if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) && full() {
         return (
             Pages::Huge,
@@ -124,7 +129,7 @@ fn best_pages(
         );
     }
     // Every page with a byte of data on it is allocated: between holes, most of it for nothing.
-    let (small, huge) = (spread(host.page), spread(host.thp_size));
+    let (small, huge) = (footprint(host.page), footprint(host.thp_size));
     if huge > small + small / 4 {
         let (small, huge) = (small >> 10, huge >> 10);
         return (
@@ -132,7 +137,7 @@ fn best_pages(
             format!("{small} KiB of data between holes would take {huge} KiB of huge pages"),
         );
     }
-    match (&request.kind, host.thp.as_deref()) {
+    match (&target.kind, host.thp.as_deref()) {
         (Kind::Anon, Some("never")) => (
             Pages::Small,
             format!("transparent huge pages are switched off{pool}"),

@@ -1,8 +1,13 @@
 //! Plans for machines and files that are not at hand.
 
-use super::*;
-use crate::facts::{File, Run};
-use crate::module::Module;
+use super::{Plan, range};
+use crate::error::Result;
+use crate::exporter::ko::Ko;
+use crate::facts::target::{DmaBufFacts, Existing, Target};
+use crate::facts::{File, Host, Layout, Run};
+use crate::options::{Allocation, Io, Kind, Method, Pages};
+use crate::reasons::Reasons;
+use crate::request::{Reach, Request};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -39,16 +44,103 @@ fn file(size: u64) -> File {
     }
 }
 
+/// A request, and the target that looking would find for it.
+#[derive(Clone)]
+struct Asked {
+    kind: Kind,
+    pages: Pages,
+    method: Method,
+    io: Io,
+    offset: u64,
+    length: Option<u64>,
+    gather: Option<u64>,
+    block: Option<u64>,
+    queue_depth: Option<u32>,
+    allocation: Allocation,
+    check_memory: bool,
+    existing: Option<Existing>,
+    dma_buf: Option<DmaBufFacts>,
+    copies: bool,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        let Request {
+            kind,
+            pages,
+            method,
+            io,
+            reach: _,
+            offset,
+            length,
+            gather,
+            block,
+            queue_depth,
+            allocation,
+            check_memory,
+        } = Request::default();
+        Self {
+            kind,
+            pages,
+            method,
+            io,
+            offset,
+            length,
+            gather,
+            block,
+            queue_depth,
+            allocation,
+            check_memory,
+            existing: None,
+            dma_buf: None,
+            copies: false,
+        }
+    }
+}
+
+impl Asked {
+    fn request(&self) -> Request {
+        Request {
+            kind: self.kind.clone(),
+            pages: self.pages,
+            method: self.method,
+            io: self.io,
+            reach: Reach::Asked,
+            offset: self.offset,
+            length: self.length,
+            gather: self.gather,
+            block: self.block,
+            queue_depth: self.queue_depth,
+            allocation: self.allocation,
+            check_memory: self.check_memory,
+        }
+    }
+
+    fn target(&self) -> Target {
+        Target {
+            existing: self.existing,
+            dma_buf: self.dma_buf,
+            copies: self.copies,
+            ..Target::of(self.kind.clone())
+        }
+    }
+}
+
+fn decide(asked: &Asked, file: &File, host: &Host, layout: &Layout) -> Result<Plan> {
+    let log = Reasons::default();
+    super::decide(&asked.request(), file, host, &asked.target(), layout, &log)
+}
+
 /// A plan for a file that is all data, and cached or not.
-fn plan_for(request: &Request, file: &File, host: &Host, cached: bool) -> Result<Plan> {
-    check(request)?;
-    let (start, end) = range(request, file)?;
+fn plan_for(asked: &Asked, file: &File, host: &Host, cached: bool) -> Result<Plan> {
+    asked.request().check()?;
+    let (start, end) = range(&asked.request(), file)?;
     let layout = Layout {
         runs: vec![Run { start, end, cached }],
         learned: "told".to_string(),
         wanted: vec![(start, end)],
     };
-    decide(request, file, host, &layout)
+    decide(asked, file, host, &layout)
 }
 
 fn ladder_of(plan: &Plan) -> Vec<String> {
@@ -67,8 +159,8 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
 }
 
 /// A GiB of small pages that is there already.
-fn full_place() -> Place {
-    Place {
+fn full_memory() -> Existing {
+    Existing {
         bytes: GIB,
         address: 0,
         at: None,
@@ -80,7 +172,7 @@ fn full_place() -> Place {
 
 #[test]
 fn the_ladder_is_whole_where_everything_works() {
-    let plan = plan_for(&Request::default(), &file(GIB), &host(), false).unwrap();
+    let plan = plan_for(&Asked::default(), &file(GIB), &host(), false).unwrap();
     let want = [
         "uring direct registered",
         "uring direct",
@@ -108,14 +200,14 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
         learned: "told".to_string(),
         wanted: vec![(0, GIB)],
     };
-    assert_eq!(layout.spread(0, 4096), 2 * MIB);
-    assert_eq!(layout.spread(0, 2 * MIB), GIB);
+    assert_eq!(layout.footprint(0, 4096), 2 * MIB);
+    assert_eq!(layout.footprint(0, 2 * MIB), GIB);
     // Two runs on one page take one.
-    assert_eq!(layout.spread(0, 4 * MIB), GIB);
+    assert_eq!(layout.footprint(0, 4 * MIB), GIB);
     let plan = |pages, available| {
-        let request = Request {
+        let request = Asked {
             pages,
-            ..Request::default()
+            ..Asked::default()
         };
         let host = Host {
             available: Some(available),
@@ -135,10 +227,10 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
 #[test]
 fn windows_of_registered_buffers_keep_to_what_the_kernel_takes() {
     for (block, depth, window) in [(4 * MIB, 8, 64 * MIB), (64 * MIB, 4096, GIB)] {
-        let request = Request {
+        let request = Asked {
             block: Some(block),
             queue_depth: Some(depth),
-            ..Request::default()
+            ..Asked::default()
         };
         let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
         assert_eq!(plan.window, window);
@@ -153,7 +245,7 @@ fn each_missing_part_takes_its_rungs_away() {
             memlock: Some(limit),
             ..host()
         };
-        let plan = plan_for(&Request::default(), &file(GIB), &limited, false).unwrap();
+        let plan = plan_for(&Asked::default(), &file(GIB), &limited, false).unwrap();
         assert_eq!(
             (plan.first().registered, plan.window > 0),
             (registered, registered)
@@ -163,21 +255,21 @@ fn each_missing_part_takes_its_rungs_away() {
         memlock: Some(8 * MIB),
         ..host()
     };
-    let plan = plan_for(&Request::default(), &file(GIB), &small_memlock, false).unwrap();
+    let plan = plan_for(&Asked::default(), &file(GIB), &small_memlock, false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct");
     assert!(why(&plan, "not", "uring direct registered").contains("RLIMIT_MEMLOCK"));
     let free = Host {
         pins_freely: true,
         ..small_memlock
     };
-    let plan = plan_for(&Request::default(), &file(GIB), &free, false).unwrap();
+    let plan = plan_for(&Asked::default(), &file(GIB), &free, false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct registered");
 
     let no_uring = Host {
         uring_refused: Some("EPERM".to_string()),
         ..host()
     };
-    let plan = plan_for(&Request::default(), &file(GIB), &no_uring, false).unwrap();
+    let plan = plan_for(&Asked::default(), &file(GIB), &no_uring, false).unwrap();
     assert_eq!(ladder_of(&plan), ["threads direct", "threads buffered"]);
     assert!(why(&plan, "not", "uring direct").contains("EPERM"));
 
@@ -186,12 +278,12 @@ fn each_missing_part_takes_its_rungs_away() {
         direct_refused: refused,
         ..file(GIB)
     };
-    let plan = plan_for(&Request::default(), &no_direct, &host(), false).unwrap();
+    let plan = plan_for(&Asked::default(), &no_direct, &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
     assert!(why(&plan, "io", "buffered").contains("EINVAL"));
-    let insist = Request {
+    let insist = Asked {
         io: Io::Direct,
-        ..Request::default()
+        ..Asked::default()
     };
     let error = plan_for(&insist, &no_direct, &host(), false).unwrap_err();
     assert!(
@@ -215,16 +307,16 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
         (on("btrfs", false), true),
         (on("block device", true), true),
     ] {
-        let plan = plan_for(&Request::default(), &file, &host(), false).unwrap();
+        let plan = plan_for(&Asked::default(), &file, &host(), false).unwrap();
         assert_eq!(
             plan.first().method == Method::Uring,
             ring,
             "{}",
             file.file_system
         );
-        let insist = Request {
+        let insist = Asked {
             method: Method::Uring,
-            ..Request::default()
+            ..Asked::default()
         };
         assert_eq!(plan_for(&insist, &file, &host(), false).is_ok(), ring);
     }
@@ -232,7 +324,7 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
 
 #[test]
 fn a_cached_file_is_copied_by_threads() {
-    let plan = plan_for(&Request::default(), &file(GIB), &host(), true).unwrap();
+    let plan = plan_for(&Asked::default(), &file(GIB), &host(), true).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
     assert_eq!(
         (plan.to_copy, plan.to_read, plan.io()),
@@ -242,53 +334,53 @@ fn a_cached_file_is_copied_by_threads() {
 
 #[test]
 fn pages_are_the_largest_that_can_be_had() {
-    let pages = |request: &Request, host: &Host, size| {
+    let pages = |request: &Asked, host: &Host, size| {
         plan_for(request, &file(size), host, false).unwrap().pages
     };
     let pool = Host {
         pool_free: GIB,
         ..host()
     };
-    assert_eq!(pages(&Request::default(), &pool, GIB), Pages::Huge);
-    assert_eq!(pages(&Request::default(), &pool, GIB + 1), Pages::Thp);
+    assert_eq!(pages(&Asked::default(), &pool, GIB), Pages::Huge);
+    assert_eq!(pages(&Asked::default(), &pool, GIB + 1), Pages::Thp);
     // hugetlbfs cannot be written, which is what these do.
     for method in [Method::Sendfile, Method::Splice] {
-        let request = Request {
+        let request = Asked {
             method,
-            ..Request::default()
+            ..Asked::default()
         };
         assert_eq!(pages(&request, &pool, GIB), Pages::Thp);
     }
-    assert_eq!(pages(&Request::default(), &host(), 4 * MIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &host(), 4 * MIB), Pages::Small);
     let never = Host {
         thp: Some("never".to_string()),
         ..host()
     };
-    let anon = Request {
+    let anon = Asked {
         kind: Kind::Anon,
-        ..Request::default()
+        ..Asked::default()
     };
     assert_eq!(pages(&anon, &never, GIB), Pages::Small);
     let enormous = Host {
         thp_size: 512 * MIB,
         ..host()
     };
-    assert_eq!(pages(&Request::default(), &enormous, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &enormous, GIB), Pages::Small);
     let none = Host {
         thp_size: 0,
         ..host()
     };
-    assert_eq!(pages(&Request::default(), &none, GIB), Pages::Small);
+    assert_eq!(pages(&Asked::default(), &none, GIB), Pages::Small);
 }
 
 #[test]
 fn memory_is_congruent_with_the_file() {
     for offset in [0, 1, 511, 512, 4096, 4097, 123_456_789] {
         for length in [1, 512, 4096, 1_000_000] {
-            let request = Request {
+            let request = Asked {
                 offset,
                 length: Some(length),
-                ..Request::default()
+                ..Asked::default()
             };
             let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
             assert_eq!(plan.lead % 512, offset % 512);
@@ -304,14 +396,14 @@ fn what_cannot_fit_is_refused_early() {
         available: Some(GIB),
         ..host()
     };
-    assert!(plan_for(&Request::default(), &file(GIB), &little, false).is_ok());
-    let error = plan_for(&Request::default(), &file(GIB + 1), &little, false).unwrap_err();
+    assert!(plan_for(&Asked::default(), &file(GIB), &little, false).is_ok());
+    let error = plan_for(&Asked::default(), &file(GIB + 1), &little, false).unwrap_err();
     assert!(error.to_string().contains("MemAvailable"), "{error}");
     let limited = Host {
         cgroup: Some((MIB, "/sys/fs/cgroup/memory.max".into())),
         ..host()
     };
-    let error = plan_for(&Request::default(), &file(2 * MIB), &limited, false).unwrap_err();
+    let error = plan_for(&Asked::default(), &file(2 * MIB), &limited, false).unwrap_err();
     assert!(
         error.to_string().contains("/sys/fs/cgroup/memory.max"),
         "{error}"
@@ -321,11 +413,11 @@ fn what_cannot_fit_is_refused_early() {
         cgroup: Some((64 * MIB, "/sys/fs/cgroup/memory.max".into())),
         ..host()
     };
-    assert!(plan_for(&Request::default(), &file(61 * MIB), &limited, false).is_ok());
-    assert!(plan_for(&Request::default(), &file(63 * MIB), &limited, false).is_err());
-    let insist = Request {
+    assert!(plan_for(&Asked::default(), &file(61 * MIB), &limited, false).is_ok());
+    assert!(plan_for(&Asked::default(), &file(63 * MIB), &limited, false).is_err());
+    let insist = Asked {
         check_memory: false,
-        ..Request::default()
+        ..Asked::default()
     };
     assert!(plan_for(&insist, &file(65 * MIB), &limited, false).is_ok());
 }
@@ -334,58 +426,58 @@ fn what_cannot_fit_is_refused_early() {
 fn values_out_of_range_name_the_range() {
     let bad = [
         (
-            Request {
+            Asked {
                 block: Some(0),
-                ..Request::default()
+                ..Asked::default()
             },
             "4096 to 67108864",
         ),
         (
-            Request {
+            Asked {
                 block: Some(65 * MIB),
-                ..Request::default()
+                ..Asked::default()
             },
             "4096 to 67108864",
         ),
         (
-            Request {
+            Asked {
                 block: Some(5000),
-                ..Request::default()
+                ..Asked::default()
             },
             "alignment, 512",
         ),
         (
-            Request {
+            Asked {
                 queue_depth: Some(0),
-                ..Request::default()
+                ..Asked::default()
             },
             "1 to 4096",
         ),
         (
-            Request {
+            Asked {
                 queue_depth: Some(4097),
-                ..Request::default()
+                ..Asked::default()
             },
             "1 to 4096",
         ),
         (
-            Request {
+            Asked {
                 gather: Some(4095),
-                ..Request::default()
+                ..Asked::default()
             },
             "4096 to",
         ),
         (
-            Request {
+            Asked {
                 gather: Some(MIB),
-                ..Request::default()
+                ..Asked::default()
             },
             "4194304 (a block)",
         ),
         (
-            Request {
+            Asked {
                 length: Some(0),
-                ..Request::default()
+                ..Asked::default()
             },
             "1 to",
         ),
@@ -407,12 +499,12 @@ fn what_direct_reads_cannot_land_in_bounces() {
         "bounce direct",
         "threads buffered",
     ];
-    let dma_buf = |pins: bool| Request {
+    let dma_buf = |pins: bool| Asked {
         dma_buf: Some(DmaBufFacts {
             unpinnable: (!pins).then_some(rustix::io::Errno::FAULT),
             ..DmaBufFacts::default()
         }),
-        ..Request::default()
+        ..Asked::default()
     };
     let plan = plan_for(&dma_buf(false), &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), bounces);
@@ -425,9 +517,9 @@ fn what_direct_reads_cannot_land_in_bounces() {
     let plan = plan_for(&dma_buf(true), &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct registered");
     // Memory of the caller that does not fit the offset.
-    let request = Request {
+    let request = Asked {
         kind: Kind::Caller,
-        place: Some(Place {
+        existing: Some(Existing {
             bytes: GIB,
             address: 100,
             at: None,
@@ -435,7 +527,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
             lacking: 0,
             hugetlb: false,
         }),
-        ..Request::default()
+        ..Asked::default()
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), bounces);
@@ -452,13 +544,13 @@ fn what_direct_reads_cannot_land_in_bounces() {
 
 #[test]
 fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
-    let request = |depth| Request {
+    let request = |depth| Asked {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
             ..DmaBufFacts::default()
         }),
         queue_depth: depth,
-        ..Request::default()
+        ..Asked::default()
     };
     let host = Host {
         memlock: Some(8 * MIB),
@@ -478,14 +570,14 @@ fn a_ring_to_bounce_from_needs_little_of_the_pin_limit() {
 #[test]
 fn direct_reads_do_not_land_in_a_dma_buf_when_asked_to() {
     for method in [Method::Uring, Method::Threads, Method::Read] {
-        let request = Request {
+        let request = Asked {
             dma_buf: Some(DmaBufFacts {
                 unpinnable: Some(rustix::io::Errno::FAULT),
                 ..DmaBufFacts::default()
             }),
             method,
             io: Io::Direct,
-            ..Request::default()
+            ..Asked::default()
         };
         let error = plan_for(&request, &file(GIB), &host(), false).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
@@ -509,10 +601,10 @@ fn memory_that_comes_all_at_once_is_counted_with_its_holes() {
         wanted: vec![(0, GIB)],
     };
     let refused = |kind: &str| {
-        let request = Request {
+        let request = Asked {
             kind: kind.parse().unwrap(),
             dma_buf: kind.starts_with("heap").then_some(DmaBufFacts::default()),
-            ..Request::default()
+            ..Asked::default()
         };
         decide(&request, &file(GIB), &poor, &sparse).is_err()
     };
@@ -529,8 +621,8 @@ fn what_memory_lacks_is_counted_where_it_exists() {
         ..host()
     };
     let plan = |lacking| {
-        let request = Request {
-            place: Some(Place {
+        let request = Asked {
+            existing: Some(Existing {
                 bytes: 2 * GIB,
                 address: 0,
                 at: Some(GIB),
@@ -538,7 +630,7 @@ fn what_memory_lacks_is_counted_where_it_exists() {
                 lacking,
                 hugetlb: false,
             }),
-            ..Request::default()
+            ..Asked::default()
         };
         plan_for(&request, &file(GIB), &poor, false)
     };
@@ -549,14 +641,14 @@ fn what_memory_lacks_is_counted_where_it_exists() {
 
 #[test]
 fn a_ring_is_small_however_much_is_asked_for() {
-    let request = Request {
+    let request = Asked {
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
             ..DmaBufFacts::default()
         }),
         queue_depth: Some(4096),
         block: Some(64 * MIB),
-        ..Request::default()
+        ..Asked::default()
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     assert_eq!((plan.queue_depth, plan.window), (1, 64 * MIB));
@@ -572,10 +664,10 @@ fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
         ..host()
     };
     let pages = |kind, pages| {
-        let request = Request {
+        let request = Asked {
             kind,
             pages,
-            ..Request::default()
+            ..Asked::default()
         };
         plan_for(&request, &file(GIB), &wrong, false).unwrap()
     };
@@ -587,8 +679,8 @@ fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
 }
 
 /// A request for a dma-buf of dmafile.ko.
-fn of_module(kind: Kind) -> Request {
-    let module = Module {
+fn of_ko(kind: Kind) -> Asked {
+    let ko = Ko {
         version: 1,
         features: 0xf,
         max_buffer: 16 * GIB,
@@ -597,25 +689,25 @@ fn of_module(kind: Kind) -> Request {
         depth: 4,
         align: 4096,
     };
-    Request {
+    Asked {
         kind,
         dma_buf: Some(DmaBufFacts {
-            module: Some(module),
+            ko: Some(ko),
             ..DmaBufFacts::default()
         }),
-        ..Request::default()
+        ..Asked::default()
     }
 }
 
 #[test]
 fn the_module_fills_its_own_dma_bufs() {
-    let request = of_module(Kind::Dmafile);
+    let request = of_ko(Kind::Dmafile);
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     let want = ["module direct", "module buffered", "threads buffered"];
     assert_eq!(ladder_of(&plan), want);
-    assert!(plan.born_full && plan.allocation == Allocation::Ahead);
+    assert!(plan.fused && plan.allocation == Allocation::Ahead);
     assert_eq!((plan.gather, plan.queue_depth), (32 * MIB, 4));
-    assert!(why(&plan, "allocation", "ahead").contains("born full"));
+    assert!(why(&plan, "allocation", "ahead").contains("in one call"));
     assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
 
     let error = plan_for(&request, &file(17 * GIB), &host(), false).unwrap_err();
@@ -626,19 +718,19 @@ fn the_module_fills_its_own_dma_bufs() {
         "{error}"
     );
 
-    // One that exists is there, and so it is not born.
-    let exists = Request {
-        place: Some(full_place()),
-        ..of_module(Kind::Memfd)
+    // One that exists is not allocated.
+    let exists = Asked {
+        existing: Some(full_memory()),
+        ..of_ko(Kind::Memfd)
     };
     let plan = plan_for(&exists, &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), want);
-    assert!(!plan.born_full && plan.allocation == Allocation::InRead);
+    assert!(!plan.fused && plan.allocation == Allocation::InRead);
 
     // Others are not for it.
-    let asked = Request {
+    let asked = Asked {
         method: Method::Module,
-        ..Request::default()
+        ..Asked::default()
     };
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
     assert!(
@@ -659,9 +751,9 @@ fn the_module_reads_in_the_way_in_which_most_bytes_come() {
             learned: "told".to_string(),
             wanted: vec![(0, GIB)],
         };
-        let request = Request {
+        let request = Asked {
             io,
-            ..of_module(Kind::Dmafile)
+            ..of_ko(Kind::Dmafile)
         };
         decide(&request, &file(GIB), &host(), &layout).unwrap()
     };
@@ -670,7 +762,7 @@ fn the_module_reads_in_the_way_in_which_most_bytes_come() {
     assert!(why(&mostly, "io", "buffered").contains("629145600 of 1073741824 bytes are cached"));
     let hardly = plan(400 * MIB, Io::Auto);
     assert_eq!(hardly.first().to_string(), "module direct");
-    assert!(mostly.born_full && hardly.born_full);
+    assert!(mostly.fused && hardly.fused);
     assert_eq!((mostly.to_copy, mostly.to_read), (600 * MIB, 424 * MIB));
     assert_eq!((hardly.to_copy, hardly.to_read), (0, GIB));
     assert_eq!((mostly.io(), hardly.io()), (Io::Buffered, Io::Direct));
@@ -680,7 +772,7 @@ fn the_module_reads_in_the_way_in_which_most_bytes_come() {
 
 #[test]
 fn what_has_holes_is_made_and_then_filled() {
-    let request = of_module(Kind::Dmafile);
+    let request = of_ko(Kind::Dmafile);
     let run = |start, end| Run {
         start,
         end,
@@ -699,21 +791,21 @@ fn what_has_holes_is_made_and_then_filled() {
         vec![run(0, MIB)],
         vec![run(0, MIB), run(2 * MIB, GIB)],
     ] {
-        assert!(!plan(runs).born_full);
+        assert!(!plan(runs).fused);
     }
-    assert!(plan(vec![run(0, MIB), run(MIB, GIB)]).born_full);
+    assert!(plan(vec![run(0, MIB), run(MIB, GIB)]).fused);
 }
 
 /// A request for a buffer of a heap whose kernel reads files into new ones.
-fn of_heap() -> Request {
-    Request {
+fn of_heap() -> Asked {
+    Asked {
         kind: Kind::Heap("system".to_string()),
         dma_buf: Some(DmaBufFacts {
             unpinnable: Some(rustix::io::Errno::FAULT),
             heap_reads: true,
             ..DmaBufFacts::default()
         }),
-        ..Request::default()
+        ..Asked::default()
     }
 }
 
@@ -728,34 +820,34 @@ fn a_heap_that_can_reads_whole_files() {
         "threads buffered",
     ];
     assert_eq!(ladder_of(&plan), want);
-    assert!(plan.born_full && plan.allocation == Allocation::Ahead);
-    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates while it reads"));
+    assert!(plan.fused && plan.allocation == Allocation::Ahead);
+    assert!(why(&plan, "allocation", "ahead").contains("the heap allocates and reads"));
     let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "heap-read buffered");
 
     // A part of a file, and who wants another order, go the other way.
-    let part = Request {
+    let part = Asked {
         offset: 4096,
         ..of_heap()
     };
-    let before = Request {
+    let before = Asked {
         allocation: Allocation::Before,
         ..of_heap()
     };
     for request in [part, before] {
         let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
         assert_eq!(plan.first().method, Method::Bounce);
-        assert!(!plan.born_full);
-        let asked = Request {
+        assert!(!plan.fused);
+        let asked = Asked {
             method: Method::HeapRead,
             ..request
         };
         let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
         assert!(error.to_string().contains("whole files"), "{error}");
     }
-    let asked = Request {
+    let asked = Asked {
         method: Method::HeapRead,
-        ..Request::default()
+        ..Asked::default()
     };
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
     assert!(error.to_string().contains("--to heap:NAME"), "{error}");
@@ -763,10 +855,10 @@ fn a_heap_that_can_reads_whole_files() {
 
 #[test]
 fn memory_that_the_kernel_copies_into_is_filled_so() {
-    let there = |copies| Request {
+    let there = |copies| Asked {
         copies,
-        place: Some(full_place()),
-        ..Request::default()
+        existing: Some(full_memory()),
+        ..Asked::default()
     };
     let plan = plan_for(&there(true), &file(GIB), &host(), false).unwrap();
     let want = [
@@ -782,10 +874,10 @@ fn memory_that_the_kernel_copies_into_is_filled_so() {
     assert_eq!(without.first().method, Method::Uring);
 
     // By name it may go into all that has a descriptor.
-    let asked = |kind| Request {
+    let asked = |kind| Asked {
         method: Method::CopyFileRange,
         kind,
-        ..Request::default()
+        ..Asked::default()
     };
     let plan = plan_for(&asked(Kind::Memfd), &file(GIB), &host(), false).unwrap();
     assert_eq!(plan.first().to_string(), "copy-file-range direct");

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
-use crate::sys::{Errno, cache, usage};
+use crate::sys::{Errno, cache, retry, usage};
 use rustix::fs::FileType;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -160,7 +160,7 @@ impl Input {
         let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
             .map_err(|errno| format!("no memory to try direct reads in ({errno:?})"))?;
         while align <= LARGEST {
-            match file::retry(|| file::pread(direct, &memory.region(), 0, align, 0)) {
+            match retry(|| file::pread(direct, &memory.region(), 0, align, 0)) {
                 Ok(_) => return Ok(align),
                 Err(Errno::INVAL) => align *= 2,
                 Err(errno) => {
@@ -294,6 +294,8 @@ impl Input {
     /// stand for their surroundings.
     pub(crate) fn forget_misses(&self) {
         for offset in self.missed().drain(..) {
+            // A page that is still on its way cannot be dropped: this waits for it.
+            let _ = file::read_at(self.buffered(), &mut [0], offset);
             cache::drop_page(self.buffered(), offset);
         }
     }

@@ -10,11 +10,46 @@ mod file;
 use crate::error::{Error, Result};
 use crate::sys::Errno;
 use file::Input;
+use serde::Serialize;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// Where files may begin: no direct alignment and no base page is larger.
 const GRAIN: u64 = 2 << 20;
+
+/// A file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Shard {
+    /// Its path; in JSON what of it is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub file: PathBuf,
+    /// Where its first byte lies among the wanted bytes of a buffer.
+    pub at: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl Shard {
+    pub(crate) fn all(source: &Source) -> Vec<Self> {
+        let files = source.files();
+        files
+            .map(|(file, at, bytes)| Self {
+                file: file.to_path_buf(),
+                at,
+                bytes,
+            })
+            .collect()
+    }
+
+    /// The files of a source; none where there is only one.
+    pub(crate) fn several(source: &Source) -> Vec<Self> {
+        let mut all = Self::all(source);
+        if all.len() == 1 {
+            all.clear();
+        }
+        all
+    }
+}
 
 /// Open files.
 pub(crate) struct Source {

@@ -1,7 +1,7 @@
 //! dma-bufs: making them of a memfd or by a heap, and bracketing access by the CPU
 //! (linux/udmabuf.h, linux/dma-heap.h, linux/dma-buf.h).
 
-use super::{Errno, file, last_errno};
+use super::{Errno, last_errno, retry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ const DMA_BUF_MAGIC: u64 = 0x444d_4142;
 /// Opens `/dev/udmabuf`.
 pub(crate) fn open_udmabuf() -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    file::retry(|| rustix::fs::open("/dev/udmabuf", flags, Mode::empty()))
+    retry(|| rustix::fs::open("/dev/udmabuf", flags, Mode::empty()))
 }
 
 /// Makes a dma-buf of `size` bytes at `offset` of a memfd, whole pages that are sealed against
@@ -85,7 +85,7 @@ pub(crate) fn udmabuf(
         offset,
         size,
     };
-    file::retry(|| {
+    retry(|| {
         // SAFETY: the structure is the kernel's own and lives through the call.
         match unsafe { libc::ioctl(node.as_raw_fd(), UDMABUF_CREATE, &raw const create) } {
             // SAFETY: a descriptor that the kernel has just made for us.
@@ -106,7 +106,7 @@ pub(crate) fn open_heap(name: &str) -> Result<OwnedFd, Errno> {
 /// Opens a node in [`HEAPS`].
 pub(crate) fn open_node(node: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    file::retry(|| rustix::fs::open(node, flags, Mode::empty()))
+    retry(|| rustix::fs::open(node, flags, Mode::empty()))
 }
 
 /// The nodes of the heaps that there are, in order.
@@ -156,7 +156,7 @@ fn request(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd,
         fd_flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32,
         heap_flags,
     };
-    file::retry(|| {
+    retry(|| {
         // SAFETY: the structure is the kernel's own and lives through the call.
         match unsafe { libc::ioctl(heap.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC, &raw mut data) } {
             0 => Ok(()),

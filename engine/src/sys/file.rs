@@ -1,7 +1,7 @@
 //! Files: opening, what they are, where their data lies, and reading into a region.
 
-use super::Errno;
 use super::map::Region;
+use super::{Errno, retry};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -19,6 +19,13 @@ pub(crate) struct Stat {
     pub fs_block: u64,
     /// Bytes that are allocated for it.
     pub allocated: u64,
+}
+
+impl Stat {
+    /// Whether it consists of pages of the hugetlb pool.
+    pub(crate) fn is_hugetlb(&self) -> bool {
+        self.fs_magic == libc::HUGETLBFS_MAGIC as u64
+    }
 }
 
 /// Opens for reading without waiting for a FIFO's writer.
@@ -215,14 +222,4 @@ pub(crate) fn pread_all(
         offset += done as u64;
     }
     Ok(())
-}
-
-/// Runs a call again for as long as a signal cuts it short.
-pub(crate) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => continue,
-            done => return done,
-        }
-    }
 }

@@ -82,17 +82,6 @@ impl Mapping {
         Ok(Self::owned(base, len, Share::Private))
     }
 
-    /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
-    /// it is not.
-    pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
-        if !super::memfd::is_sealed(fd)? {
-            return Err(Errno::PERM);
-        }
-        let mut map = Self::shared(fd, len, 1, false)?;
-        map.share = Share::Sealed;
-        Ok(map)
-    }
-
     /// `len` bytes of `fd` from its start, shared. `align` as in [`Mapping::anon`]; 1 leaves the
     /// place to the kernel, as hugetlb descriptors want.
     pub(crate) fn shared(
@@ -151,44 +140,6 @@ impl Mapping {
         Ok(hole)
     }
 
-    /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write
-    /// there is a signal.
-    pub(crate) fn blank(&mut self) -> Result<(), Errno> {
-        // SAFETY: the range is ours, and `&mut self` says that no region or slice of it is held.
-        unsafe {
-            rustix::mm::mmap_anonymous(
-                self.base.as_ptr().cast(),
-                self.len,
-                ProtFlags::READ,
-                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Shows the first `len` bytes of a memfd in its place: ones that nobody can change where that is
-    /// `sealed` (EPERM where it is not), else writable.
-    pub(crate) fn show(
-        &mut self,
-        fd: BorrowedFd<'_>,
-        len: usize,
-        sealed: bool,
-    ) -> Result<(), Errno> {
-        if sealed && !super::memfd::is_sealed(fd)? {
-            return Err(Errno::PERM);
-        }
-        let mut prot = ProtFlags::READ;
-        prot.set(ProtFlags::WRITE, !sealed);
-        let (base, flags) = (self.base.as_ptr(), MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the range is ours, and `&mut self` says that no region or slice of it is held.
-        unsafe { rustix::mm::mmap(base.cast(), len.min(self.len), prot, flags, fd, 0)? };
-        self.share = match sealed {
-            true => Share::Sealed,
-            false => Share::Shared,
-        };
-        Ok(())
-    }
-
     /// Address space that holds nothing yet, aligned; the spare ends are given back.
     fn reserve(len: usize, align: usize) -> Result<Self, Errno> {
         let page = page_size() as usize;
@@ -233,29 +184,9 @@ impl Mapping {
         }
     }
 
-    /// Nobody can write to it, nor we.
-    pub(crate) fn is_sealed(&self) -> bool {
-        self.share == Share::Sealed
-    }
-
-    /// The bytes as a slice, where nobody else can change them.
-    pub(crate) fn bytes(&self) -> Option<&[u8]> {
-        if self.share == Share::Shared {
-            return None;
-        }
-        // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
-        // `&mut self` or by a transfer that owns it; a sealed file can neither be written nor
-        // shrink, as was checked when it was mapped, and seals cannot be taken off.
-        unsafe { Some(std::slice::from_raw_parts(self.base.as_ptr(), self.len)) }
-    }
-
-    /// The bytes as a mutable slice, where the memory is private.
-    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        if self.share != Share::Private {
-            return None;
-        }
-        // SAFETY: mapped, writable, private and borrowed mutably.
-        unsafe { Some(std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len)) }
+    /// Ends the filling: from here on there are slices, copies and seals, and no region.
+    pub(crate) fn into_view(self) -> View {
+        View(self)
     }
 }
 
@@ -264,6 +195,114 @@ impl Drop for Mapping {
         // SAFETY: the mapping is ours and no region of it outlives it.
         // An error would mean that it was not ours; there is nobody to tell in a drop.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A mapping that is filled. No [`Region`] of it exists any more, which its slices rely on: filling
+/// ends by [`Mapping::into_view`], which takes the mapping that regions borrow.
+pub(crate) struct View(Mapping);
+
+impl View {
+    /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
+    /// it is not.
+    pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        if !super::memfd::is_sealed(fd)? {
+            return Err(Errno::PERM);
+        }
+        let mut map = Mapping::shared(fd, len, 1, false)?;
+        map.share = Share::Sealed;
+        Ok(Self(map))
+    }
+
+    /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write
+    /// there is a signal.
+    pub(crate) fn blank(&mut self) -> Result<(), Errno> {
+        // SAFETY: the range is ours, and `&mut self` says that no slice of it is held, and a view has no regions.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.0.base.as_ptr().cast(),
+                self.0.len,
+                ProtFlags::READ,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Shows the first `len` bytes of a memfd in its place: ones that nobody can change where that is
+    /// `sealed` (EPERM where it is not), else writable.
+    pub(crate) fn show(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        len: usize,
+        sealed: bool,
+    ) -> Result<(), Errno> {
+        if sealed && !super::memfd::is_sealed(fd)? {
+            return Err(Errno::PERM);
+        }
+        let mut prot = ProtFlags::READ;
+        prot.set(ProtFlags::WRITE, !sealed);
+        let (base, flags) = (self.0.base.as_ptr(), MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the range is ours, and `&mut self` says that no slice of it is held, and a view has no regions.
+        unsafe { rustix::mm::mmap(base.cast(), len.min(self.0.len), prot, flags, fd, 0)? };
+        self.0.share = match sealed {
+            true => Share::Sealed,
+            false => Share::Shared,
+        };
+        Ok(())
+    }
+
+    /// Its first byte, for those who make no reference of it.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.0.base.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len as u64
+    }
+
+    /// Copies bytes out, whoever else may be writing to them.
+    pub(crate) fn copy_out(&self, at: u64, into: &mut [u8]) {
+        self.0.region().copy_out(at, into);
+    }
+
+    /// Copies bytes in; EPERM where it is sealed, as a store there would be a signal.
+    pub(crate) fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        if self.is_sealed() {
+            return Err(Errno::PERM);
+        }
+        self.0.region().copy_in(at, from);
+        Ok(())
+    }
+
+    /// Nobody can write to it, nor we.
+    fn is_sealed(&self) -> bool {
+        self.0.share == Share::Sealed
+    }
+
+    /// The bytes as a slice, where nobody else can change them.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        if self.0.share == Share::Shared {
+            return None;
+        }
+        // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
+        // `&mut self`, as a view gives no region; a sealed file can neither be written nor shrink,
+        // as was checked when it was mapped, and seals cannot be taken off.
+        unsafe { Some(std::slice::from_raw_parts(self.0.base.as_ptr(), self.0.len)) }
+    }
+
+    /// The bytes as a mutable slice, where the memory is private.
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if self.0.share != Share::Private {
+            return None;
+        }
+        // SAFETY: mapped, writable, private and borrowed mutably.
+        unsafe {
+            Some(std::slice::from_raw_parts_mut(
+                self.0.base.as_ptr(),
+                self.0.len,
+            ))
+        }
     }
 }
 
@@ -298,11 +337,6 @@ impl<'m> Region<'m> {
     /// The address of its first byte, to reason about alignment.
     pub(crate) fn address(&self) -> u64 {
         self.base.addr().get() as u64
-    }
-
-    /// Its first byte, for those who make no reference of it.
-    pub(crate) fn start(&self) -> *const u8 {
-        self.base.as_ptr()
     }
 
     /// The address of `len` bytes at `at`, after a check that they lie inside.

@@ -1,6 +1,6 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
-use super::Errno;
+use super::{Errno, retry};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -23,7 +23,7 @@ pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     if limit.current.is_some_and(|limit| size > limit) {
         return Err(Errno::FBIG);
     }
-    super::file::retry(|| rustix::fs::ftruncate(fd, size))
+    retry(|| rustix::fs::ftruncate(fd, size))
 }
 
 /// Whether the descriptor can be mapped for writing: opened for reading and writing.

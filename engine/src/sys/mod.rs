@@ -6,9 +6,9 @@
 
 pub(crate) mod cache;
 pub(crate) mod dmabuf;
-pub(crate) mod dmafile;
 pub(crate) mod file;
 pub(crate) mod host;
+pub(crate) mod ko;
 pub(crate) mod map;
 pub(crate) mod memfd;
 pub(crate) mod numa;
@@ -19,10 +19,26 @@ pub(crate) mod socket;
 pub(crate) mod uring;
 pub(crate) mod usage;
 
+use std::borrow::Borrow;
+
 pub(crate) use rustix::io::Errno;
 
 /// The errno that a raw libc call left behind.
 fn last_errno() -> Errno {
-    let raw = std::io::Error::last_os_error().raw_os_error();
-    Errno::from_raw_os_error(raw.unwrap_or(libc::EIO))
+    errno(std::io::Error::last_os_error())
+}
+
+/// The errno behind an error of the standard library or of the io-uring crate; EIO where there is none.
+pub(crate) fn errno(error: impl Borrow<std::io::Error>) -> Errno {
+    Errno::from_io_error(error.borrow()).unwrap_or(Errno::IO)
+}
+
+/// Runs a call again for as long as a signal cuts it short.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => continue,
+            done => return done,
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! Moving bytes between descriptors inside the kernel: sendfile(2) and splice(2).
 
-use super::Errno;
-use super::file::retry;
+use super::{Errno, retry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -2,7 +2,7 @@
 //!
 //! ENOENT or ESRCH: the process has ended. EACCES or EPERM: it may not be looked into.
 
-use super::Errno;
+use super::{Errno, errno};
 use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::io;
@@ -33,8 +33,8 @@ pub(crate) fn folder(pid: u32) -> PathBuf {
 /// The processes that can be seen, in no order.
 pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     let mut pids = Vec::new();
-    for entry in fs::read_dir("/proc").map_err(|error| errno(&error))? {
-        let name = entry.map_err(|error| errno(&error))?.file_name();
+    for entry in fs::read_dir("/proc").map_err(errno)? {
+        let name = entry.map_err(errno)?.file_name();
         pids.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
     }
     Ok(pids)
@@ -99,8 +99,8 @@ pub(crate) fn memlock(folder: &Path) -> Result<Option<u64>, Errno> {
 /// The descriptors that are io_uring rings.
 pub(crate) fn rings(folder: &Path) -> Result<Vec<u32>, Errno> {
     let mut rings = Vec::new();
-    for entry in fs::read_dir(folder.join("fd")).map_err(|error| errno(&error))? {
-        let entry = entry.map_err(|error| errno(&error))?;
+    for entry in fs::read_dir(folder.join("fd")).map_err(errno)? {
+        let entry = entry.map_err(errno)?;
         match fs::read_link(entry.path()) {
             Ok(link) if link.as_os_str() == "anon_inode:[io_uring]" => {
                 let name = entry.file_name();
@@ -109,7 +109,7 @@ pub(crate) fn rings(folder: &Path) -> Result<Vec<u32>, Errno> {
             Ok(_) => {}
             // Closed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(errno(&error)),
+            Err(error) => return Err(errno(error)),
         }
     }
     rings.sort_unstable();
@@ -162,12 +162,8 @@ fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
 
 /// Names of processes need not be UTF-8.
 fn text(path: &Path) -> Result<String, Errno> {
-    let bytes = fs::read(path).map_err(|error| errno(&error))?;
+    let bytes = fs::read(path).map_err(errno)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

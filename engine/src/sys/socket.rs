@@ -1,7 +1,6 @@
 //! Descriptors and a few bytes over a Unix socket (SCM_RIGHTS, unix(7)).
 
-use super::Errno;
-use super::file::retry;
+use super::{Errno, retry};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,

@@ -2,7 +2,7 @@
 
 use super::map::Region;
 use super::usage::Bell;
-use super::{Errno, file};
+use super::{Errno, errno, retry};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -179,7 +179,7 @@ impl Drop for Ring<'_> {
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {
-            match file::retry(|| self.submit_and_wait()) {
+            match retry(|| self.submit_and_wait()) {
                 Ok(()) | Err(Errno::AGAIN | Errno::BUSY) => self.completed(&mut done),
                 // The ring is broken; the kernel holds its own references to the pages.
                 Err(_) => break,
@@ -195,8 +195,4 @@ impl Drop for Ring<'_> {
             let _ = self.ring.submitter().unregister_files();
         }
     }
-}
-
-fn errno(error: std::io::Error) -> Errno {
-    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))
 }

@@ -2,12 +2,11 @@
 //! one thread zeroes base pages slower than disks read, others join and take a part of a gather each;
 //! where they don't, a second thread would cost CPU time and save none.
 
-use super::Transfer;
-use super::feed::Feed;
+use super::{Transfer, Work};
 use crate::buffer;
 use crate::error::{Error, errno_name};
+use crate::flow::feed::Feed;
 use crate::options::{Allocation, Pages};
-use crate::plan::Reason;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -69,11 +68,12 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Makes all of it present, and then what others import. A remark where the kernel cannot do so.
-    pub(super) fn run(&self, feed: &Feed) -> Option<Reason> {
+    /// Makes all of it present, and then what others import; the log says where the kernel cannot.
+    pub(super) fn run(&self, feed: &Feed) {
         let end = End(feed);
-        let (most, allocation) = (self.transfer.plan.allocators, self.transfer.plan.allocation);
-        let remark = std::thread::scope(|scope| {
+        let Work { plan, log, .. } = self.transfer.work;
+        let (most, allocation) = (plan.allocators, plan.allocation);
+        let refused = std::thread::scope(|scope| {
             let mut others = Vec::new();
             let mut one_more = || {
                 if others.len() + 1 == most {
@@ -88,22 +88,25 @@ impl<'a> Steps<'a> {
                 // No disk works meanwhile.
                 (1..most).for_each(|_| one_more());
             }
-            let mut remark = self.work(feed, |idle| {
+            let mut refused = self.work(feed, |idle| {
                 if idle {
                     one_more();
                 }
             });
             for other in others {
-                let other = other.join().expect("a thread of ours does not panic");
-                remark = remark.or(other);
+                let other = other.join().expect("this thread does not panic");
+                refused = refused.or(other);
             }
-            remark
+            refused
         });
         drop(end);
-        if remark.is_none() && !feed.stopped() {
+        if let Some(errno) = refused {
+            let name = errno_name(errno.raw_os_error());
+            let why = format!("MADV_POPULATE_WRITE is refused ({name})");
+            log.add("allocation", Allocation::InRead, why);
+        } else if !feed.stopped() {
             self.export(feed);
         }
-        remark
     }
 
     /// Gathers are handed out in so many parts from now on.
@@ -117,35 +120,31 @@ impl<'a> Steps<'a> {
         self.lock().threads
     }
 
-    /// Takes steps until none is left, and tells after each whether reads were waiting for it.
-    fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Reason> {
-        let transfer = self.transfer;
-        numa::prefer(transfer.plan.node);
+    /// Takes steps until none is left, and says after each whether reads were waiting for it. The
+    /// errno where the kernel refuses to populate memory.
+    fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Errno> {
+        let Transfer { work, memory } = self.transfer;
+        numa::prefer(work.plan.node);
         while let Some(step) = self.next() {
-            if transfer.cancel.is_set() {
-                feed.stop(Some(Error::cancelled(transfer.source.whole())));
+            if work.cancel.is_set() {
+                feed.stop(Some(Error::cancelled(work.source.whole())));
             }
             if feed.stopped() {
                 return None;
             }
-            match transfer.memory.populate(step.at, step.len) {
+            match memory.populate(step.at, step.len) {
                 Ok(()) => {
-                    let idle = transfer.meter.idle();
+                    let idle = work.meter.idle();
                     self.done(step, feed);
                     after(idle);
                 }
                 // A kernel before 5.14, or a sandbox: the reads fault their pages in.
                 Err(errno @ (Errno::INVAL | Errno::NOSYS | Errno::PERM)) => {
                     feed.publish(u64::MAX);
-                    let name = errno_name(errno.raw_os_error());
-                    return Some(Reason {
-                        about: "allocation",
-                        choice: "in-read".to_string(),
-                        why: format!("MADV_POPULATE_WRITE is refused ({name})"),
-                    });
+                    return Some(errno);
                 }
                 Err(errno) => {
-                    feed.stop(Some(cannot_allocate(transfer, errno, step.at)));
+                    feed.stop(Some(cannot_allocate(self.transfer, errno, step.at)));
                     return None;
                 }
             }
@@ -155,12 +154,8 @@ impl<'a> Steps<'a> {
 
     /// A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
     fn export(&self, feed: &Feed) {
-        let Transfer {
-            plan,
-            memory,
-            meter,
-            ..
-        } = self.transfer;
+        let Transfer { work, memory } = self.transfer;
+        let Work { plan, meter, .. } = *work;
         let start = meter.now();
         match memory.populated() {
             Ok(true) => meter.exported(start, plan.capacity),
@@ -170,19 +165,19 @@ impl<'a> Steps<'a> {
     }
 
     pub(super) fn next(&self) -> Option<Step> {
-        let Transfer {
+        let Transfer { work, memory } = self.transfer;
+        let Work {
             plan,
             layout,
-            memory,
             meter,
             ..
-        } = self.transfer;
+        } = *work;
         let (grain, end) = (memory.grain(), plan.capacity);
         let mut state = self.lock();
         while state.at >= state.stop_at {
             let run = layout.runs.get(state.run)?;
-            let run_end = self.transfer.at(run.end).next_multiple_of(grain).min(end);
-            let at = self.transfer.at(run.start);
+            let run_end = work.at(run.end).next_multiple_of(grain).min(end);
+            let at = work.at(run.start);
             // What two runs lie on is handed out once.
             let at = (at - at % grain).max(state.at);
             if at >= run_end {
@@ -211,7 +206,7 @@ impl<'a> Steps<'a> {
 
     /// Its pages are there. What is there without a gap may be read into.
     pub(super) fn done(&self, step: Step, feed: &Feed) {
-        let meter = self.transfer.meter;
+        let Work { plan, meter, .. } = self.transfer.work;
         let mut state = self.lock();
         let gather = state.open.iter_mut().find(|one| step.at < one.end);
         gather.expect("its gather is open").left -= step.len;
@@ -222,7 +217,7 @@ impl<'a> Steps<'a> {
             meter.allocated(start, first.at, end - first.at);
             state.last = meter.now();
             state.open.pop_front();
-            if self.transfer.plan.allocation == Allocation::Ahead {
+            if plan.allocation == Allocation::Ahead {
                 feed.publish(end);
             }
         }
@@ -255,9 +250,9 @@ fn gather(made: u64, end: u64, most: u64, grain: u64) -> u64 {
 
 fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
     let error = Error::os("cannot allocate the buffer", errno)
-        .at(format!("byte {at} of {}", transfer.plan.capacity));
-    match (errno, transfer.plan.pages) {
-        (Errno::FAULT, _) if transfer.memory.steady().is_none() => error
+        .at(format!("byte {at} of {}", transfer.work.plan.capacity));
+    match (errno, transfer.work.plan.pages) {
+        (Errno::FAULT, _) if !transfer.memory.never_faults() => error
             .why("its owner has cut it short meanwhile")
             .remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error

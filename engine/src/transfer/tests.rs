@@ -1,8 +1,9 @@
 //! What a real disk refuses, met in the middle of a transfer.
 
 use super::*;
-use crate::options::{Kind, Method, Pages};
-use crate::{Load, buffer};
+use crate::buffer::{self, Finish};
+use crate::load::Load;
+use crate::options::{Kind, Method};
 use std::path::Path;
 use std::time::Instant;
 
@@ -11,9 +12,10 @@ struct Parts {
     source: Source,
     layout: Layout,
     plan: Plan,
-    memory: Box<dyn Memory>,
+    memory: Box<dyn Finish>,
     meter: Meter<'static>,
     cancel: CancelToken,
+    log: Reasons,
 }
 
 impl Parts {
@@ -22,9 +24,10 @@ impl Parts {
         let source = Source::open(path).unwrap();
         Self {
             layout: Layout::of(&source, 0, source.size(), false, None),
-            memory: buffer::make(&Kind::Memfd, &plan, pages, &mut Vec::new()).unwrap(),
+            memory: buffer::make(&Kind::Memfd, &plan, pages, &Reasons::default()).unwrap(),
             meter: Meter::new(Instant::now(), source.size(), false, false, None),
             cancel: CancelToken::new(),
+            log: Reasons::default(),
             source,
             plan,
         }
@@ -32,13 +35,16 @@ impl Parts {
 
     fn transfer(&self) -> Transfer<'_> {
         Transfer {
-            plan: &self.plan,
-            layout: &self.layout,
-            source: &self.source,
+            work: Work {
+                plan: &self.plan,
+                layout: &self.layout,
+                source: &self.source,
+                checks: &[],
+                meter: &self.meter,
+                cancel: &self.cancel,
+                log: &self.log,
+            },
             memory: &*self.memory,
-            meter: &self.meter,
-            cancel: &self.cancel,
-            checks: &[],
         }
     }
 }
@@ -68,7 +74,7 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
         let parts = Parts::of(&path, plan, Pages::Small);
         let outcome = parts.transfer().run().unwrap();
         assert!(!outcome.rung.direct, "{method}");
-        let whys: Vec<_> = outcome.reasons.iter().map(ToString::to_string).collect();
+        let whys: Vec<_> = parts.log.list().iter().map(ToString::to_string).collect();
         // Once: no other direct rung is tried after it.
         assert_eq!(
             whys.iter().filter(|why| why.contains("EINVAL")).count(),
@@ -102,7 +108,7 @@ fn memory_is_published_without_a_gap() {
     plan.allocation = Allocation::Ahead;
     let parts = Parts::of(&path, plan, Pages::Thp);
     let transfer = parts.transfer();
-    let feed = Feed::new([], [], transfer.cut(), None);
+    let feed = Feed::new([], [], transfer.work.cut(), None);
     feed.hold();
     let steps = Steps::new(&transfer);
     steps.shared_by(3);
@@ -159,7 +165,7 @@ fn others_allocate_where_reads_wait() {
         (plan.allocators, plan.allocation) = (3, allocation);
         let parts = Parts::of(&path, plan, Pages::Small);
         let (transfer, meter) = (parts.transfer(), &parts.meter);
-        let feed = Feed::new([], [], transfer.cut(), None);
+        let feed = Feed::new([], [], transfer.work.cut(), None);
         feed.hold();
         if !matches!(reads, Reads::NotBegun) {
             meter.io_begins();
@@ -169,7 +175,8 @@ fn others_allocate_where_reads_wait() {
             meter.io_begins();
         }
         let steps = Steps::new(&transfer);
-        assert!(steps.run(&feed).is_none());
+        steps.run(&feed);
+        assert!(parts.log.list().is_empty());
         steps.threads()
     };
     // The second may take all that the first could join for once more.

@@ -1,14 +1,13 @@
-//! dmafile.ko as this process finds it: its node, what it does, its limits; or why it is of no use.
+//! dmafile.ko as this process finds it: its node, what it does, its limits; or why it cannot be used.
 
-use crate::buffer;
 use crate::error::{Error, Result};
-use crate::sys::dmafile::{self, NODE};
-use crate::sys::{Errno, map};
-use std::os::fd::{AsFd, OwnedFd};
+use crate::sys::ko::NODE;
+use crate::sys::{self, Errno, map};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// What it does, as it says itself. Sizes are bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Module {
+pub(crate) struct Ko {
     /// Its version.
     pub version: u32,
     /// What it can do (DMAFILE_FEATURE_*).
@@ -26,27 +25,27 @@ pub(crate) struct Module {
 }
 
 /// Opens the node and asks.
-pub(crate) fn open() -> Result<(OwnedFd, Module)> {
-    let node = dmafile::open().map_err(cannot_open)?;
-    let info = dmafile::info(node.as_fd()).map_err(|errno| {
+pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
+    let node = sys::ko::open().map_err(cannot_open)?;
+    let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
             .why(format!("{NODE} is somebody else's"))
             .remedy("remove the module that made it, then modprobe dmafile")
     })?;
-    if info.version < dmafile::VERSION || dmafile::FEATURES & !info.features != 0 {
+    if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
             "it is too old: version {} with features {:#x}, where {} with {:#x} is needed",
             info.version,
             info.features,
-            dmafile::VERSION,
-            dmafile::FEATURES
+            sys::ko::VERSION,
+            sys::ko::FEATURES
         );
         return Err(Error::new("cannot use dmafile.ko", why)
             .with_errno(Errno::PROTONOSUPPORT)
             .at(NODE)
             .remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
     }
-    let module = Module {
+    let found = Ko {
         version: info.version,
         features: info.features,
         max_buffer: info.max_buffer,
@@ -55,7 +54,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Module)> {
         depth: info.depth,
         align: u64::from(info.align).max(map::page_size()),
     };
-    Ok((node, module))
+    Ok((node, found))
 }
 
 /// The node cannot be opened: why, and what opens it.
@@ -78,15 +77,25 @@ fn cannot_open(errno: Errno) -> Error {
     }
 }
 
+/// Makes a dma-buf of at least `bytes`.
+pub(crate) fn allocate(bytes: u64) -> Result<(OwnedFd, Ko)> {
+    let (node, ko) = open()?;
+    let fd = sys::ko::allocate(node.as_fd(), bytes).map_err(|errno| cannot_allocate(errno, &ko))?;
+    Ok((fd, ko))
+}
+
+/// The module behind a dma-buf that exists; None where another exporter made it.
+pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<Ko> {
+    let (node, ko) = open().ok()?;
+    sys::ko::is_its_own(node.as_fd(), dma_buf).then_some(ko)
+}
+
 /// It makes no buffer of that size.
-pub(crate) fn cannot_allocate(errno: Errno, module: &Module) -> Error {
-    let error = buffer::cannot_allocate(errno);
+pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
+    let error = super::cannot_allocate(errno);
     match errno {
         Errno::TOOBIG => error
-            .why(format!(
-                "dmafile.ko makes up to {} bytes",
-                module.max_buffer
-            ))
+            .why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
             .remedy(
                 "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (--offset, \
                  --length)",
@@ -95,10 +104,10 @@ pub(crate) fn cannot_allocate(errno: Errno, module: &Module) -> Error {
     }
 }
 
-impl Module {
+impl Ko {
     /// What it can do, in words.
     pub(crate) fn abilities(&self) -> String {
-        let names = dmafile::FEATURE_NAMES.iter();
+        let names = sys::ko::FEATURE_NAMES.iter();
         let has = names.filter(|(bit, _)| self.features & bit != 0);
         has.map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
     }
@@ -108,16 +117,16 @@ impl Module {
 pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
     let all = [
         (
-            dmafile::DIRECT,
+            sys::ko::DIRECT,
             "direct",
             "the disk wrote into the buffer's pages",
         ),
         (
-            dmafile::BOUNCED,
+            sys::ko::BOUNCED,
             "bounced",
             "direct reads beside their place, and a copy",
         ),
-        (dmafile::BUFFERED, "buffered", "copied from the page cache"),
+        (sys::ko::BUFFERED, "buffered", "copied from the page cache"),
     ];
     let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
     let join = |words: Vec<&str>, with| words.join(with);
@@ -150,7 +159,7 @@ mod tests {
     #[test]
     fn modes_are_told_in_words() {
         assert_eq!(modes(0), None);
-        let (word, why) = modes(dmafile::DIRECT | dmafile::BOUNCED).unwrap();
+        let (word, why) = modes(sys::ko::DIRECT | sys::ko::BOUNCED).unwrap();
         assert_eq!(word, "direct+bounced");
         assert!(why.contains("; "), "{why}");
     }

@@ -2,16 +2,17 @@
 //! whole run of them in one call, many gathers in flight, nothing pinned, mapped or copied.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
-use super::{Birth, Job, Stop};
-use crate::CancelToken;
+use super::{Fused, Job, Stop};
+use crate::control::CancelToken;
 use crate::error::Error;
-use crate::module::{self, Module};
+use crate::exporter::ko::{self, Ko};
+use crate::flow::feed::{Extent, Feed, Lane, Take};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace::ROW_READS;
 use crate::plan::Plan;
 use crate::source::Source;
-use crate::sys::dmafile::{self, BUFFERED, How, Moved, Progress, Range};
-use crate::sys::{Errno, map};
-use crate::transfer::feed::{Extent, Feed, Lane, Take};
-use crate::transfer::meter::{Meter, Phase, ROW_READS};
+use crate::sys::ko::{BUFFERED, How, Moved, Progress, Range};
+use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -28,7 +29,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
         .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
-    let (node, module) = module::open().map_err(Stop::Refused)?;
+    let (node, ko) = ko::open().map_err(Stop::Refused)?;
     let mut next = job.feed.wait(Lane::Main);
     while let Some(first) = next.take() {
         let mut run = vec![first];
@@ -48,8 +49,8 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             len: run.iter().map(|extent| extent.need).sum(),
         };
         let mut done = 0;
-        for (range, strict) in parts(whole, must_be_direct(job.plan), module.align) {
-            let moved = part(job, (&node, &module), dma_buf, range, strict);
+        for (range, strict) in parts(whole, must_be_direct(job.plan), ko.align) {
+            let moved = part(job, (&node, &ko), dma_buf, range, strict);
             done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
             if let Err((_, stop)) = moved {
                 match &stop {
@@ -72,14 +73,14 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
 /// Moves one range of a run by one call: how many bytes came, and what ended it early.
 fn part(
     job: &Job<'_>,
-    (node, module): (&OwnedFd, &Module),
+    (node, ko): (&OwnedFd, &Ko),
     dma_buf: BorrowedFd<'_>,
     range: Range,
     strict: bool,
 ) -> Result<u64, (u64, Stop)> {
     let input = job.input(range.file);
     let (file, offset) = input.map_err(|error| (0, Stop::Failed(error)))?;
-    let how = how(job.plan, module, strict);
+    let how = how(job.plan, ko, strict);
     let start = job.meter.now();
     job.meter.io_begins();
     let watch = Watch {
@@ -87,14 +88,14 @@ fn part(
         meter: job.meter,
         cancel: job.cancel,
         feed: Some(job.feed),
-        module,
+        ko,
         range,
     };
     let inside = Range {
         file: offset,
         ..range
     };
-    let read = |progress: &_| dmafile::read(node.as_fd(), dma_buf, file, inside, how, progress);
+    let read = |progress: &_| sys::ko::read(node.as_fd(), dma_buf, file, inside, how, progress);
     let (moved, end) = watch.over(read);
     job.meter.io_ends();
     account(job.meter, &moved, range, start);
@@ -118,32 +119,32 @@ fn part(
     }
 }
 
-/// Makes and fills it in one call: a gather is read while the next one is allocated.
-pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
-    let Birth {
+/// Allocates and reads in one call: a gather is read while the next one is allocated.
+pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
+    let Fused {
         plan,
         source,
         meter,
         ..
-    } = *birth;
-    let (node, module) = module::open().map_err(Stop::Refused)?;
+    } = *fused;
+    let (node, ko) = ko::open().map_err(Stop::Refused)?;
     let range = Range {
         file: plan.offset,
         at: plan.lead,
         len: plan.bytes,
     };
     let direct = plan.first().direct;
-    let (file, offset) = birth.input(range.file)?;
+    let (file, offset) = fused.input(range.file)?;
     let how = How {
-        in_order: birth.in_order,
-        ..how(plan, &module, must_be_direct(plan))
+        in_order: fused.in_order,
+        ..how(plan, &ko, must_be_direct(plan))
     };
     let watch = Watch {
         source,
         meter,
-        cancel: birth.cancel,
+        cancel: fused.cancel,
         feed: None,
-        module: &module,
+        ko: &ko,
         range,
     };
     let inside = Range {
@@ -154,13 +155,13 @@ pub(super) fn born(birth: &Birth<'_>) -> Result<OwnedFd, Stop> {
     let mut told = 0;
     let made = watch.over(|progress| {
         let made =
-            dmafile::allocate_and_read(node.as_fd(), file, inside, plan.capacity, how, progress);
+            sys::ko::allocate_and_read(node.as_fd(), file, inside, plan.capacity, how, progress);
         told = progress.bytes();
         made
     });
     let (fd, moved) = made.map_err(|errno| watch.stop(errno, told, direct))?;
     account(meter, &moved, range, start);
-    let first = match birth.in_order {
+    let first = match fused.in_order {
         true => moved.alloc,
         false => moved
             .alloc
@@ -210,9 +211,9 @@ fn must_be_direct(plan: &Plan) -> bool {
     plan.ladder.iter().all(|rung| rung.direct)
 }
 
-fn how(plan: &Plan, module: &Module, strict: bool) -> How {
+fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
     How {
-        gather: match plan.gather == module.gather {
+        gather: match plan.gather == ko.gather {
             // Nobody asked for another: no more than this, and less for what is small.
             true => 0,
             false => plan.gather.next_multiple_of(map::page_size()),
@@ -265,7 +266,7 @@ struct Watch<'a> {
     cancel: &'a CancelToken,
     /// What is filled is there already: others may go on with what has landed, or end it all.
     feed: Option<&'a Feed>,
-    module: &'a Module,
+    ko: &'a Ko,
     range: Range,
 }
 
@@ -328,7 +329,7 @@ impl Watch<'_> {
             Errno::NODATA => cut_short(self.source, at),
             errno if direct && is_refusal(errno) => return refused(self.source, errno),
             Errno::NOMEM | Errno::TOOBIG | Errno::MFILE => {
-                module::cannot_allocate(errno, self.module).at(place)
+                ko::cannot_allocate(errno, self.ko).at(place)
             }
             // A dma-buf of somebody else after all, or a security policy.
             Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS => {

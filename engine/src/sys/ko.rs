@@ -1,7 +1,7 @@
 //! dmafile.ko: dma-bufs of its own, and bytes between files and the pages behind them
 //! (kernel/uapi/dmafile.h).
 
-use super::{Errno, file, last_errno, memfd};
+use super::{Errno, last_errno, memfd, retry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -183,7 +183,7 @@ pub(crate) struct Moved {
 /// Opens the node.
 pub(crate) fn open() -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    file::retry(|| rustix::fs::open(NODE, flags, Mode::empty()))
+    retry(|| rustix::fs::open(NODE, flags, Mode::empty()))
 }
 
 /// What it can do, and its limits (DMAFILE_IOC_INFO).
@@ -304,7 +304,7 @@ const FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
 /// Whoever is interrupted begins anew: a request that ends with EINTR has left nothing behind, and
 /// a process that is killed does not come here again.
 fn request<T>(node: BorrowedFd<'_>, number: libc::Ioctl, data: &mut T) -> Result<(), Errno> {
-    file::retry(|| {
+    retry(|| {
         // SAFETY: the structure is the kernel's own, begins with its size, and lives through the
         // call; so do the descriptors and the progress that it names.
         match unsafe { libc::ioctl(node.as_raw_fd(), number, std::ptr::from_mut(data)) } {

@@ -1,10 +1,12 @@
 //! What a transfer measures while it runs: bytes landed, phases, overlap, the timeline.
 
-use crate::transfer::feed::Extent;
-use crate::{Progress, ProgressFn};
-use std::collections::BTreeMap;
+use super::feed::Extent;
+use super::landed::Landed;
+use super::overlap::{Interval, Overlap, Overlapped, lock};
+use super::trace::{ROW_ALLOC, ROW_MAIN, Span};
+use crate::control::{Progress, ProgressFn};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Parts of a transfer that are timed apart.
@@ -46,25 +48,6 @@ impl Phase {
     }
 }
 
-/// One bar of the timeline.
-#[derive(Clone, Debug)]
-pub(crate) struct Span {
-    pub name: &'static str,
-    /// One of the rows below; reads and copies have one for each that may be in flight.
-    pub row: u64,
-    pub start: Duration,
-    pub length: Duration,
-    pub offset: u64,
-    pub bytes: u64,
-}
-
-/// Rows of the timeline.
-pub(crate) const ROW_MAIN: u64 = 0;
-pub(crate) const ROW_ALLOC: u64 = 1;
-pub(crate) const ROW_VERIFY: u64 = 2;
-pub(crate) const ROW_READS: u64 = 16;
-pub(crate) const ROW_COPIES: u64 = 8192;
-
 /// Shared by all threads of one transfer.
 pub(crate) struct Meter<'a> {
     epoch: Instant,
@@ -76,29 +59,11 @@ pub(crate) struct Meter<'a> {
     under_way: AtomicU64,
     /// How dmafile.ko says that it moved bytes.
     modes: AtomicU32,
-    clock: Mutex<IoClock>,
-    allocations: Mutex<Vec<(Duration, Duration)>>,
-    exports: Mutex<Vec<(Duration, Duration)>>,
+    overlap: Overlap,
     spans: Option<Mutex<Vec<Span>>>,
-    landed: Option<(Mutex<Landed>, Condvar)>,
+    landed: Option<Landed>,
     progress: Option<&'a ProgressFn>,
     last_progress: AtomicU64,
-}
-
-/// When reads were in flight.
-#[derive(Default)]
-struct IoClock {
-    in_flight: u64,
-    since: Duration,
-    busy: Vec<(Duration, Duration)>,
-}
-
-/// How far the bytes are there without a gap, for those who need them in file order.
-#[derive(Default)]
-struct Landed {
-    upto: u64,
-    beyond: BTreeMap<u64, u64>,
-    over: bool,
 }
 
 /// Calls to a progress function are at least this far apart.
@@ -122,11 +87,9 @@ impl<'a> Meter<'a> {
             buffered: AtomicU64::new(0),
             under_way: AtomicU64::new(0),
             modes: AtomicU32::new(0),
-            clock: Mutex::default(),
-            allocations: Mutex::default(),
-            exports: Mutex::default(),
+            overlap: Overlap::default(),
             spans: traced.then(Mutex::default),
-            landed: ordered.then(Default::default),
+            landed: ordered.then(Landed::default),
             progress,
             last_progress: AtomicU64::new(0),
         }
@@ -203,7 +166,7 @@ impl<'a> Meter<'a> {
     }
 
     /// As [`Meter::add`], and keeps when it was: the same time, so that no overlap is longer.
-    fn add_among(&self, phase: Phase, times: &Mutex<Vec<(Duration, Duration)>>, start: Duration) {
+    fn add_among(&self, phase: Phase, times: &Mutex<Vec<Interval>>, start: Duration) {
         let now = self.now();
         self.add_time(phase, now - start);
         lock(times).push((start, now));
@@ -211,7 +174,7 @@ impl<'a> Meter<'a> {
 
     /// Memory was allocated from `start` to now.
     pub(crate) fn allocated(&self, start: Duration, at: u64, bytes: u64) {
-        self.add_among(Phase::Alloc, &self.allocations, start);
+        self.add_among(Phase::Alloc, &self.overlap.allocations, start);
         self.span("alloc", ROW_ALLOC, start, at, bytes);
     }
 
@@ -227,65 +190,35 @@ impl<'a> Meter<'a> {
         self.add_time(Phase::Alloc, alloc);
         let (now, reads) = (self.now(), start + first);
         // When the later ones were is not known, and nothing hangs on it.
-        lock(&self.allocations).push((start, start + alloc));
-        lock(&self.clock).busy.push((reads.min(now), now));
+        lock(&self.overlap.allocations).push((start, start + alloc));
+        self.overlap.was_busy((reads.min(now), now));
         self.span("alloc", ROW_ALLOC, start, 0, bytes);
     }
 
     /// What others will import was made, of `bytes` of memory, from `start` to now.
     pub(crate) fn exported(&self, start: Duration, bytes: u64) {
-        self.add_among(Phase::Export, &self.exports, start);
+        self.add_among(Phase::Export, &self.overlap.exports, start);
         self.span(Phase::Export.name(), ROW_ALLOC, start, 0, bytes);
     }
 
     /// A read or copy begins.
     pub(crate) fn io_begins(&self) {
-        let mut clock = lock(&self.clock);
-        if clock.in_flight == 0 {
-            clock.since = self.now();
-        }
-        clock.in_flight += 1;
+        self.overlap.begin(|| self.now());
     }
 
     /// A read or copy has ended, well or not.
     pub(crate) fn io_ends(&self) {
-        let mut clock = lock(&self.clock);
-        clock.in_flight -= 1;
-        if clock.in_flight == 0 {
-            let since = clock.since;
-            clock.busy.push((since, self.now()));
-        }
+        self.overlap.end(|| self.now());
     }
 
     /// Whether the reads that have begun have all ended, well or not: nothing is in flight now.
     pub(crate) fn idle(&self) -> bool {
-        let clock = lock(&self.clock);
-        clock.in_flight == 0 && !clock.busy.is_empty()
+        self.overlap.idle()
     }
 
-    /// How long reads were in flight, how long memory was allocated meanwhile (AR-22), and how long
-    /// what others will import was made meanwhile (AR-36).
-    pub(crate) fn overlap(&self) -> (Duration, Duration, Duration) {
-        let busy = &lock(&self.clock).busy;
-        let io = busy.iter().map(|(start, end)| *end - *start).sum();
-        let allocated = Self::within(busy, &lock(&self.allocations));
-        (io, allocated, Self::within(busy, &lock(&self.exports)))
-    }
-
-    /// How much of `these` passed in `busy` times, which ascend.
-    fn within(busy: &[(Duration, Duration)], these: &[(Duration, Duration)]) -> Duration {
-        let mut hidden = Duration::ZERO;
-        // There are few of these, and few gaps between reads.
-        for (start, end) in these {
-            let first = busy.partition_point(|(_, busy_end)| busy_end <= start);
-            for (busy_start, busy_end) in &busy[first..] {
-                if busy_start >= end {
-                    break;
-                }
-                hidden += *end.min(busy_end) - *start.max(busy_start);
-            }
-        }
-        hidden
+    /// How long reads were in flight, and what passed at the same time.
+    pub(crate) fn overlap(&self) -> Overlapped {
+        self.overlap.sums()
     }
 
     /// An extent's wanted bytes are in place.
@@ -317,31 +250,22 @@ impl<'a> Meter<'a> {
     /// What lies between two places in memory is there: it has come, or nothing is to come where
     /// zeros are.
     pub(crate) fn in_place(&self, at: u64, end: u64) {
-        if let Some((landed, more)) = &self.landed {
-            let mut landed = lock(landed);
-            landed.beyond.insert(at, end);
-            landed.advance();
-            more.notify_all();
+        if let Some(landed) = &self.landed {
+            landed.add(at, end);
         }
     }
 
     /// Wakes those that wait for bytes: no more will come.
     pub(crate) fn over(&self) {
-        if let Some((landed, more)) = &self.landed {
-            lock(landed).over = true;
-            more.notify_all();
+        if let Some(landed) = &self.landed {
+            landed.over();
         }
     }
 
     /// Waits until bytes beyond `have` are in place without a gap; how far they reach, or None
     /// when no more will come.
     pub(crate) fn wait_landed(&self, have: u64) -> Option<u64> {
-        let (landed, more) = self.landed.as_ref()?;
-        let mut landed = lock(landed);
-        while landed.upto <= have && !landed.over {
-            landed = more.wait(landed).expect("no holder of this lock panics");
-        }
-        (landed.upto > have).then_some(landed.upto)
+        self.landed.as_ref()?.wait(have)
     }
 
     /// Bytes that came directly and through the page cache.
@@ -375,58 +299,9 @@ impl<'a> Meter<'a> {
     }
 }
 
-impl Landed {
-    fn advance(&mut self) {
-        while let Some((&start, &end)) = self.beyond.first_key_value() {
-            if start > self.upto {
-                break;
-            }
-            self.upto = self.upto.max(end);
-            self.beyond.pop_first();
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn extent(at: u64, need: u64) -> Extent {
-        Extent {
-            file: at,
-            at,
-            len: need,
-            need,
-            head: 0,
-            run_end: at + need,
-        }
-    }
-
-    #[test]
-    fn bytes_count_as_landed_only_without_a_gap() {
-        let meter = Meter::new(Instant::now(), 30, false, true, None);
-        meter.landed(&extent(10, 10), true);
-        meter.landed(&extent(0, 5), true);
-        assert_eq!(meter.wait_landed(0), Some(5));
-        meter.in_place(5, 10);
-        assert_eq!(meter.wait_landed(5), Some(20));
-        meter.over();
-        assert_eq!(meter.wait_landed(20), None);
-    }
-
-    #[test]
-    fn overlap_is_what_both_did_at_once() {
-        let meter = Meter::new(Instant::now(), 0, false, false, None);
-        let ms = Duration::from_millis;
-        lock(&meter.clock).busy = vec![(ms(10), ms(20)), (ms(30), ms(40))];
-        *lock(&meter.allocations) = vec![(ms(0), ms(12)), (ms(15), ms(35)), (ms(50), ms(60))];
-        *lock(&meter.exports) = vec![(ms(39), ms(50))];
-        assert_eq!(meter.overlap(), (ms(20), ms(12), ms(1)));
-    }
 
     #[test]
     fn what_is_hidden_is_no_longer_than_what_was_done() {
@@ -437,8 +312,8 @@ mod tests {
             meter.exported(meter.now(), 1);
         }
         meter.io_ends();
-        let (_, allocated, exported) = meter.overlap();
-        assert_eq!(allocated, meter.phase(Phase::Alloc));
-        assert_eq!(exported, meter.phase(Phase::Export));
+        let hidden = meter.overlap();
+        assert_eq!(hidden.allocated, meter.phase(Phase::Alloc));
+        assert_eq!(hidden.exported, meter.phase(Phase::Export));
     }
 }

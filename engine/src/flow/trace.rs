@@ -1,9 +1,28 @@
 //! The timeline of one transfer in the Chrome trace format, which Perfetto opens
 //! (<https://ui.perfetto.dev>).
 
-use crate::transfer::meter::{ROW_ALLOC, ROW_COPIES, ROW_MAIN, ROW_READS, ROW_VERIFY, Span};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// One bar of the timeline.
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    pub name: &'static str,
+    /// One of the rows below; reads and copies have one for each that may be in flight.
+    pub row: u64,
+    pub start: Duration,
+    pub length: Duration,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// Rows of the timeline.
+pub(crate) const ROW_MAIN: u64 = 0;
+pub(crate) const ROW_ALLOC: u64 = 1;
+pub(crate) const ROW_VERIFY: u64 = 2;
+pub(crate) const ROW_READS: u64 = 16;
+pub(crate) const ROW_COPIES: u64 = 8192;
 
 /// Spans as a trace: complete events (`X`) in microseconds, a named row each.
 pub(crate) fn render(spans: &[Span]) -> Value {

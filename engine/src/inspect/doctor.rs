@@ -3,11 +3,11 @@
 //! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
 
 use crate::error::{Result, errno_name};
+use crate::exporter;
 use crate::facts::{File, Host};
-use crate::module;
 use crate::options::Pages;
 use crate::plan::registered_need;
-use crate::sys::{Errno, dmabuf, dmafile, file, host, map::Mapping, memfd};
+use crate::sys::{Errno, dmabuf, file, host, ko, map::Mapping, memfd};
 use serde::Serialize;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -287,7 +287,7 @@ fn heaps() -> Vec<Check> {
 
 fn dmafile_ko() -> Check {
     let name = "dmafile.ko";
-    let error = match module::open() {
+    let error = match exporter::ko::open() {
         Ok((_, module)) => {
             let found = format!(
                 "version {}: {}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
@@ -303,7 +303,7 @@ fn dmafile_ko() -> Check {
     };
     let remedy = error.remedy_text().to_string();
     let mut found = error.remedy("").to_string();
-    let is_there = Path::new(dmafile::NODE).exists();
+    let is_there = Path::new(ko::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
         found += "; without heaps and udmabuf it is the way to a dma-buf here";
     }

@@ -1,0 +1,87 @@
+//! Making the memory of a plan, and what keeps it from being made.
+
+use super::anon::Anon;
+use super::memfd::Memfd;
+use super::udmabuf::Udmabuf;
+use super::{Finish, fd, heap, ko};
+use crate::error::{Error, Result};
+use crate::options::{Kind, Pages};
+use crate::plan::Plan;
+use crate::reasons::Reasons;
+use crate::sys::{Errno, host};
+
+/// Makes the memory of a plan, and the reasons for what it became.
+pub(crate) fn make(
+    kind: &Kind,
+    plan: &Plan,
+    asked: Pages,
+    log: &Reasons,
+) -> Result<Box<dyn Finish>> {
+    let made = match make_with(kind, plan, plan.pages) {
+        // The pool had room a moment ago, or a limit that we cannot see keeps us from it: another
+        // size will do, unless it was this one that was asked for.
+        Err(error) if plan.pages == Pages::Huge && asked == Pages::Auto => {
+            let why = format!("no page of the hugetlb pool after all: {error}");
+            log.add("pages", Pages::Thp, why);
+            make_with(kind, plan, Pages::Thp)
+        }
+        made => made,
+    };
+    made.map_err(|error| error.at(format!("{kind}, {} bytes", plan.capacity)))
+}
+
+fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> {
+    let made: Box<dyn Finish> = match kind {
+        Kind::Anon => Box::new(Anon::new(plan, pages)?),
+        Kind::Memfd => Box::new(Memfd::new(plan, pages)?),
+        Kind::Fd { fd, .. } => return fd::existing(fd, plan, pages),
+        Kind::Udmabuf => Box::new(Udmabuf::new(plan, pages)?),
+        Kind::Heap(name) => return Ok(Box::new(heap::make(name, plan)?)),
+        Kind::Dmafile => return Ok(Box::new(ko::make(plan)?)),
+        Kind::DmaBuf | Kind::Caller => {
+            unreachable!("it has become another kind, or brings its own memory")
+        }
+    };
+    if pages == Pages::Huge {
+        // The pool promises pages when they are mapped; a cgroup's limit counts when they come.
+        made.populate(0, 1)
+            .map_err(|errno| cannot_map(errno, pages))?;
+    }
+    Ok(made)
+}
+
+/// A buffer that is full could not be brought into the shape in which it is handed out.
+pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
+    let error = Error::os("cannot finish the buffer", errno).at(kind);
+    match errno {
+        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+        Errno::NOMEM if kind == "udmabuf" => error.remedy("free memory: a udmabuf pins its pages"),
+        _ => error,
+    }
+}
+
+/// A mapping failed: ENOMEM has more causes than too little memory.
+pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
+    let error = Error::os("cannot make the buffer", errno);
+    match (errno, pages, host::address_space()) {
+        (Errno::NOMEM, Pages::Huge, _) => error
+            .why("the hugetlb pool has no room for it")
+            .remedy("make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"),
+        (Errno::NOMEM, _, Some(limit)) => error
+            .why(format!(
+                "it does not fit the limit on address space, {limit} bytes"
+            ))
+            .remedy("raise it: ulimit -v"),
+        (Errno::NOMEM, ..) => error.remedy("free memory, or raise vm.overcommit_memory's limit"),
+        (Errno::INVAL, Pages::Huge, _) => error
+            .why("this kernel has no hugetlb pages")
+            .remedy("use --pages thp"),
+        (Errno::FAULT, Pages::Huge, _) => error
+            .why("a cgroup limits hugetlb pages to less")
+            .remedy("raise its hugetlb limit, or use --pages thp"),
+        (Errno::FBIG, ..) => error
+            .why("it exceeds the limit on file size")
+            .remedy("raise it: ulimit -f"),
+        _ => error,
+    }
+}

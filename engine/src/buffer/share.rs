@@ -1,0 +1,124 @@
+//! A buffer on its way to another process: its descriptors and where its bytes lie, over a Unix
+//! socket.
+
+use super::dmabuf::DmaBufs;
+use super::memfd::FilledMemfd;
+use super::{Buffer, Filled};
+use crate::error::{Error, Result};
+use crate::sys::{Errno, dmabuf, socket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// First bytes of a message that carries a buffer.
+const MAGIC: &[u8; 8] = b"dmafile1";
+
+impl Buffer {
+    /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, unix(7)), with
+    /// where its bytes lie.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which no message carries;
+    /// what sendmsg(2) says.
+    pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        self.send_to(socket, true)
+    }
+
+    /// As [`Buffer::send`], without waiting: EAGAIN where the socket is full, whatever it is set to.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_send(&self, socket: &UnixStream) -> Result<()> {
+        self.send_to(socket, false)
+    }
+
+    fn send_to(&self, socket: &UnixStream, wait: bool) -> Result<()> {
+        let refuse = |errno| Error::os("cannot send the buffer", errno).at(&self.kind);
+        let mut fds: Vec<_> = self.dma_bufs().iter().map(|one| one.fd).collect();
+        if fds.is_empty() {
+            fds.extend(self.as_fd());
+        }
+        if fds.is_empty() {
+            return Err(refuse(Errno::OPNOTSUPP)
+                .why("private memory has no descriptor")
+                .remedy("load it --to memfd"));
+        }
+        if fds.len() > socket::MOST {
+            let why = format!("{} dma-bufs are more than a message carries", fds.len());
+            return Err(refuse(Errno::TOOBIG)
+                .why(why)
+                .remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
+        }
+        let mut message = MAGIC.to_vec();
+        message.extend(self.offset.to_le_bytes());
+        message.extend(self.len.to_le_bytes());
+        socket::send(socket.as_fd(), &message, &fds, wait).map_err(refuse)
+    }
+
+    /// Receives what [`Buffer::send`] sent.
+    ///
+    /// The sender is not trusted: what comes must be a memfd that cannot shrink, or dma-bufs, and
+    /// hold the range it claims.
+    ///
+    /// # Errors
+    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away, EMFILE where this
+    /// process has no room for the descriptors. A socket that does not block, or has a timeout, gives
+    /// EAGAIN where nothing has come; nothing is lost then.
+    pub fn receive(socket: &UnixStream) -> Result<Self> {
+        Self::receive_from(socket, true)
+    }
+
+    /// As [`Buffer::receive`], without waiting: EAGAIN where nothing has come, whatever the socket.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_receive(socket: &UnixStream) -> Result<Self> {
+        Self::receive_from(socket, false)
+    }
+
+    fn receive_from(socket: &UnixStream, wait: bool) -> Result<Self> {
+        let mut message = [0; 24];
+        let fds = socket::receive(socket.as_fd(), &mut message, wait).map_err(|errno| {
+            let error = Error::os("cannot receive a buffer", errno);
+            match errno {
+                Errno::MFILE => error
+                    .why("not all of its descriptors could be taken")
+                    .remedy(
+                        "raise the limit on open files: ulimit -n; or a security policy forbids it",
+                    ),
+                _ => error,
+            }
+        })?;
+        let refuse =
+            |why: &str| Error::new("cannot receive a buffer", why).with_errno(Errno::PROTO);
+        let number =
+            |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
+        if message[..8] != *MAGIC {
+            return Err(refuse("what came is no buffer of ours"));
+        }
+        let (offset, len) = (number(8), number(16));
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        let end = end.ok_or_else(|| refuse("its range is empty or has no end"))?;
+        let (memory, kind) = adopt(fds, end).map_err(|why| refuse(&why))?;
+        Ok(Self::new(memory, kind.to_string(), offset, len))
+    }
+}
+
+/// Takes over what somebody sent, and says what it is; why not, where it does not hold `end` bytes
+/// that stay. Descriptors that do not belong to it are closed.
+fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static str), String> {
+    let all = fds.iter().all(|fd| dmabuf::is_one(fd.as_fd()));
+    if fds.is_empty() {
+        return Err("no descriptor came with it".to_string());
+    }
+    if !all {
+        let memory = FilledMemfd::adopt(fds.swap_remove(0), end)?;
+        return Ok((Box::new(memory), "memfd"));
+    }
+    let memory = DmaBufs::whole(fds.into_iter().map(Arc::new).collect());
+    let memory = memory.map_err(|errno| format!("its dma-bufs cannot be mapped ({errno:?})"))?;
+    if end > memory.len() {
+        return Err("its range lies outside its dma-bufs".to_string());
+    }
+    Ok((Box::new(memory), "dma-buf"))
+}

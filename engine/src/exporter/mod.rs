@@ -1,0 +1,20 @@
+//! What makes dma-bufs on this machine, one file each: how its node is opened, and why it cannot be.
+
+pub(crate) mod heap;
+pub(crate) mod ko;
+pub(crate) mod udmabuf;
+
+use crate::error::Error;
+use crate::sys::Errno;
+
+/// An exporter could not allocate a dma-buf.
+pub(crate) fn cannot_allocate(errno: Errno) -> Error {
+    let error = Error::os("cannot allocate the buffer", errno);
+    match errno {
+        Errno::NOMEM => error
+            .why("memory, or the limit of a cgroup, has no room for it")
+            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
+        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+        _ => error,
+    }
+}

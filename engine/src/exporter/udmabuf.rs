@@ -1,0 +1,22 @@
+//! `/dev/udmabuf`, which makes dma-bufs over memfds.
+
+use crate::error::{Error, Result};
+use crate::sys::{Errno, dmabuf};
+use std::os::fd::OwnedFd;
+
+/// Opens the node.
+pub(crate) fn open() -> Result<OwnedFd> {
+    dmabuf::open_udmabuf().map_err(|errno| {
+        let error = Error::os("cannot make the buffer", errno);
+        match errno {
+            Errno::NOENT | Errno::NXIO | Errno::NODEV => {
+                error.why("there is no /dev/udmabuf").remedy(
+                    "modprobe udmabuf (CONFIG_UDMABUF; in a container, on its host), or --to memfd",
+                )
+            }
+            _ => error
+                .why("/dev/udmabuf cannot be opened")
+                .remedy("ask for access to it: usermod -aG kvm USER, or a udev rule"),
+        }
+    })
+}

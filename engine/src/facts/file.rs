@@ -1,0 +1,45 @@
+//! What is true of a file.
+
+use crate::error::Result;
+use crate::source::Source;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What is true of one file. Sizes are bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct File {
+    /// Where it is.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub path: PathBuf,
+    /// Its size when it was opened.
+    pub size: u64,
+    /// Its file system.
+    pub file_system: String,
+    /// Multiple that direct reads need in offset, length and memory.
+    pub align: u64,
+    /// `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
+    pub align_told: bool,
+    /// Why direct I/O cannot be used; `None` where it can.
+    pub direct_refused: Option<String>,
+}
+
+impl File {
+    /// Opens a file and looks at it; nothing is moved but at most one block to try direct I/O.
+    ///
+    /// # Errors
+    /// As [`Load::run`](crate::Load::run): what has no contents of a known size is refused.
+    pub fn probe(path: impl AsRef<Path>) -> Result<Self> {
+        Source::open(path.as_ref()).map(|source| Self::of(&source))
+    }
+
+    pub(crate) fn of(source: &Source) -> Self {
+        Self {
+            path: source.path().to_path_buf(),
+            size: source.size(),
+            file_system: source.file_system(),
+            align: source.align(),
+            align_told: source.align_is_told(),
+            direct_refused: source.direct_refused(),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What is true of this machine.
+
+use crate::error::errno_name;
+use crate::sys::{self, host};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What this machine offers and allows to this process now. Sizes are bytes.
+///
+/// Every capability is found by trying it, not by a version number. `None` is not known: a
+/// container may hide it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// Base page size.
+    pub page: u64,
+    /// Size of a transparent huge page; 0 where the kernel has none.
+    pub thp_size: u64,
+    /// `/sys/kernel/mm/transparent_hugepage/enabled`.
+    pub thp: Option<String>,
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`.
+    pub shmem_thp: Option<String>,
+    /// Default size of a hugetlb page; 0 where the kernel has none.
+    pub pool_page: u64,
+    /// Bytes of the hugetlb pool that are neither used nor promised, as far as cgroups allow them.
+    pub pool_free: u64,
+    /// Memory the kernel could give out without swapping (`MemAvailable`).
+    pub available: Option<u64>,
+    /// Memory that the tightest cgroup still allows, and the file that limits it.
+    pub cgroup: Option<(u64, PathBuf)>,
+    /// Memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
+    pub heaps_are_charged: bool,
+    /// RLIMIT_MEMLOCK; `None` is no limit.
+    pub memlock: Option<u64>,
+    /// CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not bind.
+    pub pins_freely: bool,
+    /// Processors this process may run on.
+    pub cpus: usize,
+    /// The NUMA node on which this thread's memory comes into being; `None` where there is but one,
+    /// or a policy decides (numactl(8)).
+    pub node: Option<u32>,
+    /// Why io_uring cannot be used, by errno name; `None` where it can.
+    pub uring_refused: Option<String>,
+    /// A sysctl switches it off (`kernel.io_uring_disabled`).
+    pub uring_disabled: bool,
+    /// To a driver that maps a udmabuf for the CPU (`dma_buf_vmap`), all pages of a huge page look like
+    /// its first one: so in Linux 6.11 and 6.12. Nothing in user space could try it, so the version
+    /// tells.
+    pub udmabuf_vmaps_wrong: bool,
+}
+
+impl Host {
+    /// Looks at this machine, as this process may see it.
+    pub fn probe() -> Self {
+        let thp_dir = Path::new("/sys/kernel/mm/transparent_hugepage");
+        let pool_page = host::kilobytes("/proc/meminfo", "Hugepagesize").unwrap_or(0);
+        let pool = |name: &str| {
+            let kb = pool_page >> 10;
+            host::number(format!("/sys/kernel/mm/hugepages/hugepages-{kb}kB/{name}")).unwrap_or(0)
+        };
+        let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
+        let uring_refused = sys::uring::Ring::probe()
+            .err()
+            .map(|errno| errno_name(errno.raw_os_error()));
+        // Asked only for a remedy.
+        let uring_disabled = uring_refused.is_some()
+            && host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0) > 0;
+        Self {
+            page: sys::map::page_size(),
+            thp_size: host::number(thp_dir.join("hpage_pmd_size")).unwrap_or(0),
+            thp: host::choice(thp_dir.join("enabled")),
+            shmem_thp: host::choice(thp_dir.join("shmem_enabled")),
+            pool_page,
+            pool_free: (free * pool_page)
+                .min(host::cgroup_pool_room(pool_page).unwrap_or(u64::MAX)),
+            available: host::kilobytes("/proc/meminfo", "MemAvailable"),
+            cgroup: host::cgroup_room(),
+            heaps_are_charged: host::text("/sys/module/dma_heap/parameters/mem_accounting")
+                .is_some_and(|text| text == "Y"),
+            memlock: host::memlock(),
+            pins_freely: host::may_pin_freely(),
+            cpus: host::cpus(),
+            node: sys::numa::node(),
+            uring_refused,
+            uring_disabled,
+            udmabuf_vmaps_wrong: host::release()
+                .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),
+        }
+    }
+
+    /// What makes io_uring usable here.
+    pub(crate) fn uring_remedy(&self) -> &'static str {
+        match self.uring_refused.as_deref() {
+            Some("EPERM") if self.uring_disabled => "sysctl -w kernel.io_uring_disabled=0",
+            Some("EPERM") => {
+                "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile \
+                 of this container"
+            }
+            Some("ENOMEM") => "ulimit -l unlimited",
+            _ => "Linux 5.6 or later reads by io_uring",
+        }
+    }
+
+    /// Bytes that may be pinned at once, as far as limits say; the kernel has the last word.
+    pub(crate) fn pin_limit(&self) -> u64 {
+        match self.memlock {
+            Some(limit) if !self.pins_freely => limit,
+            _ => u64::MAX,
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! What is true of the memory that a file's bytes are to come into: found by trying, before anything
+//! is decided.
+
+use crate::error::{Error, Result};
+use crate::exporter::ko::Ko;
+use crate::exporter::{heap, ko, udmabuf};
+use crate::options::{Allocation, Kind, Method, Pages};
+use crate::reasons::Reasons;
+use crate::request::Request;
+use crate::source::Source;
+use crate::sys::map::{Mapping, page_size};
+use crate::sys::{Errno, dmabuf, file, memfd};
+use rustix::fs::SealFlags;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Memory for a load: its kind, and what is known of it before it is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    /// The kind that was asked for, or the one that `dma-buf` stands for here.
+    pub kind: Kind,
+    /// Memory that exists: the caller's, or that of an `fd:N`.
+    pub existing: Option<Existing>,
+    /// Memory that is reached by the mapping of a dma-buf.
+    pub dma_buf: Option<DmaBufFacts>,
+    /// The kernel copies the file into memory that exists (copy_file_range(2)).
+    pub copies: bool,
+}
+
+/// What is true of memory that exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Existing {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its address, or 0 where it will be mapped at the start of a page.
+    pub address: u64,
+    /// The only part of it to be written begins here, in bytes; None where all of it is.
+    pub at: Option<u64>,
+    /// Nothing is allocated in it yet and all of it may be written, so that its pages may be chosen.
+    pub empty: bool,
+    /// Bytes of it that are still to be allocated.
+    pub lacking: u64,
+    /// It is made of hugetlb pages, which write(2) does not reach.
+    pub hugetlb: bool,
+}
+
+/// What is true of a dma-buf.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DmaBufFacts {
+    /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
+    pub unpinnable: Option<Errno>,
+    /// dmafile.ko, where it made the dma-buf or is to make it.
+    pub ko: Option<Ko>,
+    /// It comes from a heap that reads files while it allocates.
+    pub heap_reads: bool,
+}
+
+impl Target {
+    /// Memory of the caller.
+    pub(crate) fn caller(memory: &[u8]) -> Self {
+        Self {
+            existing: Some(Existing {
+                address: memory.as_ptr().addr() as u64,
+                bytes: memory.len() as u64,
+                at: None,
+                empty: false,
+                lacking: 0,
+                hugetlb: false,
+            }),
+            ..Self::of(Kind::Caller)
+        }
+    }
+
+    /// Memory of which nothing is known but its kind.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            existing: None,
+            dma_buf: None,
+            copies: false,
+        }
+    }
+
+    /// Looks for the memory that a request asks for, which nothing is written to. Where the kind of
+    /// dma-buf is left open, it is the first that can be made here.
+    ///
+    /// # Errors
+    /// Where such memory cannot be made here, or a descriptor cannot be filled.
+    pub(crate) fn probe(request: &Request, source: &Source, log: &Reasons) -> Result<Self> {
+        let kind = match &request.kind {
+            Kind::DmaBuf => {
+                let best = best_dma_buf(request.pages, may_fuse(request, source), log);
+                best.map_err(|error| error.at("dma-buf"))?
+            }
+            kind => kind.clone(),
+        };
+        let mut target = Self::of(kind);
+        match &target.kind {
+            Kind::Fd { fd, number, at } => {
+                let found = probe_fd(fd.as_fd(), *number, *at)?;
+                (target.existing, target.dma_buf) = (Some(found.0), found.1);
+                target.copies = file::copies_range(source.buffered(0).0, fd.as_fd());
+            }
+            Kind::Heap(name) => {
+                let place = target.kind.to_string();
+                let facts = probe_heap(name).map_err(|error| error.at(place))?;
+                target.dma_buf = Some(facts);
+            }
+            Kind::Udmabuf => probe_udmabuf()?,
+            Kind::Dmafile => {
+                // Its own method asks nothing of the mapping.
+                let try_pin = !matches!(request.method, Method::Auto | Method::Module);
+                let facts = probe_ko(try_pin).map_err(|error| error.at("dmafile"))?;
+                target.dma_buf = Some(facts);
+            }
+            _ => {}
+        }
+        Ok(target)
+    }
+
+    /// dmafile.ko, where the memory is one of its dma-bufs.
+    pub(crate) fn ko(&self) -> Option<Ko> {
+        self.dma_buf?.ko
+    }
+
+    /// A heap is to make the buffer, one that reads files while it allocates.
+    pub(crate) fn heap_reads(&self) -> bool {
+        matches!(self.kind, Kind::Heap(_)) && self.dma_buf.is_some_and(|facts| facts.heap_reads)
+    }
+}
+
+/// Whether a heap could allocate the buffer and read the file in one call: all of one file, in a way
+/// that the request leaves open.
+fn may_fuse(request: &Request, source: &Source) -> bool {
+    request.is_whole()
+        && source.files().len() == 1
+        && matches!(request.method, Method::Auto | Method::HeapRead)
+        && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)
+}
+
+/// The first kind of dma-buf that can be made here, found by trying. The log says why it is this one
+/// and not one before it.
+fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
+    type Probe = fn() -> Result<()>;
+    let mut all: [(Kind, bool, Probe, &str); 3] = [
+        (
+            Kind::Dmafile,
+            false,
+            || probe_ko(false).map(drop),
+            "the disk writes into its pages, and they come into being meanwhile",
+        ),
+        (
+            Kind::Udmabuf,
+            true,
+            probe_udmabuf,
+            "the disk writes into its pages",
+        ),
+        (
+            Kind::Heap("system".to_string()),
+            false,
+            || probe_heap("system").map(drop),
+            "what is left; its bytes are copied",
+        ),
+    ];
+    if may_fuse && probe_heap("system").is_ok_and(|facts| facts.heap_reads) {
+        all.swap(1, 2);
+        all[1].3 = "it has the disk write into its pages, and they come into being meanwhile";
+    }
+    let (mut refused, mut first) = (Vec::new(), None);
+    for (kind, chooses_pages, probe, why) in all {
+        let probed = match pages {
+            Pages::Auto => probe(),
+            _ if chooses_pages => probe(),
+            _ => Err(
+                Error::new(format!("--pages {pages}"), "its exporter chooses them")
+                    .with_errno(Errno::OPNOTSUPP),
+            ),
+        };
+        match probed {
+            Ok(()) => {
+                log.add("kind", &kind, format!("found by trying: {why}"));
+                return Ok(kind);
+            }
+            Err(error) => {
+                log.add("not", &kind, error.to_string());
+                refused.push(format!("{kind}: {error}"));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    let errno = first.and_then(|error| error.raw_os_error());
+    let errno = errno.map_or(Errno::OPNOTSUPP, Errno::from_raw_os_error);
+    Err(Error::new("cannot make a dma-buf", refused.join("; and "))
+        .with_errno(errno)
+        .remedy("modprobe dmafile or udmabuf (`dmafile doctor` says more), or --to memfd"))
+}
+
+/// Whether a udmabuf can be made here.
+fn probe_udmabuf() -> Result<()> {
+    udmabuf::open()
+        .map(drop)
+        .map_err(|error| error.at("udmabuf"))
+}
+
+/// What a heap's memory is like: tried with a page of it.
+fn probe_heap(name: &str) -> Result<DmaBufFacts> {
+    let node = heap::open(name)?;
+    let fd = heap::allocate(&node, page_size())?;
+    Ok(DmaBufFacts {
+        unpinnable: first_page(fd.as_fd())?,
+        heap_reads: dmabuf::reads_files(node.as_fd()),
+        ..DmaBufFacts::default()
+    })
+}
+
+/// What dmafile.ko does here. With `try_pin`, also whether direct reads by others can land in the
+/// mapping of such a buffer: tried with a page of it.
+fn probe_ko(try_pin: bool) -> Result<DmaBufFacts> {
+    if !try_pin {
+        return Ok(DmaBufFacts {
+            ko: Some(ko::open()?.1),
+            ..DmaBufFacts::default()
+        });
+    }
+    let (fd, ko) = ko::allocate(page_size())?;
+    Ok(DmaBufFacts {
+        unpinnable: first_page(fd.as_fd())?,
+        ko: Some(ko),
+        ..DmaBufFacts::default()
+    })
+}
+
+/// Maps the first page of a dma-buf: why it cannot be pinned, if it cannot.
+fn first_page(fd: BorrowedFd<'_>) -> Result<Option<Errno>> {
+    let map = Mapping::chain(&[(fd, page_size())]);
+    let map = map.map_err(|errno| Error::os("cannot map the dma-buf", errno))?;
+    Ok(map.region().can_be_pinned(0).err())
+}
+
+/// Looks at a descriptor to be filled, without touching its contents.
+fn probe_fd(
+    fd: BorrowedFd<'_>,
+    number: i32,
+    at: Option<u64>,
+) -> Result<(Existing, Option<DmaBufFacts>)> {
+    let refuse = |why: &str, errno, remedy: &str| {
+        Error::new("cannot fill the descriptor", why)
+            .with_errno(errno)
+            .at(format!("fd:{number}"))
+            .remedy(remedy)
+    };
+    let not_writable = || {
+        refuse(
+            "it is not open for writing",
+            Errno::ACCESS,
+            "open it for reading and writing",
+        )
+    };
+    if dmabuf::is_one(fd) {
+        if memfd::is_writable(fd) == Ok(false) {
+            return Err(not_writable());
+        }
+        let probe = || {
+            let bytes = dmabuf::size(fd)?;
+            let map = Mapping::chain(&[(fd, bytes.min(page_size()))])?;
+            Ok((bytes, map.region().can_be_pinned(0).err()))
+        };
+        let (bytes, unpinnable) = probe().map_err(|errno: Errno| {
+            let why = "it is a dma-buf that this process cannot map";
+            refuse(why, errno, "fill one whose exporter lets the CPU in")
+        })?;
+        let existing = Existing {
+            bytes,
+            address: 0,
+            at,
+            empty: false,
+            lacking: 0,
+            hugetlb: false,
+        };
+        let facts = DmaBufFacts {
+            unpinnable,
+            ko: ko::behind(fd),
+            ..DmaBufFacts::default()
+        };
+        return Ok((existing, Some(facts)));
+    }
+    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+    let seals = memfd::seals(fd).map_err(|_| {
+        refuse(
+            "it is neither a memfd nor a dma-buf",
+            Errno::INVAL,
+            "make one with memfd_create(2)",
+        )
+    })?;
+    if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        return Err(refuse(
+            "it is sealed against writing",
+            Errno::PERM,
+            "fill it before sealing",
+        ));
+    }
+    if memfd::appends(fd) == Ok(true) {
+        return Err(refuse(
+            "it is open for appending, so that nothing can be written in place",
+            Errno::INVAL,
+            "open it without O_APPEND",
+        ));
+    }
+    if memfd::is_writable(fd) == Ok(false) {
+        return Err(not_writable());
+    }
+    let existing = Existing {
+        bytes: stat.size,
+        address: 0,
+        at,
+        // The pages of a part cannot be chosen.
+        empty: stat.allocated == 0 && !stat.is_hugetlb() && at.is_none(),
+        lacking: stat.size.saturating_sub(stat.allocated),
+        hugetlb: stat.is_hugetlb(),
+    };
+    Ok((existing, None))
+}

@@ -1,0 +1,74 @@
+//! How far the bytes are there without a gap, for those that need them in file order.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// Ranges of memory whose bytes have landed.
+#[derive(Default)]
+pub(super) struct Landed {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    upto: u64,
+    beyond: BTreeMap<u64, u64>,
+    over: bool,
+}
+
+impl Landed {
+    /// The bytes of `[at, end)` are there.
+    pub(super) fn add(&self, at: u64, end: u64) {
+        let mut state = self.lock();
+        state.beyond.insert(at, end);
+        while let Some((&start, &end)) = state.beyond.first_key_value() {
+            if start > state.upto {
+                break;
+            }
+            state.upto = state.upto.max(end);
+            state.beyond.pop_first();
+        }
+        self.more.notify_all();
+    }
+
+    /// No more will come.
+    pub(super) fn over(&self) {
+        self.lock().over = true;
+        self.more.notify_all();
+    }
+
+    /// Waits until bytes beyond `have` are there without a gap; how far they reach, or None when no
+    /// more will come.
+    pub(super) fn wait(&self, have: u64) -> Option<u64> {
+        let mut state = self.lock();
+        while state.upto <= have && !state.over {
+            state = self
+                .more
+                .wait(state)
+                .expect("no holder of this lock panics");
+        }
+        (state.upto > have).then_some(state.upto)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_count_only_without_a_gap() {
+        let landed = Landed::default();
+        landed.add(10, 20);
+        landed.add(0, 5);
+        assert_eq!(landed.wait(0), Some(5));
+        landed.add(5, 10);
+        assert_eq!(landed.wait(5), Some(20));
+        landed.over();
+        assert_eq!(landed.wait(20), None);
+    }
+}

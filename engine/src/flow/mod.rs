@@ -1,0 +1,8 @@
+//! What flows through one transfer: the extents still to be moved, how far the bytes have come, and
+//! when what happened.
+
+pub(crate) mod feed;
+mod landed;
+pub(crate) mod meter;
+mod overlap;
+pub(crate) mod trace;

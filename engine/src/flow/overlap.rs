@@ -1,0 +1,115 @@
+//! What passed at the same time: reads in flight, allocation, and export.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// From when to when, since the transfer began.
+pub(super) type Interval = (Duration, Duration);
+
+/// Records when reads were in flight, when memory was allocated and when what others import was made.
+#[derive(Default)]
+pub(super) struct Overlap {
+    reads: Mutex<Reads>,
+    pub(super) allocations: Mutex<Vec<Interval>>,
+    pub(super) exports: Mutex<Vec<Interval>>,
+}
+
+#[derive(Default)]
+struct Reads {
+    in_flight: u64,
+    since: Duration,
+    /// Intervals in which at least one was in flight, in ascending order.
+    busy: Vec<Interval>,
+}
+
+/// How long each took, and how much of it passed while reads were in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overlapped {
+    /// Reads were in flight.
+    pub io: Duration,
+    /// Memory was allocated meanwhile (AR-22).
+    pub allocated: Duration,
+    /// What others import was made meanwhile (AR-36).
+    pub exported: Duration,
+}
+
+impl Overlap {
+    /// A read or copy begins.
+    pub(super) fn begin(&self, now: impl FnOnce() -> Duration) {
+        let mut reads = lock(&self.reads);
+        if reads.in_flight == 0 {
+            reads.since = now();
+        }
+        reads.in_flight += 1;
+    }
+
+    /// A read or copy has ended, well or not.
+    pub(super) fn end(&self, now: impl FnOnce() -> Duration) {
+        let mut reads = lock(&self.reads);
+        reads.in_flight -= 1;
+        if reads.in_flight == 0 {
+            let since = reads.since;
+            reads.busy.push((since, now()));
+        }
+    }
+
+    /// Reads were in flight in this interval, which begins after all others.
+    pub(super) fn was_busy(&self, interval: Interval) {
+        lock(&self.reads).busy.push(interval);
+    }
+
+    /// Whether the reads that have begun have all ended, well or not: nothing is in flight now.
+    pub(super) fn idle(&self) -> bool {
+        let reads = lock(&self.reads);
+        reads.in_flight == 0 && !reads.busy.is_empty()
+    }
+
+    pub(super) fn sums(&self) -> Overlapped {
+        let busy = &lock(&self.reads).busy;
+        Overlapped {
+            io: busy.iter().map(|(start, end)| *end - *start).sum(),
+            allocated: within(busy, &lock(&self.allocations)),
+            exported: within(busy, &lock(&self.exports)),
+        }
+    }
+}
+
+/// How much of `these` passed in `busy` times, which ascend.
+fn within(busy: &[Interval], these: &[Interval]) -> Duration {
+    let mut hidden = Duration::ZERO;
+    // There are few of these, and few gaps between reads.
+    for (start, end) in these {
+        let first = busy.partition_point(|(_, busy_end)| busy_end <= start);
+        for (busy_start, busy_end) in &busy[first..] {
+            if busy_start >= end {
+                break;
+            }
+            hidden += *end.min(busy_end) - *start.max(busy_start);
+        }
+    }
+    hidden
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no holder of this lock panics")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_is_what_both_did_at_once() {
+        let ms = Duration::from_millis;
+        let overlap = Overlap::default();
+        overlap.was_busy((ms(10), ms(20)));
+        overlap.was_busy((ms(30), ms(40)));
+        *lock(&overlap.allocations) = vec![(ms(0), ms(12)), (ms(15), ms(35)), (ms(50), ms(60))];
+        *lock(&overlap.exports) = vec![(ms(39), ms(50))];
+        let sums = overlap.sums();
+        assert_eq!(
+            (sums.io, sums.allocated, sums.exported),
+            (ms(20), ms(12), ms(1))
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Load: the request, as a builder.
+
+mod report;
+mod run;
+
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::Result;
+use crate::options::{Allocation, Io, Kind, Method, Pages};
+use crate::plan::Plan;
+use crate::request::{Reach, Request};
+use crate::source::Source;
+use crate::verify::Verify;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use report::{Cpu, Extent, Loaded, Report};
+
+type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
+
+/// Where the bytes come from.
+enum Origin {
+    Path(PathBuf),
+    Open(Arc<Source>),
+}
+
+impl Origin {
+    fn open(&self) -> Result<Arc<Source>> {
+        match self {
+            Self::Path(path) => Source::open(path).map(Arc::new),
+            Self::Open(source) => Ok(Arc::clone(source)),
+        }
+    }
+}
+
+/// A load in the making: a file, and how its bytes should come into memory.
+///
+/// ```no_run
+/// use dmafile::{CancelToken, Io, Kind, Load, Pages};
+///
+/// let token = CancelToken::new();
+/// let loaded = Load::new("model.gguf")
+///     .to(Kind::Anon)
+///     .pages(Pages::Thp)
+///     .io(Io::Direct)
+///     .offset(4096)
+///     .length(1 << 20)
+///     .cancel(token.clone())
+///     .progress(|progress| eprintln!("{} of {}", progress.done, progress.total))
+///     .run()?;
+/// let bytes: &[u8] = loaded.buffer.as_slice().expect("private memory");
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+pub struct Load {
+    origin: Origin,
+    request: Request,
+    verify: Option<Verify>,
+    trace: bool,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+}
+
+impl Load {
+    /// A load of the whole of `path` into a memfd, everything else left to the plan.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::with_origin(Origin::Path(path.into()))
+    }
+
+    /// A load of open files.
+    pub(crate) fn of(source: Arc<Source>, reach: Reach) -> Self {
+        let mut load = Self::with_origin(Origin::Open(source));
+        load.request.reach = reach;
+        load
+    }
+
+    fn with_origin(origin: Origin) -> Self {
+        Self {
+            origin,
+            request: Request::default(),
+            verify: None,
+            trace: false,
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+        }
+    }
+
+    /// The kind of memory; default [`Kind::Memfd`].
+    pub fn to(mut self, kind: Kind) -> Self {
+        self.request.kind = kind;
+        self
+    }
+
+    /// The size of its pages; default [`Pages::Auto`].
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.request.pages = pages;
+        self
+    }
+
+    /// How bytes move; default [`Method::Auto`].
+    pub fn method(mut self, method: Method) -> Self {
+        self.request.method = method;
+        self
+    }
+
+    /// Past or through the page cache; default [`Io::Auto`].
+    pub fn io(mut self, io: Io) -> Self {
+        self.request.io = io;
+        self
+    }
+
+    /// First byte of the file that is wanted; default 0.
+    pub fn offset(mut self, bytes: u64) -> Self {
+        self.request.offset = bytes;
+        self
+    }
+
+    /// How many bytes are wanted, at least 1; default to the end of the file.
+    pub fn length(mut self, bytes: u64) -> Self {
+        self.request.length = Some(bytes);
+        self
+    }
+
+    /// How much of the buffer is allocated before its reads begin, in bytes: at least a block;
+    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER). The first and the last ones are smaller.
+    pub fn gather(mut self, bytes: u64) -> Self {
+        self.request.gather = Some(bytes);
+        self
+    }
+
+    /// The size of one operation in bytes, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a
+    /// multiple of the file's direct alignment; default left to the plan.
+    pub fn block(mut self, bytes: u64) -> Self {
+        self.request.block = Some(bytes);
+        self
+    }
+
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default left
+    /// to the plan.
+    pub fn queue_depth(mut self, operations: u32) -> Self {
+        self.request.queue_depth = Some(operations);
+        self
+    }
+
+    /// When pages come into being; default [`Allocation::Auto`].
+    pub fn allocation(mut self, allocation: Allocation) -> Self {
+        self.request.allocation = allocation;
+        self
+    }
+
+    /// Computes a checksum while the bytes come; where one is expected and differs, the load
+    /// fails (EBADMSG) and nothing is handed out.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.verify = Some(verify);
+        self
+    }
+
+    /// Whether to refuse early what exceeds available memory or a cgroup's limit; default true.
+    pub fn check_memory(mut self, check: bool) -> Self {
+        self.request.check_memory = check;
+        self
+    }
+
+    /// Records a timeline, to be had from [`Report::trace`]; default false.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Lets `token` end the load early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Calls `progress` now and then, at most 30 times a second, from the threads that move the
+    /// bytes, and once at the end. It should return soon.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// Calls `show` with the plan once it is made, before anything is moved.
+    pub fn on_plan(mut self, show: impl FnOnce(&Plan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+}

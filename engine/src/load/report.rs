@@ -1,0 +1,187 @@
+//! What comes of a load: the buffer, and an account of how it went.
+
+use super::run::Decided;
+use crate::buffer::{Buffer, DmaBuf};
+use crate::exporter::ko;
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace;
+use crate::options::{Io, Method};
+use crate::reasons::{Reason, Reasons};
+use crate::source::Shard;
+use crate::sys::usage;
+use crate::transfer::Outcome;
+use crate::verify::Verified;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// When a load began, by the wall and by the CPU.
+pub(super) struct Clock {
+    pub(super) begin: Instant,
+    cpu: (Duration, Duration),
+}
+
+impl Clock {
+    pub(super) fn start() -> Self {
+        Self {
+            begin: Instant::now(),
+            cpu: usage::cpu(),
+        }
+    }
+}
+
+/// A whole load: the buffer and how it went.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The memory.
+    pub buffer: Buffer,
+    /// The account.
+    pub report: Report,
+}
+
+fn none_one_or_all<S: serde::Serializer>(all: &[Verified], to: S) -> Result<S::Ok, S::Error> {
+    match all {
+        [] => to.serialize_none(),
+        [one] => one.serialize(to),
+        all => all.serialize(to),
+    }
+}
+
+/// Processor time of the whole process during the load, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cpu {
+    /// In user space.
+    pub user: f64,
+    /// In the kernel.
+    pub system: f64,
+}
+
+/// A part of a buffer, in bytes from its first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Extent {
+    /// Where it begins.
+    pub at: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// How a load went. Serialised, it is the JSON that the command prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Bytes of files (or of chosen tensors) that were wanted, and are there.
+    pub bytes: u64,
+    /// Where they start in the buffer.
+    pub offset: u64,
+    /// Wall time from open to hand-over.
+    pub seconds: f64,
+    /// The method that moved the last byte.
+    pub method: Method,
+    /// Direct, buffered, or auto where some bytes came each way.
+    pub io: Io,
+    /// Kind of memory.
+    pub kind: String,
+    /// The pages it got: `4k`, `thp`, `huge`, or `thp+4k` where huge pages ran out; `exporter` where
+    /// the exporter of a dma-buf chose them, `existing` in memory that was there already.
+    pub pages: String,
+    /// Seconds by phase: `open`, `plan`, `alloc`, `submit`, `wait`, `copy`, `verify`, `export`,
+    /// `total`. Phases overlap, and those that several threads work in are summed over them.
+    pub phases: BTreeMap<&'static str, f64>,
+    /// Processor time.
+    pub cpu: Cpu,
+    /// Seconds in which reads were in flight: T(I/O).
+    pub io_seconds: f64,
+    /// Seconds of allocation that passed while reads were in flight. The smaller of T(I/O) and
+    /// `phases.alloc` is hidden entirely when this equals it (AR-22).
+    pub hidden: f64,
+    /// Seconds of `phases.export` that passed while reads were in flight: a udmabuf is made of pages
+    /// that reads are still on their way to (AR-36).
+    pub hidden_export: f64,
+    /// Bytes that came from the disk directly.
+    pub bytes_direct: u64,
+    /// Bytes that were copied from the page cache.
+    pub bytes_buffered: u64,
+    /// Bytes of holes, which were not read.
+    pub bytes_hole: u64,
+    /// Where each file lies in the buffer, where a load of a model has several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<Shard>,
+    /// The dma-bufs that the buffer consists of, in the order of their descriptors.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dma_bufs: Vec<Extent>,
+    /// What was decided, and what was given up on the way.
+    pub reasons: Vec<Reason>,
+    /// The checksums that were asked for, one a file; in JSON null for none, and an object for one.
+    #[serde(serialize_with = "none_one_or_all")]
+    pub verify: Vec<Verified>,
+    #[serde(skip)]
+    trace: Option<serde_json::Value>,
+}
+
+impl Report {
+    pub(super) fn of(
+        decided: &Decided,
+        meter: &Meter<'_>,
+        clock: &Clock,
+        log: &Reasons,
+        outcome: Outcome,
+        (pages, remark): (String, Option<String>),
+        dma_bufs: &[DmaBuf<'_>],
+    ) -> Self {
+        let plan = &decided.plan;
+        if let Some(why) = remark {
+            log.add("got", &pages, why);
+        }
+        if let Some((choice, why)) = ko::modes(meter.modes()) {
+            log.add("mode", choice, why);
+        }
+        let overlap = meter.overlap();
+        let (direct, buffered) = meter.moved();
+        let mut phases: BTreeMap<_, _> = Phase::ALL
+            .iter()
+            .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))
+            .collect();
+        let seconds = meter.now().as_secs_f64();
+        phases.insert("total", seconds);
+        let (user, system) = usage::cpu();
+        Self {
+            bytes: decided.layout.bytes_wanted(),
+            offset: plan.lead,
+            seconds,
+            method: outcome.rung.method,
+            io: match (direct, buffered) {
+                (_, 0) => Io::Direct,
+                (0, _) => Io::Buffered,
+                _ => Io::Auto,
+            },
+            kind: plan.kind.clone(),
+            pages,
+            phases,
+            cpu: Cpu {
+                user: (user.saturating_sub(clock.cpu.0)).as_secs_f64(),
+                system: (system.saturating_sub(clock.cpu.1)).as_secs_f64(),
+            },
+            io_seconds: overlap.io.as_secs_f64(),
+            hidden: overlap.allocated.as_secs_f64(),
+            hidden_export: overlap.exported.as_secs_f64(),
+            bytes_direct: direct,
+            bytes_buffered: buffered,
+            bytes_hole: plan.holes,
+            shards: decided.shards.clone(),
+            dma_bufs: dma_bufs
+                .iter()
+                .map(|one| Extent {
+                    at: one.at,
+                    bytes: one.bytes,
+                })
+                .collect(),
+            reasons: log.list(),
+            verify: outcome.verified,
+            trace: meter.spans().map(|spans| trace::render(&spans)),
+        }
+    }
+
+    /// The timeline in the Chrome trace format, where [`Load::trace`] asked for one.
+    pub fn trace(&self) -> Option<&serde_json::Value> {
+        self.trace.as_ref()
+    }
+}

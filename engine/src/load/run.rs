@@ -1,0 +1,324 @@
+//! One load from its request to its report: look, decide, make, move, report.
+
+use super::Load;
+use super::report::{Clock, Loaded, Report};
+use crate::buffer::{self, Buffer, Filled, Lent};
+use crate::error::{Error, Result};
+use crate::facts::target::Target;
+use crate::facts::{File, Host, Layout};
+use crate::flow::meter::{Meter, Phase};
+use crate::options::{Io, Method};
+use crate::plan::{self, Plan};
+use crate::reasons::Reasons;
+use crate::request::{Reach, Request};
+use crate::source::{Shard, Source};
+use crate::transfer::{self, Outcome, Transfer, Work};
+use crate::verify::Check;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What was looked at. Nothing is made yet, and nothing moved but what had to be tried.
+struct Seen {
+    source: Peeked,
+    file: File,
+    host: Host,
+    target: Target,
+    layout: Layout,
+    /// When the file was open and the target found, since the load began.
+    opened: Duration,
+}
+
+/// What a load is going to do.
+pub(super) struct Decided {
+    source: Peeked,
+    target: Target,
+    pub(super) plan: Plan,
+    pub(super) layout: Layout,
+    checks: Vec<Check>,
+    pub(super) shards: Vec<Shard>,
+    opened: Duration,
+}
+
+/// An open source whose residency may be peeked at: what misses brought into the page cache goes with
+/// the load that peeked, however it ends.
+struct Peeked(Arc<Source>);
+
+impl Deref for Peeked {
+    type Target = Source;
+
+    fn deref(&self) -> &Source {
+        &self.0
+    }
+}
+
+impl Drop for Peeked {
+    fn drop(&mut self) {
+        self.0.forget_misses();
+    }
+}
+
+impl Load {
+    /// What would be done and why. Opens the file and tries what the machine offers; moves
+    /// nothing, but for one block where direct I/O can only be found out by reading.
+    ///
+    /// # Errors
+    /// As [`Load::run`], as far as they can be foreseen.
+    pub fn plan(mut self) -> Result<Plan> {
+        let decided = self.prepare(None, &Clock::start(), &Reasons::default())?;
+        Ok(decided.plan)
+    }
+
+    /// Loads into memory that it allocates.
+    ///
+    /// # Errors
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything
+    /// else, with the errno of the call that failed: ENOENT, EACCES, EISDIR and their like for
+    /// the file, ENODATA for an empty file or one that is truncated during the load, EIO from the
+    /// disk, ENOMEM where memory is short, EOPNOTSUPP for a method that cannot fill the memory,
+    /// EBADMSG for a wrong digest. Nothing is left behind, except in an `fd:N` that was being
+    /// filled: its contents are undefined then.
+    pub fn run(mut self) -> Result<Loaded> {
+        let (clock, log) = (Clock::start(), Reasons::default());
+        let decided = self.prepare(None, &clock, &log)?;
+        let meter = self.meter(&clock, &decided);
+        let work = self.work(&decided, &meter, &log);
+        let plan = &decided.plan;
+        let fused = match plan.fused {
+            true => transfer::fused(&work)?,
+            false => None,
+        };
+        let (filled, outcome, pages) = match fused {
+            Some((filled, outcome)) => (filled, outcome, buffer::exporters_pages()),
+            None => make_and_fill(&work, &self.request, &decided.target)?,
+        };
+        let report = Report::of(
+            &decided,
+            &meter,
+            &clock,
+            &log,
+            outcome,
+            pages,
+            &filled.dma_bufs(),
+        );
+        Ok(Loaded {
+            buffer: Buffer::new(filled, plan.kind.clone(), plan.lead, plan.bytes),
+            report,
+        })
+    }
+
+    /// Loads into memory of the caller, whose first byte becomes the first wanted byte of the
+    /// file; what lies behind the last one is zeroed.
+    ///
+    /// Direct reads land in memory whose address is congruent with the offset in the file, modulo
+    /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere they are
+    /// copied on from a small ring ([`Method::Bounce`]), and the plan says so.
+    ///
+    /// Do not fork during the load, on Linux before 6.5: a direct read into private memory may land
+    /// in the child's copy of it (open(2), O_DIRECT).
+    ///
+    /// # Errors
+    /// As [`Load::run`]; EINVAL where `memory` is too small. After an error its contents are
+    /// undefined.
+    pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
+        let (clock, log) = (Clock::start(), Reasons::default());
+        let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;
+        let meter = self.meter(&clock, &decided);
+        let lent = Lent::new(memory);
+        let transfer = Transfer {
+            work: self.work(&decided, &meter, &log),
+            memory: &lent,
+        };
+        let outcome = transfer.run()?;
+        let pages = buffer::Filling::pages(&lent);
+        Ok(Report::of(
+            &decided,
+            &meter,
+            &clock,
+            &log,
+            outcome,
+            pages,
+            &[],
+        ))
+    }
+
+    /// Looks and decides, and shows the plan.
+    fn prepare(&mut self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Decided> {
+        let seen = self.look(target, clock, log)?;
+        let decided = self.decide(seen, log)?;
+        if let Some(show) = self.on_plan.take() {
+            show(&decided.plan);
+        }
+        Ok(decided)
+    }
+
+    /// Opens the file, and looks at it, at this machine and at the target unless it is known.
+    fn look(&self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Seen> {
+        let request = &self.request;
+        request.check()?;
+        let source = Peeked(self.origin.open()?);
+        let target = match target {
+            Some(known) => known,
+            None => Target::probe(request, &source, log)?,
+        };
+        let opened = clock.begin.elapsed();
+        let file = File::of(&source);
+        let (start, end) = plan::range(request, &file)?;
+        let only = match &request.reach {
+            Reach::Only(ranges) => Some(&ranges[..]),
+            Reach::Asked | Reach::Part(..) => None,
+        };
+        let residency = asks_for_residency(request) && file.direct_refused.is_none();
+        let layout = Layout::of(&source, start, end, residency, only);
+        Ok(Seen {
+            source,
+            file,
+            host: Host::probe(),
+            target,
+            layout,
+            opened,
+        })
+    }
+
+    /// Makes the plan.
+    fn decide(&self, seen: Seen, log: &Reasons) -> Result<Decided> {
+        let Seen {
+            source,
+            file,
+            host,
+            target,
+            mut layout,
+            opened,
+        } = seen;
+        let request = &self.request;
+        let mut plan = plan::decide(request, &file, &host, &target, &layout, log)?;
+        if plan.first().moves_in_one_call() {
+            layout.without_cache();
+        }
+        let (start, end) = (plan.offset, plan.offset + plan.bytes);
+        let checks = match &self.verify {
+            Some(_) if matches!(request.reach, Reach::Only(_)) => {
+                let why = "chosen tensors have no digest of their own: load whole files";
+                return Err(Error::usage("--verify", why));
+            }
+            Some(verify) => Check::all(verify, &source, start, end)?,
+            None => Vec::new(),
+        };
+        if let Some(check) = checks.iter().find(|check| check.by_name) {
+            let why = "expected as the Hugging Face cache names the file";
+            log.add("verify", check.algorithm, why);
+        }
+        plan.reasons = log.list();
+        let shards = match (start, end == source.size()) {
+            (0, true) => Shard::several(&source),
+            _ => Vec::new(),
+        };
+        Ok(Decided {
+            source,
+            target,
+            plan,
+            layout,
+            checks,
+            shards,
+            opened,
+        })
+    }
+
+    fn meter(&self, clock: &Clock, decided: &Decided) -> Meter<'_> {
+        let layout = &decided.layout;
+        let meter = Meter::new(
+            clock.begin,
+            layout.bytes(true) + layout.bytes(false),
+            self.trace,
+            self.verify.is_some(),
+            self.progress.as_ref(),
+        );
+        meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
+        meter.add_step(Phase::Plan, decided.opened);
+        meter
+    }
+
+    fn work<'a>(
+        &'a self,
+        decided: &'a Decided,
+        meter: &'a Meter<'a>,
+        log: &'a Reasons,
+    ) -> Work<'a> {
+        Work {
+            plan: &decided.plan,
+            layout: &decided.layout,
+            source: &decided.source,
+            checks: &decided.checks,
+            meter,
+            cancel: &self.cancel,
+            log,
+        }
+    }
+}
+
+/// Only methods that can read some extents directly and copy others need to know what is cached.
+fn asks_for_residency(request: &Request) -> bool {
+    let method = matches!(
+        request.method,
+        Method::Auto
+            | Method::Uring
+            | Method::Threads
+            | Method::Bounce
+            | Method::Module
+            | Method::HeapRead
+            | Method::CopyFileRange
+    );
+    request.io == Io::Auto && method
+}
+
+/// Memory, its outcome, and the pages it got with a remark on them.
+type Made = (Box<dyn Filled>, Outcome, (String, Option<String>));
+
+/// Makes memory, and moves the bytes into it.
+fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<Made> {
+    let Work {
+        plan, meter, log, ..
+    } = *work;
+    let start = meter.now();
+    let filling = buffer::make(&target.kind, plan, request.pages, log)?;
+    meter.add_step(Phase::Alloc, start);
+    let transfer = Transfer {
+        work: *work,
+        memory: &*filling,
+    };
+    let outcome = transfer.run()?;
+    let pages = filling.pages();
+    let start = meter.now();
+    let filled = filling
+        .finish()
+        .map_err(|errno| buffer::cannot_export(errno, &plan.kind))?;
+    meter.add_step(Phase::Export, start);
+    Ok((filled, outcome, pages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_peeking_brought_in_goes_when_a_load_ends_early() {
+        const LEN: u64 = 4 << 20;
+        let dir = crate::source::folder_on_disk();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; LEN as usize]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let source = Arc::new(Source::open(&path).unwrap());
+        if source.resident(0, LEN) != Ok(0) {
+            eprintln!("SKIP: this file system keeps files in memory, or no cachestat");
+            return;
+        }
+        let peeked = Peeked(Arc::clone(&source));
+        peeked.no_readahead();
+        assert!(!peeked.peek(0, LEN - 1));
+        assert_ne!(source.resident(0, LEN), Ok(0), "a miss brings pages in");
+        drop(peeked);
+        assert_eq!(source.resident(0, LEN), Ok(0));
+    }
+}

@@ -1,0 +1,91 @@
+//! When the pages of a buffer come into being, and by how many threads.
+
+use super::decide::MOST_THREADS;
+use super::{Rung, SMALL_FILE};
+use crate::facts::Host;
+use crate::facts::target::Target;
+use crate::options::{Allocation, Kind, Method, Pages};
+use crate::reasons::Reasons;
+use crate::request::Request;
+
+/// What is worth a thread that allocates.
+const ALLOCATOR_SHARE: u64 = 32 << 20;
+
+/// Whether a thread allocates ahead of the reads, or the reads fault their pages in.
+pub(super) fn allocation(
+    request: &Request,
+    target: &Target,
+    pages: Pages,
+    first: Rung,
+    bytes: u64,
+    fuses: bool,
+    log: &Reasons,
+) -> Allocation {
+    let into_descriptor = matches!(
+        first.method,
+        Method::Sendfile | Method::Splice | Method::CopyFileRange
+    );
+    let (choice, why) = if request.allocation != Allocation::Auto {
+        (request.allocation, "asked for")
+    } else if matches!(target.kind, Kind::Caller) {
+        (Allocation::InRead, "the caller's memory is there")
+    } else if fuses {
+        (
+            Allocation::Ahead,
+            match first.method {
+                Method::Module => "dmafile.ko allocates and reads in one call",
+                _ => "the heap allocates and reads in one call",
+            },
+        )
+    } else if target.dma_buf.is_some() {
+        (Allocation::InRead, "a dma-buf has its pages from the start")
+    } else if bytes <= SMALL_FILE && pages != Pages::Thp {
+        (
+            Allocation::InRead,
+            "small: a second thread costs more than it hides",
+        )
+    } else if matches!(pages, Pages::Thp | Pages::Huge) {
+        (
+            Allocation::Ahead,
+            "huge pages are zeroed a gather ahead, while the disk works",
+        )
+    } else if into_descriptor {
+        (
+            Allocation::InRead,
+            "the kernel allocates pages as it writes them, without zeroing",
+        )
+    } else if first.direct {
+        (
+            Allocation::Ahead,
+            "faulting pages in would hold up the submission of reads",
+        )
+    } else {
+        (
+            Allocation::InRead,
+            "copies fault their pages in as fast as a thread ahead of them",
+        )
+    };
+    log.add("allocation", choice, why);
+    choice
+}
+
+/// How many threads allocate ahead: where reads are copies, the processors have them to do.
+pub(super) fn allocators(host: &Host, first: Rung, capacity: u64) -> usize {
+    match first.direct {
+        true => host
+            .cpus
+            .min((capacity / ALLOCATOR_SHARE) as usize)
+            .clamp(1, MOST_THREADS),
+        false => 1,
+    }
+}
+
+/// Whether one call can allocate the buffer and read into it: a new one, of one run of one file.
+pub(super) fn fuses(target: &Target, first: Rung, one_run: bool) -> bool {
+    match first.method {
+        Method::Module => matches!(target.kind, Kind::Dmafile) && one_run,
+        // It is on no ladder for anything else.
+        Method::HeapRead => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,139 @@
+//! The decision itself, one step for each part of a plan.
+
+use super::allocation::{allocation, allocators, fuses};
+use super::ladder::{self, Wanted};
+use super::range::{placement, range};
+use super::room::check_memory;
+use super::tuning::Tuning;
+use super::{Plan, Rung, pages};
+use crate::error::Result;
+use crate::exporter::ko;
+use crate::facts::target::Target;
+use crate::facts::{File, Host, Layout};
+use crate::options::{Allocation, Io, Kind, Method};
+use crate::reasons::Reasons;
+use crate::request::Request;
+
+/// Threads that copy, and that allocate: so many move more than a memory channel does.
+pub(super) const MOST_THREADS: usize = 4;
+
+/// Decides. `layout` covers exactly the wanted range.
+pub(crate) fn decide(
+    request: &Request,
+    file: &File,
+    host: &Host,
+    target: &Target,
+    layout: &Layout,
+    log: &Reasons,
+) -> Result<Plan> {
+    let (start, end) = range(request, file)?;
+    let place = placement(target, file, host, (start, end))?;
+    let capacity = place.capacity;
+    let footprint = |page| {
+        layout
+            .footprint(start.wrapping_sub(place.lead), page)
+            .min(capacity)
+    };
+    if let (Kind::Dmafile, Some(found)) = (&target.kind, target.ko())
+        && capacity > found.max_buffer
+    {
+        let error = ko::cannot_allocate(rustix::io::Errno::TOOBIG, &found);
+        return Err(error.at(format!("{}, {capacity} bytes", target.kind)));
+    }
+    let pages = pages::pages(request, host, target, end - start, footprint, log)?;
+    let one_run = layout.is_one_run(start, end);
+    let wanted = Wanted {
+        start,
+        to_copy: layout.bytes(true),
+        to_read: layout.bytes(false),
+        whole: one_run
+            && (start, end) == (0, file.size)
+            && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
+    };
+    let mut ladder = ladder::ladder(request, file, host, target, pages, wanted, log)?;
+    let first = ladder[0];
+    // One call reads in one way.
+    let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
+        true => (0, wanted.to_copy + wanted.to_read),
+        false => (wanted.to_copy, wanted.to_read),
+    };
+    let Tuning {
+        block,
+        queue_depth,
+        gather,
+    } = Tuning::decide(request, file, target, &ladder, log)?;
+    let window = ladder::window(&mut ladder, host, pages, block, queue_depth, log);
+    let first = ladder[0];
+    describe_io(request, first, file, layout, log);
+    log.add("method", first, ladder::describe(first, request.method));
+    let fuses = fuses(target, first, one_run);
+    let allocation = allocation(request, target, pages, first, end - start, fuses, log);
+    if let Some(node) = host.node {
+        let why = "the NUMA node that the load was called on; numactl asks for another";
+        log.add("node", node, why);
+    }
+    if request.check_memory {
+        let ring = match first.method {
+            Method::Bounce => block * u64::from(queue_depth),
+            _ => 0,
+        };
+        check_memory(file, host, target, pages, capacity, footprint, ring)?;
+    }
+    Ok(Plan {
+        file: file.path.clone(),
+        offset: start,
+        bytes: end - start,
+        kind: target.kind.to_string(),
+        pages,
+        ladder,
+        block,
+        queue_depth,
+        gather,
+        allocation,
+        fused: fuses && matches!(allocation, Allocation::Ahead | Allocation::Before),
+        align: file.align,
+        lead: place.lead,
+        floor: place.floor,
+        capacity,
+        to_read,
+        to_copy,
+        // Small gaps between chosen tensors are read along.
+        holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
+        window,
+        threads: host.cpus.clamp(1, MOST_THREADS),
+        allocators: allocators(host, first, capacity),
+        node: host.node,
+        reasons: log.list(),
+    })
+}
+
+fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log: &Reasons) {
+    let (cached, read) = (layout.bytes(true), layout.bytes(false));
+    match (request.io, &file.direct_refused) {
+        (Io::Direct | Io::Buffered, _) => log.add("io", request.io, "asked for"),
+        (Io::Auto, Some(why)) => log.add("io", Io::Buffered, why),
+        (Io::Auto, None) if first.moves_in_one_call() => {
+            let choice = match first.direct {
+                true => Io::Direct,
+                false => Io::Buffered,
+            };
+            let why = format!(
+                "{cached} of {} bytes are cached, and one call reads in one way ({})",
+                cached + read,
+                layout.learned
+            );
+            log.add("io", choice, why);
+        }
+        (Io::Auto, None) if !first.direct && request.method != Method::Auto => {
+            log.add("io", Io::Buffered, format!("what {} is for", first.method));
+        }
+        (Io::Auto, None) => {
+            let choice = match (cached, read) {
+                (0, _) => Io::Direct,
+                (_, 0) => Io::Buffered,
+                _ => Io::Auto,
+            };
+            log.add("io", choice, &layout.learned);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The range of a file that a request wants, and where it lies in memory.
+
+use crate::error::{Error, Result};
+use crate::facts::target::Target;
+use crate::facts::{File, Host};
+use crate::request::{Reach, Request};
+
+/// The wanted range `[start, end)` of a file.
+pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
+    let past = |what: &str, value: u64| {
+        Error::new(
+            "cannot load",
+            format!("{what} {value} lies past the end, {} bytes", file.size),
+        )
+        .at(file.path.display().to_string())
+        .with_errno(rustix::io::Errno::INVAL)
+        .remedy("choose a range inside the file")
+    };
+    let (start, length) = match request.reach {
+        Reach::Part(start, length) => (start, Some(length)),
+        Reach::Asked | Reach::Only(_) => (request.offset, request.length),
+    };
+    if start >= file.size {
+        return Err(past("--offset", start));
+    }
+    match length {
+        None => Ok((start, file.size)),
+        Some(length) => match start.checked_add(length) {
+            Some(end) if end <= file.size => Ok((start, end)),
+            _ => Err(past("--length", length)),
+        },
+    }
+}
+
+/// Where the wanted range lies in memory. Bytes from the memory's first.
+pub(super) struct Placement {
+    /// Where the memory that may be written to starts.
+    pub(super) floor: u64,
+    /// Where the range starts.
+    pub(super) lead: u64,
+    /// Where the memory that may be written to ends.
+    pub(super) capacity: u64,
+}
+
+/// File and memory are congruent, so that every block lands where it belongs; memory that exists sets
+/// its own bounds.
+pub(super) fn placement(
+    target: &Target,
+    file: &File,
+    host: &Host,
+    (start, end): (u64, u64),
+) -> Result<Placement> {
+    let need = end - start;
+    let Some(existing) = target.existing else {
+        let grain = file.align.max(host.page);
+        let lead = start % grain;
+        return Ok(Placement {
+            floor: 0,
+            lead,
+            capacity: (lead + need).next_multiple_of(grain),
+        });
+    };
+    let at = existing.at.unwrap_or(0);
+    if existing.bytes.saturating_sub(at) < need {
+        let room = match existing.at {
+            None => existing.bytes.to_string(),
+            Some(at) => format!("what is left of {} from byte {at} on", existing.bytes),
+        };
+        return Err(Error::new(
+            "cannot load",
+            format!("{need} bytes do not fit into {room}"),
+        )
+        .with_errno(rustix::io::Errno::INVAL)
+        .at(target.kind.to_string())
+        .remedy("make the memory larger (ftruncate(2) for a memfd), or load a range"));
+    }
+    Ok(Placement {
+        floor: at,
+        lead: at,
+        capacity: existing.at.map_or(existing.bytes, |at| at + need),
+    })
+}

@@ -1,0 +1,66 @@
+//! Whether a load fits into memory.
+
+use crate::error::{Error, Result};
+use crate::facts::target::Target;
+use crate::facts::{File, Host};
+use crate::options::{Kind, Pages};
+
+/// Refuses early what cannot fit: `footprint` tells how many bytes of memory the data takes on pages
+/// of a size (holes take none), `ring` what is needed beside the buffer.
+pub(super) fn check_memory(
+    file: &File,
+    host: &Host,
+    target: &Target,
+    pages: Pages,
+    capacity: u64,
+    footprint: impl Fn(u64) -> u64,
+    ring: u64,
+) -> Result<()> {
+    let page = match pages {
+        Pages::Thp => host.thp_size.max(host.page),
+        _ => host.page,
+    };
+    let need = match target.kind {
+        // Their pages come into being all at once, those of holes too.
+        Kind::Heap(_) | Kind::Udmabuf | Kind::Dmafile => capacity,
+        _ => footprint(page),
+    };
+    let need = target
+        .existing
+        .map_or(need, |existing| need.min(existing.lacking));
+    // A hugetlb pool is counted by the kernel when it is mapped, and memory that is there is there.
+    if need == 0 || pages == Pages::Huge {
+        return Ok(());
+    }
+    let need = need + ring.min(need);
+    let refuse = |room: u64, limit: String| {
+        Err(Error::new(
+            "not enough memory",
+            format!("{need} bytes are needed and {room} are available ({limit})"),
+        )
+        .at(file.path.display().to_string())
+        .with_errno(rustix::io::Errno::NOMEM)
+        .remedy("free memory, load a range (--offset, --length), or try all the same with --no-memory-check"))
+    };
+    if let Some(room) = host.available.filter(|room| *room < need) {
+        return refuse(room, "MemAvailable".to_string());
+    }
+    if matches!(target.kind, Kind::Heap(_)) && !host.heaps_are_charged {
+        return Ok(());
+    }
+    if let Some((room, file)) = &host.cgroup {
+        let room = room.saturating_sub(beside(need));
+        if room < need {
+            return refuse(room, file.display().to_string());
+        }
+    }
+    Ok(())
+}
+
+/// What a cgroup is charged beside a buffer, whose kernel would kill rather than refuse: page
+/// tables and the index of the pages (16 bytes a page), then threads, rings and what each processor
+/// has charged ahead. Linux 6.1 killed a load of 46 MiB that had 47.
+fn beside(need: u64) -> u64 {
+    const MOST: u64 = 2 << 20;
+    need / 128 + (need / 16).min(MOST)
+}

@@ -1,0 +1,112 @@
+//! How much moves at once: block, queue depth, gather.
+
+use super::Rung;
+use crate::error::{Error, Result};
+use crate::facts::File;
+use crate::facts::target::Target;
+use crate::options::{DEFAULT_GATHER, Method};
+use crate::reasons::Reasons;
+use crate::request::Request;
+
+/// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations
+/// (docs/measuring.md has the sweep).
+pub(super) const DIRECT_BLOCK: u64 = 4 << 20;
+pub(super) const DIRECT_DEPTH: u32 = 8;
+/// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
+/// memory that most systems set (8 MiB).
+const BOUNCE_BLOCK: u64 = 512 << 10;
+/// What one copy_file_range(2) moves: the kernel cuts it, and is waited for at its end. A load is
+/// cancelled between two of them.
+const COPY_BLOCK: u64 = 64 << 20;
+/// More in flight keeps no disk busier, and all of it is memory beside the buffer.
+const LARGEST_RING: u64 = 64 << 20;
+/// Reads through the page cache: a block that stays in the CPU's cache on its way.
+const BUFFERED_BLOCK: u64 = 1 << 20;
+
+/// Sizes in bytes.
+pub(super) struct Tuning {
+    pub(super) block: u64,
+    pub(super) queue_depth: u32,
+    pub(super) gather: u64,
+}
+
+impl Tuning {
+    /// What was asked for, or what suits the first rung.
+    pub(super) fn decide(
+        request: &Request,
+        file: &File,
+        target: &Target,
+        ladder: &[Rung],
+        log: &Reasons,
+    ) -> Result<Self> {
+        let first = ladder[0];
+        let block = block(request, file, ladder)?;
+        let mut queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
+        let most = u32::try_from(LARGEST_RING / block)
+            .unwrap_or(u32::MAX)
+            .max(1);
+        if first.method == Method::Bounce && queue_depth > most {
+            let why = format!("a ring of {} MiB has no more blocks", LARGEST_RING >> 20);
+            log.add("depth", most, why);
+            queue_depth = most;
+        }
+        if first.method == Method::CopyFileRange {
+            // One call after the other.
+            queue_depth = 1;
+        }
+        let ko = target.ko().filter(|_| first.method == Method::Module);
+        let usual = ko.map_or(DEFAULT_GATHER, |ko| ko.gather);
+        let mut gather = request.gather.unwrap_or(usual).max(block);
+        if request.gather.is_some_and(|asked| asked < block) {
+            let asked = request.gather.unwrap_or(0);
+            return Err(Error::usage(
+                "--gather",
+                format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
+            ));
+        }
+        if let Some(ko) = ko {
+            if gather > ko.max_gather {
+                let why = "dmafile.ko allocates no more at a time";
+                log.add("gather", ko.max_gather, why);
+                gather = ko.max_gather;
+            }
+            if request.queue_depth.is_some_and(|asked| asked != ko.depth) {
+                let why = "gathers in flight: dmafile.ko's parameter depth";
+                log.add("depth", ko.depth, why);
+            }
+            queue_depth = ko.depth;
+        }
+        if first.method == Method::HeapRead
+            && (request.gather.is_some() || request.queue_depth.is_some())
+        {
+            let why =
+                "what is in flight is the kernel's choice: /sys/module/dma_heap_read/parameters";
+            log.add("gather", "auto", why);
+        }
+        Ok(Self {
+            block,
+            queue_depth,
+            gather,
+        })
+    }
+}
+
+fn block(request: &Request, file: &File, ladder: &[Rung]) -> Result<u64> {
+    let first = ladder[0];
+    let block = request.block.unwrap_or(match first.method {
+        Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
+        Method::CopyFileRange => COPY_BLOCK,
+        _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),
+        _ => BUFFERED_BLOCK,
+    });
+    if ladder.iter().any(|rung| rung.direct) && !block.is_multiple_of(file.align) {
+        return Err(Error::usage(
+            "--block",
+            format!(
+                "{block} is no multiple of the file's direct alignment, {}",
+                file.align
+            ),
+        ));
+    }
+    Ok(block)
+}

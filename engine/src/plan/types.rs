@@ -1,0 +1,141 @@
+//! A plan as data.
+
+use crate::options::{Allocation, Io, Method, Pages};
+use crate::reasons::Reason;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// One way of moving the bytes, tried in the order of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Rung {
+    /// The method.
+    pub method: Method,
+    /// Reads pass by the page cache.
+    pub direct: bool,
+    /// io_uring with registered buffers.
+    pub registered: bool,
+}
+
+impl Rung {
+    /// Reads land where their bytes belong, in whole units of the file's direct alignment.
+    pub(crate) fn lands_whole(self) -> bool {
+        self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
+    }
+
+    /// The kernel moves all of it by itself, parts of blocks too, and in one way.
+    pub(crate) fn moves_in_one_call(self) -> bool {
+        matches!(
+            self.method,
+            Method::Module | Method::HeapRead | Method::CopyFileRange
+        )
+    }
+}
+
+impl std::fmt::Display for Rung {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {}",
+            self.method,
+            if self.direct { "direct" } else { "buffered" }
+        )?;
+        if self.registered {
+            f.write_str(" registered")?;
+        }
+        Ok(())
+    }
+}
+
+/// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The file to load; in JSON what of its path is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub file: PathBuf,
+    /// First byte of the file that is wanted.
+    pub offset: u64,
+    /// Bytes of the buffer: from the first to the last that is wanted; of chosen tensors, all that
+    /// a load of the whole model would have.
+    pub bytes: u64,
+    /// Kind of memory.
+    pub kind: String,
+    /// Pages that will be tried for.
+    pub pages: Pages,
+    /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
+    pub ladder: Vec<Rung>,
+    /// Size of one operation.
+    pub block: u64,
+    /// Operations in flight.
+    pub queue_depth: u32,
+    /// How much is allocated before its reads begin.
+    pub gather: u64,
+    /// When pages come into being.
+    pub allocation: Allocation,
+    /// Memory is allocated and read into by one call of dmafile.ko or a heap: a fused load.
+    // The key is older than the word.
+    #[serde(rename = "born_full")]
+    pub fused: bool,
+    /// Multiple that direct reads keep to.
+    pub align: u64,
+    /// Where the wanted bytes start in the buffer, so that file and memory are congruent; or as
+    /// `fd:N@OFFSET` asks.
+    pub lead: u64,
+    /// Where the memory that may be written to starts: 0, but for `fd:N@OFFSET`.
+    pub floor: u64,
+    /// Where it ends: the wanted range, rounded out to `align`; all of memory that exists; the
+    /// wanted range alone for `fd:N@OFFSET`.
+    pub capacity: u64,
+    /// Bytes that will be read from the disk.
+    pub to_read: u64,
+    /// Bytes that will be copied from the page cache.
+    pub to_copy: u64,
+    /// Bytes of holes, which are not read.
+    pub holes: u64,
+    /// Size of one window of registered buffers; 0 without.
+    pub window: u64,
+    /// Worker threads for copies and for `threads`.
+    pub threads: usize,
+    /// Threads that allocate ahead of the reads, at most: one begins, others join where reads wait
+    /// for it.
+    pub allocators: usize,
+    /// The NUMA node that memory shall come from; `None` where that is no question.
+    pub node: Option<u32>,
+    /// The reasons, one a choice.
+    pub reasons: Vec<Reason>,
+}
+
+impl Plan {
+    /// The first rung: what will be tried first.
+    pub fn first(&self) -> Rung {
+        self.ladder[0]
+    }
+
+    /// How many threads read at once in the method `threads`.
+    pub(crate) fn workers(&self, rung: Rung) -> usize {
+        // More than a few dozen threads queue for the same disk and the same locks.
+        const MOST: u32 = 64;
+        match rung.direct {
+            true => self.queue_depth.min(MOST) as usize,
+            false if self.bytes <= self.block => 1,
+            false => self.threads,
+        }
+    }
+
+    /// How many threads copy from the page cache at once.
+    pub(crate) fn workers_for_copies(&self) -> usize {
+        if self.to_copy <= self.block {
+            1
+        } else {
+            self.threads
+        }
+    }
+
+    /// The I/O mode as the command line names it.
+    pub fn io(&self) -> Io {
+        match (self.to_read > 0 && self.first().direct, self.to_copy > 0) {
+            (true, true) => Io::Auto,
+            (true, false) => Io::Direct,
+            _ => Io::Buffered,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What was decided during one run and why: one log, from the first look at the file to the report.
+
+use serde::Serialize;
+use std::sync::Mutex;
+
+/// One choice and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// What was decided: `method`, `io`, `pages`, …
+    pub about: &'static str,
+    /// What it was decided to be.
+    pub choice: String,
+    /// Why.
+    pub why: String,
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}: {}", self.about, self.choice, self.why)
+    }
+}
+
+/// The log of one run. Threads of a transfer add to it too.
+#[derive(Debug, Default)]
+pub(crate) struct Reasons(Mutex<Vec<Reason>>);
+
+impl Reasons {
+    pub(crate) fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<String>) {
+        let reason = Reason {
+            about,
+            choice: choice.to_string(),
+            why: why.into(),
+        };
+        self.0
+            .lock()
+            .expect("no holder of this lock panics")
+            .push(reason);
+    }
+
+    /// All of them so far, in their order.
+    pub(crate) fn list(&self) -> Vec<Reason> {
+        self.0
+            .lock()
+            .expect("no holder of this lock panics")
+            .clone()
+    }
+}

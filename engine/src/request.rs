@@ -1,0 +1,91 @@
+//! What a caller asked for, and whether its values are valid by themselves.
+
+use crate::error::{Error, Result};
+use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+
+/// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub kind: Kind,
+    pub pages: Pages,
+    pub method: Method,
+    pub io: Io,
+    pub reach: Reach,
+    pub offset: u64,
+    pub length: Option<u64>,
+    pub gather: Option<u64>,
+    pub block: Option<u64>,
+    pub queue_depth: Option<u32>,
+    pub allocation: Allocation,
+    pub check_memory: bool,
+}
+
+impl Default for Request {
+    /// The whole file into a memfd, everything else left to the plan.
+    fn default() -> Self {
+        Self {
+            kind: Kind::Memfd,
+            pages: Pages::Auto,
+            method: Method::Auto,
+            io: Io::Auto,
+            reach: Reach::Asked,
+            offset: 0,
+            length: None,
+            gather: None,
+            block: None,
+            queue_depth: None,
+            allocation: Allocation::Auto,
+            check_memory: true,
+        }
+    }
+}
+
+/// How much of its source a load takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// From [`Request::offset`] on, as much as [`Request::length`] says.
+    Asked,
+    /// This many bytes from this one on.
+    Part(u64, u64),
+    /// Nothing but these ranges, in ascending order.
+    Only(Vec<(u64, u64)>),
+}
+
+impl Request {
+    /// Checks the values of a request that need no file.
+    pub(crate) fn check(&self) -> Result<()> {
+        let range = |name: &str, value: u64, (low, high): (u64, u64)| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::usage(
+                name,
+                format!("{value} is out of range: {low} to {high}"),
+            ))
+        };
+        if let Some(block) = self.block {
+            range("--block", block, BLOCK_RANGE)?;
+        }
+        if let Some(depth) = self.queue_depth {
+            let (low, high) = QUEUE_DEPTH_RANGE;
+            range("--queue-depth", depth.into(), (low.into(), high.into()))?;
+        }
+        if let Some(gather) = self.gather {
+            let least = self.block.unwrap_or(BLOCK_RANGE.0);
+            range("--gather", gather, (least, i64::MAX as u64))?;
+        }
+        if self.length == Some(0) {
+            range("--length", 0, (1, i64::MAX as u64))?;
+        }
+        if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
+            let why = "the bytes of tensors are known: leave --offset and --length away";
+            return Err(Error::usage("--tensor", why));
+        }
+        Ok(())
+    }
+
+    /// All of a file was asked for.
+    pub(crate) fn is_whole(&self) -> bool {
+        (&self.reach, self.offset, self.length) == (&Reach::Asked, 0, None)
+    }
+}
