@@ -33,7 +33,8 @@
  *
  * What `rounds` prints; a round before the others compares what has been read, byte for byte, and is not counted:
  *
- *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order
+ *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order; a refused
+ *				one has fewer
  *	refused INDEX WHY	after its "ran"; it isn't tried again
  *	report INDEX JSON	dmafile's, once
  *
@@ -120,6 +121,8 @@ static unsigned long huge_pages;
 static char why[1024];
 /* By the clock: when each step was over. */
 static bool timed;
+/* The first mark of a run has been made. */
+static bool begun;
 static struct moment { double time, busy; } moments[CLOSED + 1];
 
 static int refuse(const char *what)
@@ -149,6 +152,7 @@ static void note(int step)
 	struct timespec now;
 	struct rusage usage;
 
+	begun = true;
 	if (!timed)
 		return;
 	clock_gettime(CLOCK_MONOTONIC, &now);
@@ -735,6 +739,7 @@ static void run(struct candidate *c, int round)
 {
 	evict();
 	printf("ran %td %d\n", c - candidates, round);
+	begun = false;
 	if (!attempt(c, round == 0)) {
 		if (is(c->io, "direct"))
 			expect_none_cached(c);
@@ -742,6 +747,9 @@ static void run(struct candidate *c, int round)
 	}
 	if (round > 0)
 		errx(1, "%s: worked before, and now: %s", c->line, why);
+	/* What is refused before that has its group, too. */
+	if (!begun)
+		reached(START);
 	c->refused = true;
 	printf("refused %td %s\n", c - candidates, why);
 }
