@@ -50,6 +50,8 @@ fn any_cached(file: &File) -> bool {
 /// moment stays, like one that is still being read ahead or written out; so it tries again. Where
 /// pages stay for good, as on a tmpfs, they stay.
 pub fn evict(file: &File) {
+    // It may be open for writing only.
+    let file = &File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
     for _ in 0..100 {
         file.sync_all().unwrap();
         // SAFETY: advice on an open file.
