@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Dir, KIB, METHODS, MIB, cached, content, end, reads_directly, run_as, sha256, skip};
+use common::{
+    Dir, KIB, METHODS, MIB, Warm, cached, content, end, reads_directly, run_as, sha256, skip,
+};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -149,7 +151,7 @@ fn command_gets_its_signals_as_we_got_ours() {
         [mask("SigBlk:"), mask("SigIgn:")]
     };
     let ours = masks(&mut dir.dmafile("load file --quiet --"));
-    assert_eq!(ours, masks(&mut Command::new("env")));
+    assert_eq!(ours, masks(common::interruptible(&mut Command::new("env"))));
 }
 
 #[test]
@@ -652,7 +654,7 @@ fn direct_load_leaves_nothing_in_the_page_cache() {
 fn what_sits_in_the_page_cache_is_copied_from_it() {
     let dir = Dir::new();
     let file = dir.file("file", 12 * MIB);
-    fs::read(&file).unwrap();
+    let _warm = Warm::range(&File::open(&file).unwrap(), 0..12 * MIB);
     let warm = dir.loaded(&mut dir.load("file"));
     assert_eq!(warm.digest, sha256(&file, 0, 12 * MIB));
     if warm.reasons().contains("cachestat: all of it is cached") {
