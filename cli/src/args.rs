@@ -27,17 +27,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Print what is pinned, by whom, against which limit
     Pins(PinsArgs),
-    /// Measure the ways of loading on this machine, side by side (of the Python package)
-    #[command(disable_help_flag = true)]
-    Bench {
-        /// Its own; `dmafile bench --help` lists them
-        #[arg(
-            trailing_var_arg = true,
-            allow_hyphen_values = true,
-            value_name = "ARG"
-        )]
-        args: Vec<OsString>,
-    },
+    /// Measure loading on this machine, beside read(); takes about a minute
+    Bench(BenchArgs),
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -246,6 +237,37 @@ pub struct PinsArgs {
     /// Print it as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `dmafile bench`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Loads the file into a memfd by dmafile, by read() into a memfd, and by read() into \
+                  private memory of huge pages: cold (nothing of it in the page cache) and warm (all \
+                  of it). The ways take turns in shuffled order, at least 5 rounds; each run is a \
+                  process of its own, and its memory was touched shortly before. Shown are medians, \
+                  the smallest and the largest value. Needs twice the file's size in memory."
+)]
+pub struct BenchArgs {
+    /// The file to load [default: one that it makes, and removes]
+    pub file: Option<PathBuf>,
+
+    /// Size of the file that it makes
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    #[arg(conflicts_with = "file")]
+    pub size: u64,
+
+    /// The folder of the file that it makes, on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = ".", conflicts_with = "file")]
+    pub dir: PathBuf,
+
+    /// Print facts, table and samples as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// No text and no progress; errors and JSON remain
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// Parses a word of the engine; its error says what the choices are.

@@ -1,7 +1,8 @@
 //! `dmafile doctor`
 
+use crate::Failure;
 use crate::args::DoctorArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
 use serde_json::json;
 use std::fmt::Write;
 

@@ -1,7 +1,8 @@
 //! `dmafile pins`
 
+use crate::Failure;
 use crate::args::PinsArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
 use dmafile::Pins;
 use dmafile::pins::{Process, Ring};
 use indicatif::BinaryBytes;

@@ -1,7 +1,8 @@
 //! `dmafile show`
 
+use crate::Failure;
 use crate::args::ShowArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
 use dmafile::format::Value;
 use dmafile::{Model, Tensor, one_line};
 use indicatif::BinaryBytes;
