@@ -241,5 +241,5 @@ need-test-tools:
 	@touch $@
 
 .venv/demo: demo/requirements.txt .venv/bin/pip
-	$(PIP) install --quiet --no-deps --requirement demo/requirements.txt
+	$(PIP) install --quiet --no-deps --only-binary=:all: --require-hashes --requirement demo/requirements.txt
 	@touch $@
