@@ -34,8 +34,11 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page (roff)
-    Man,
+    /// Write the man pages (roff)
+    Man {
+        /// Where each subcommand gets a page of its own [default: to stdout, dmafile(1) only]
+        dir: Option<PathBuf>,
+    },
 }
 
 /// How a file should come into memory.

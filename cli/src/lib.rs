@@ -19,6 +19,7 @@ use dmafile::ErrorKind;
 use output::write_stdout;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, process};
 
@@ -90,7 +91,7 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
             clap_complete::generate(*shell, &mut Cli::command(), "dmafile", &mut text);
             write_stdout(&text)
         }
-        Command::Man => manual(),
+        Command::Man { dir } => manual(dir.as_deref()),
     }
 }
 
@@ -160,18 +161,18 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
     }
 }
 
-fn manual() -> Result<u8, Failure> {
-    let mut text = Vec::new();
-    let failed = |error: std::io::Error| Failure::os("cannot render", "the manual", &error, "");
-    let command = Cli::command();
-    clap_mangen::Man::new(command.clone())
-        .render(&mut text)
-        .map_err(failed)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let name = format!("dmafile-{}", sub.get_name());
-        clap_mangen::Man::new(sub.clone().name(name))
+/// All pages into a folder, or that of the command itself to stdout.
+fn manual(dir: Option<&Path>) -> Result<u8, Failure> {
+    let command = Cli::command().disable_help_subcommand(true);
+    let Some(dir) = dir else {
+        let mut text = Vec::new();
+        clap_mangen::Man::new(command)
             .render(&mut text)
-            .map_err(failed)?;
-    }
-    write_stdout(&text)
+            .map_err(|error| Failure::os("cannot render", "the man page", &error, ""))?;
+        return write_stdout(&text);
+    };
+    let place = dmafile::one_line(&dir.to_string_lossy());
+    clap_mangen::generate_to(command, dir)
+        .map(|()| 0)
+        .map_err(|error| Failure::os("cannot write the man pages", &place, &error, ""))
 }

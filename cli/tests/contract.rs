@@ -728,20 +728,64 @@ fn doctor_tells_an_ordinary_user_its_limits() {
 }
 
 #[test]
-fn completions_and_manual_come_from_the_definitions() {
+fn completions_come_from_the_definitions() {
     let dir = Dir::new();
-    for what in [
-        "completions bash",
-        "completions zsh",
-        "completions fish",
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = dir.run(&format!("completions {shell}")).ok();
+        assert_eq!(ended.stderr, "", "{shell}");
+        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
+            assert!(ended.stdout.contains(word), "no {word} for {shell}");
+        }
+        // The values of options.
+        for word in ["copy-file-range", "4k", "buffered", "in-read", "sha256"] {
+            assert!(ended.stdout.contains(word), "no {word} for {shell}");
+        }
+        assert!(!ended.stdout.contains("bench-run"), "{shell}");
+    }
+}
+
+#[test]
+fn manual_has_a_page_a_subcommand() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path("man")).unwrap();
+    let ended = dir.run("man man").ok();
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+    let page = |name: &str| fs::read_to_string(dir.path("man").join(name)).unwrap();
+    for sub in [
+        "load",
+        "show",
+        "explain",
+        "doctor",
+        "pins",
+        "bench",
+        "completions",
         "man",
     ] {
-        let ended = dir.run(what).ok();
-        assert_eq!(ended.stderr, "", "{what}");
-        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
-            assert!(ended.stdout.contains(word), "no {word} in {what}");
-        }
+        let text = page(&format!("dmafile-{sub}.1"));
+        assert_eq!(text.matches("\n.TH ").count(), 1, "{sub}");
+        assert!(
+            text.contains(&format!(".TH dmafile-{sub} 1")),
+            "{sub}: {text}"
+        );
+        let synopsis = text.split_once(".SH SYNOPSIS\n").unwrap().1;
+        assert!(
+            synopsis.starts_with(&format!("\\fBdmafile {sub}\\fR")),
+            "{text}"
+        );
     }
+    // What a page refers to is there.
+    let main = page("dmafile.1");
+    let names = fs::read_dir(dir.path("man")).unwrap().count();
+    assert_eq!(main.matches("(1)\n").count() + 1, names, "{main}");
+    // What is printed without a folder is one page.
+    let ended = dir.run("man").ok();
+    assert_eq!(
+        (ended.stdout.as_str(), ended.stderr.as_str()),
+        (main.as_str(), "")
+    );
+    let line = dir.refusal(&mut dir.dmafile("man missing"), 1);
+    let wanted = "cannot write the man pages: missing: No such file or directory (ENOENT)";
+    assert_eq!(line, wanted);
 }
 
 #[test]
