@@ -4,7 +4,7 @@ use dmafile::{Plan, Report, one_line};
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::fmt::Write as _;
 use std::io::Write as _;
-use tabwriter::TabWriter;
+use tabwriter::{Alignment, TabWriter};
 
 /// The plan, a line a choice, with its reason.
 pub(crate) fn plan(plan: &Plan) -> String {
@@ -130,9 +130,10 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     text
 }
 
-/// A table of lines whose cells are separated by tabs, each column as wide as what it shows.
-pub(crate) fn columns(table: &str) -> String {
-    let mut writer = TabWriter::new(Vec::new());
+/// A table of lines whose cells are separated by tabs, each column as wide as what it shows. The last
+/// cell of a line is in no column.
+pub(crate) fn columns(table: &str, alignment: Alignment) -> String {
+    let mut writer = TabWriter::new(Vec::new()).alignment(alignment);
     let text = writer
         .write_all(table.as_bytes())
         .and_then(|()| writer.flush())

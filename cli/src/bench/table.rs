@@ -9,6 +9,7 @@ use indicatif::BinaryBytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use tabwriter::Alignment;
 
 #[derive(Serialize)]
 struct Spread {
@@ -119,7 +120,7 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
             ratio.unwrap_or_default(),
         );
     }
-    text += &columns(&table);
+    text += &columns(&table, Alignment::Left);
     if lines.iter().any(|line| line.undecided) {
         text += "\nundecided: not in every round was the same one faster\n";
     }
