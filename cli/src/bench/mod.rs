@@ -36,7 +36,7 @@ const BUDGET: Duration = Duration::from_secs(50);
 /// How long a file may take for [`FEWEST`] rounds.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How often a state of the page cache is tried for before it counts as out of reach.
-const TRIES: usize = 3;
+const TRIES: usize = 10;
 const PROGRESS: &str = "{spinner} {msg}";
 
 /// One run, and what the page cache held before and after it.
@@ -200,14 +200,21 @@ impl Bench<'_> {
 
     /// Brings the page cache into a state, and finds it there: what it holds of the file then.
     fn prepare(&self, state: State) -> Result<Option<Option<u64>>, Failure> {
+        let wanted = self.subject.cached_in(state);
+        let is_there = |cached: Option<u64>| cached.is_none_or(|cached| cached == wanted);
         for _ in 0..TRIES {
             self.subject.bring(state, &self.token)?;
+            if !is_there(self.subject.cached()?) {
+                // The kernel may just have some of its pages in hand.
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
             // A host may take back what its guest has freed; the first to touch it again would wait.
             // Cold, read() takes memory for the page cache, too.
             let times = if state == State::Cold { 2 } else { 1 };
             touch(self.subject.bytes * times)?;
             let cached = self.subject.cached()?;
-            if cached.is_none_or(|cached| cached == self.subject.cached_in(state)) {
+            if is_there(cached) {
                 return Ok(Some(cached));
             }
         }
