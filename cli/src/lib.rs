@@ -153,9 +153,15 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             Ok(USAGE)
         }
         _ => {
-            let head = text.split("\n\n").next().unwrap_or_default();
-            let line = head.split_whitespace().collect::<Vec<_>>().join(" ");
-            let line = line.trim_start_matches("error: ");
+            let (head, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+            let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let mut line = joined(head.trim_start_matches("error: "));
+            for tip in rest.lines().map(str::trim) {
+                // Not the one on `--`, behind which is COMMAND.
+                if tip.starts_with("tip: ") && tip.contains("similar") {
+                    line = format!("{line}; {}", joined(tip));
+                }
+            }
             Err(Failure::usage(&format!("{line}; see dmafile --help")))
         }
     }

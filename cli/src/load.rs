@@ -32,7 +32,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         (false, false) => Text::Stdout,
     };
 
-    let load = args.knobs.load()?;
+    let load = args.knobs.load(&args.tuning)?;
     let token = CancelToken::new();
     interruptible(&token)?;
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();

@@ -236,8 +236,14 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
             "a size is a whole number of bytes",
         ),
         ("load file --block 4KK", "sizes read 4096, 512K, 8M, 1GiB"),
-        ("load file --offset 18446744073709551616", "'--offset <N>'"),
-        ("load file --queue-depth many", "'--queue-depth <N>'"),
+        (
+            "load file --offset 18446744073709551616",
+            "'--offset <BYTES>'",
+        ),
+        (
+            "load file --queue-depth many",
+            "'--queue-depth <OPERATIONS>'",
+        ),
         (
             "load file --method slow",
             "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
@@ -259,6 +265,43 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         assert!(line.contains(part), "{args}: {line}");
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
+    // Each is said once, and what clap would try is kept.
+    let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
+                   copy-file-range, heap-read";
+    for (args, line) in [
+        (
+            "load file --method thread",
+            &format!(
+                "invalid value 'thread' for '--method <METHOD>' [possible values: {methods}]; tip: \
+                 a similar value exists: 'threads'"
+            ),
+        ),
+        (
+            "load file --metod read",
+            &"unexpected argument '--metod' found; tip: a similar argument exists: '--method'"
+                .to_string(),
+        ),
+        (
+            "load file --verify md5=12",
+            &"invalid value 'md5' for '--verify <ALGO[=HEX]>' [possible values: crc32c, xxh3, \
+              blake3, sha256]"
+                .to_string(),
+        ),
+        (
+            "load file --verify sha256=12",
+            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]>': '12' is no sha256: 64 \
+              hexadecimal digits"
+                .to_string(),
+        ),
+    ] {
+        let found = dir.refusal(&mut dir.dmafile(args), 2);
+        assert_eq!(found, format!("{line}; see dmafile --help"));
+    }
+    assert!(
+        dir.run("load file --quiet --verify xxh3-64")
+            .status
+            .success()
+    );
     let bare = dir.run("");
     assert_eq!(bare.status.code(), Some(2), "{bare:?}");
     assert!(
@@ -786,6 +829,30 @@ fn manual_has_a_page_a_subcommand() {
     let line = dir.refusal(&mut dir.dmafile("man missing"), 1);
     let wanted = "cannot write the man pages: missing: No such file or directory (ENOENT)";
     assert_eq!(line, wanted);
+}
+
+#[test]
+fn help_of_load_has_its_options_in_order_of_need() {
+    let help = Dir::new().run("load --help").ok().stdout;
+    let headings = [
+        "What to load:",
+        "Where to:",
+        "Output:",
+        "Tuning, rarely needed:",
+    ];
+    let found = headings.map(|heading| help.find(&format!("\n{heading}\n")));
+    assert!(
+        found.iter().all(Option::is_some) && found.is_sorted(),
+        "{help}"
+    );
+    for option in [
+        "--pages <PAGES>",
+        "--method <METHOD>",
+        "--block <BYTES>",
+        "--offset <BYTES>",
+    ] {
+        assert!(help.contains(option), "no {option} in {help}");
+    }
 }
 
 #[test]
