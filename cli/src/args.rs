@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::path::PathBuf;
 
-/// Moves large files straight between disk and memory that devices can share.
+/// Loads large files straight into memory that devices can share.
 #[derive(Debug, Parser)]
 #[command(name = "dmafile", version, arg_required_else_help = true)]
 #[command(after_help = "Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted.")]
@@ -175,12 +175,13 @@ impl Knobs {
 /// `dmafile load`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES how \
-                        many bytes are in it, DMAFILE_OFFSET where they start. It is exec'd in place: its \
-                        exit status is ours; 127 when it is not found, 126 when it can't be run.\n\n\
-                        The files of a model lie one behind the other in the buffer, a tensor \
-                        where `dmafile show --json` says (at), whether all are loaded or some.\n\n\
-                        Sizes read 4096, 512K, 8M, 1GiB: powers of 1024."
+    after_help = "COMMAND inherits the buffer: DMAFILE_FD is its descriptor, DMAFILE_BYTES how \
+                  many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
+                  its exit status is the command's; 127 when it is not found, 126 when it can't be \
+                  run.\n\n\
+                  A model's files are laid out back to back. Each tensor is at the offset `at` that \
+                  `dmafile show --json` prints, even if only some are loaded.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct LoadArgs {
     #[command(flatten)]
@@ -195,7 +196,7 @@ pub struct LoadArgs {
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
 
-    /// No text and no progress; errors and JSON remain
+    /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
 
@@ -292,7 +293,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub json: Option<Option<PathBuf>>,
 
-    /// No text and no progress; errors and JSON remain
+    /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short)]
     pub quiet: bool,
 }
