@@ -3,6 +3,7 @@
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
+PAGES   := $(TARGET)/release/man
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
 
@@ -101,27 +102,26 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
 
-docs: build ## write the man page, shell completions and API documentation under target/
-	@echo "docs: the man page and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
+docs: build ## write the man pages, shell completions and API documentation under target/
+	@echo "docs: the man pages and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
 	@mkdir -p $(TARGET)/docs
-	$(DMAFILE) man > $(TARGET)/docs/dmafile.1
+	$(DMAFILE) man $(TARGET)/docs
 	$(DMAFILE) completions bash > $(TARGET)/docs/dmafile.bash
 	$(DMAFILE) completions zsh > $(TARGET)/docs/_dmafile
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
 
-install: built ## install the command, its manual and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install the command, its man pages and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
 	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
-	@$(DMAFILE) man > $(TARGET)/release/dmafile.1
-	install -m 644 $(TARGET)/release/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile.1
+	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1
+	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
@@ -203,10 +203,17 @@ need-headers:
 
 build: need-rust
 	cargo build --release --locked
+	@mkdir -p $(PAGES)
+	@rm -f $(PAGES)/*.1
+	@$(DMAFILE) man $(PAGES)
+	@$(CAPI) all
 
-# `sudo make install` after `make build` needs no Rust, which is rarely in root's PATH.
+# `sudo make install` after `make build` builds nothing: root rarely has Rust, and what it built would be in the
+# user's way.
 built:
-	@command -v cargo >/dev/null || [ ! -x $(DMAFILE) ] || exit 0; $(MAKE) --no-print-directory build
+	@if [ -e $(PAGES)/dmafile.1 ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
+		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
+	$(MAKE) --no-print-directory build
 
 # The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
 extension: need-rust .venv/dev
@@ -243,5 +250,5 @@ need-test-tools:
 	@touch $@
 
 .venv/demo: demo/requirements.txt .venv/bin/pip
-	$(PIP) install --quiet --no-deps --requirement demo/requirements.txt
+	$(PIP) install --quiet --no-deps --only-binary=:all: --require-hashes --requirement demo/requirements.txt
 	@touch $@
