@@ -47,7 +47,7 @@ pub use error::{Error, ErrorKind, Result, errno_name};
 pub use inspect::doctor::{Check, Health, doctor};
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Cpu, Extent, Load, Loaded, Report};
-pub use model::{Model, Pattern, Tensor, is_collection};
+pub use model::{Model, Pattern, SMALL_READ, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };

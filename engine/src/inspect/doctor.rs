@@ -9,13 +9,13 @@ use crate::options::Pages;
 use crate::plan::registered_need;
 use crate::sys::{Errno, dmabuf, file, host, ko, map::Mapping, memfd};
 use serde::Serialize;
-use std::fmt;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "lowercase")]
 pub enum Health {
     /// As good as it gets.
     Good,
@@ -23,16 +23,6 @@ pub enum Health {
     Fair,
     /// It is not to be had here.
     Missing,
-}
-
-impl fmt::Display for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Good => "good",
-            Self::Fair => "fair",
-            Self::Missing => "missing",
-        })
-    }
 }
 
 /// One thing that was looked at.

@@ -218,7 +218,7 @@ impl<R: Read> Header<R> {
 
     fn kind(&mut self) -> Result<Kind, Bad> {
         let id = self.u32()?;
-        Kind::ALL.get(id as usize).copied().ok_or_else(|| {
+        Kind::from_repr(id).ok_or_else(|| {
             Bad::new(format!(
                 "a value of the unknown type {id} before byte {}",
                 self.at
@@ -352,8 +352,9 @@ fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
     }
 }
 
-/// The type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The type of a value, each at its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u32)]
 enum Kind {
     U8,
     I8,
@@ -371,23 +372,6 @@ enum Kind {
 }
 
 impl Kind {
-    /// Every type, each at its number.
-    const ALL: [Self; 13] = [
-        Self::U8,
-        Self::I8,
-        Self::U16,
-        Self::I16,
-        Self::U32,
-        Self::I32,
-        Self::F32,
-        Self::Bool,
-        Self::Text,
-        Self::List,
-        Self::U64,
-        Self::I64,
-        Self::F64,
-    ];
-
     /// The least bytes that a value takes in the file.
     fn least(self) -> u64 {
         match self {
