@@ -11,7 +11,7 @@ def main() -> int:
     # The interpreter's handler would only note the signal. One that is ignored stays so.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # `dmafile bench` runs the command again; -P keeps Python from importing out of the current folder.
+    # For `dmafile bench`. With -P nothing is imported from the current folder.
     again = [sys.executable, "-P", "-m", "dmafile"]
     return _dmafile.main(["dmafile", *sys.argv[1:]], again)
 

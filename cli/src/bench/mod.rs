@@ -81,7 +81,7 @@ pub(crate) fn run(args: &BenchArgs, again: &Launcher) -> Result<u8, Failure> {
     let rounds = samples.last().map_or(0, |sample| sample.round);
     if rounds < FEWEST {
         notes.push(format!(
-            "{rounds} rounds only: this file takes long to read"
+            "{rounds} rounds only: more would have taken over 5 minutes"
         ));
     }
     let lines = Line::all(&samples, &host);
