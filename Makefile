@@ -55,13 +55,27 @@ demo: build .venv/demo ## load two models into shareable memory, beside plain re
 	@scripts/need util-linux-extra command -v fincore
 	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
-test: lint need-test-tools .venv/demo ## lint, then run every test
-	@echo "test: Rust, then the Python of $(SCRIPTS)"
-	cargo test --workspace --locked
+# Says how far a target is, and since when: $(call step,what is next).
+BEGAN := $(shell date +%s)
+step = @s=$$(($$(date +%s) - $(BEGAN))); printf '%s: %s (after %d:%02d)\n' $@ '$1' $$((s / 60)) $$((s % 60))
+
+test: ## lint, then run every test; says how far it is
+	$(call step,1/7 tools and packages)
+	@$(MAKE) --no-print-directory need-rust-tools need-test-tools .venv/dev .venv/demo
+	$(call step,2/7 lint)
+	@$(MAKE) --no-print-directory lint
+	$(call step,3/7 compiling)
+	cargo test --workspace --locked --no-run
 	@$(MAKE) --no-print-directory extension
+	$(call step,4/7 Rust)
+	cargo test --workspace --locked
+	$(call step,5/7 Python of $(filter-out kernel tests vm,$(SCRIPTS)))
 	$(PYTHON) -m pytest --quiet -rs --ignore=bench/instructions $(filter-out kernel tests vm,$(SCRIPTS))
+	$(call step,6/7 virtual machines: $(BOOTING))
 	$(VM_TESTS) $(BOOTING)
+	$(call step,7/7 fuzzing)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
+	$(call step,all passed)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
