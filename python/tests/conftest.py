@@ -1,5 +1,7 @@
 """Files to load, on the disk of the checkout: /tmp may be a tmpfs, where nothing is direct."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import random
@@ -58,6 +60,17 @@ def file_sha256(path: str | Path) -> str:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pool() -> Iterator[None]:
+    """Loads may take huge pages from the pool; a test of the command that fills it, in whatever
+    process, holds this lock alone, and does not meet ours."""
+    path = Path("/proc/sys/vm/nr_hugepages")
+    with contextlib.ExitStack() as held:
+        if path.exists():
+            fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,19 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 /// A directory on the disk that holds the build, not on a tmpfs; or where DMAFILE_TEST_DIR says, on
 /// machines that cannot write there.
 pub fn dir() -> tempfile::TempDir {
+    // Loads may take huge pages from the pool. A test of the command that fills it, in whatever
+    // process, holds this lock alone, and does not meet ours.
+    static POOL: LazyLock<Option<File>> = LazyLock::new(|| {
+        let pool = File::open("/proc/sys/vm/nr_hugepages").ok()?;
+        rustix::fs::flock(&pool, rustix::fs::FlockOperation::LockShared).unwrap();
+        Some(pool)
+    });
+    LazyLock::force(&POOL);
     let asked = std::env::var_os("DMAFILE_TEST_DIR");
     tempfile::tempdir_in(asked.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())).unwrap()
 }
