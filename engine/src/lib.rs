@@ -35,6 +35,7 @@ mod plan;
 mod reasons;
 mod request;
 mod source;
+mod sync;
 mod sys;
 mod transfer;
 mod verify;

@@ -2,9 +2,10 @@
 
 use super::feed::Extent;
 use super::landed::Landed;
-use super::overlap::{Interval, Overlap, Overlapped, lock};
+use super::overlap::{Interval, Overlap, Overlapped};
 use super::trace::{ROW_ALLOC, ROW_MAIN, Span};
 use crate::control::{Progress, ProgressFn};
+use crate::sync::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

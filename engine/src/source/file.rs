@@ -1,6 +1,7 @@
 //! One file that a load reads: two descriptors for it, one of them past the page cache.
 
 use crate::error::{Error, Result};
+use crate::sync;
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, cache, retry, usage};
@@ -302,7 +303,7 @@ impl Input {
     }
 
     fn missed(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.missed.lock().expect("no holder of this lock panics")
+        sync::lock(&self.missed)
     }
 
     /// Keeps misses of [`Input::peek`] from reading ahead.

@@ -1,6 +1,9 @@
 //! What the kernel tells of any process, read from its folder under `/proc` (proc(5)).
 //!
 //! ENOENT or ESRCH: the process has ended. EACCES or EPERM: it may not be looked into.
+//!
+//! Read by hand: procfs (0.18) ends names at a colon, refuses those that are not UTF-8 and wants
+//! lines that sandboxes leave out.
 
 use super::{Errno, errno};
 use rustix::process::{Pid, test_kill_process};

@@ -7,6 +7,7 @@ use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::options::{Allocation, Pages};
+use crate::sync;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -224,7 +225,7 @@ impl<'a> Steps<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        sync::lock(&self.state)
     }
 }
 
