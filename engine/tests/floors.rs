@@ -11,16 +11,17 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("sys", &[]),
     ("error", &[]),
     ("control", &[]),
-    ("reasons", &[]),
+    ("sync", &[]),
+    ("reasons", &["sync"]),
     // What is asked for, and what it is asked of.
     ("options", &["error", "sys"]),
     ("request", &["error", "options"]),
-    ("source", &["error", "sys"]),
+    ("source", &["error", "sync", "sys"]),
     ("format", &["error", "sys"]),
     ("exporter", &["error", "sys"]),
     ("verify", &["error", "source", "sys"]),
     // What flows through a transfer.
-    ("flow", &["control", "error", "sys"]),
+    ("flow", &["control", "error", "sync", "sys"]),
     // Look.
     (
         "facts",
@@ -43,14 +44,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "method",
         &[
-            "control", "error", "exporter", "flow", "options", "plan", "source", "sys",
+            "control", "error", "exporter", "flow", "options", "plan", "source", "sync", "sys",
         ],
     ),
     (
         "transfer",
         &[
             "buffer", "control", "error", "facts", "flow", "method", "options", "plan", "reasons",
-            "source", "sys", "verify",
+            "source", "sync", "sys", "verify",
         ],
     ),
     // All of it.
