@@ -28,6 +28,7 @@ mod flow;
 pub mod format;
 mod inspect;
 mod load;
+mod message;
 mod method;
 mod model;
 mod options;
@@ -41,12 +42,13 @@ mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use control::{CancelToken, Progress};
-#[doc(hidden)]
-pub use error::one_line;
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use inspect::doctor::{Check, Health, doctor};
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Cpu, Extent, Load, Loaded, Report};
+#[doc(hidden)]
+pub use message::one_line;
+pub use message::{Message, Names, Opt, Part};
 pub use model::{Model, Pattern, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,

@@ -1,6 +1,7 @@
 //! The words of a request: kinds of memory, pages, methods, I/O modes, and their ranges.
 
 use crate::error::{Error, Result};
+use crate::message::Opt;
 use crate::sys;
 use serde::Serialize;
 use std::fmt;
@@ -109,7 +110,7 @@ impl FromStr for Kind {
             return Ok(Self::Heap(name.to_string()));
         }
         if let Some(number) = text.strip_prefix("fd:") {
-            let bad = || Error::usage("--to", format!("'{text}' names no descriptor"));
+            let bad = || Error::usage(Opt::To, format!("'{text}' names no descriptor"));
             let (number, at) = match number.split_once('@') {
                 None => (number, None),
                 Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
@@ -118,7 +119,9 @@ impl FromStr for Kind {
             let fd = sys::file::duplicate(number).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
                     .at(text)
-                    .remedy("pass an open memfd, for example from the shell with N<>/proc/PID/fd/M")
+                    .with_remedy(
+                        "pass an open memfd, for example from the shell with N<>/proc/PID/fd/M",
+                    )
             })?;
             return Ok(Self::Fd {
                 fd: Arc::new(fd),
@@ -127,7 +130,7 @@ impl FromStr for Kind {
             });
         }
         Err(Error::usage(
-            "--to",
+            Opt::To,
             format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"),
         ))
     }
@@ -171,7 +174,7 @@ macro_rules! words {
                     .ok_or_else(|| {
                         let words: Vec<_> = Self::ALL.iter().map(|value| value.word()).collect();
                         Error::usage(
-                            stringify!($name).to_lowercase(),
+                            Opt::$name,
                             format!("'{text}' is none of {}", words.join(", ")),
                         )
                     })

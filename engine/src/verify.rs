@@ -1,6 +1,7 @@
 //! Checksums, computed in file order while later extents are still on their way.
 
 use crate::error::{Error, Result};
+use crate::message::Opt;
 use crate::source::Source;
 use crate::sys::Errno;
 use serde::Serialize;
@@ -77,13 +78,13 @@ impl FromStr for Verify {
             .find(|algorithm| algorithm.name() == wanted)
             .ok_or_else(|| {
                 let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                Error::usage("--verify", format!("'{name}' is none of {names}"))
+                Error::usage(Opt::Verify, format!("'{name}' is none of {names}"))
             })?;
         if let Some(hex) = &expected
             && (hex.len() != algorithm.digits() || !hex.bytes().all(|b| b.is_ascii_hexdigit()))
         {
             return Err(Error::usage(
-                "--verify",
+                Opt::Verify,
                 format!(
                     "'{hex}' is no {algorithm}: {} hexadecimal digits",
                     algorithm.digits()
@@ -148,7 +149,7 @@ impl Check {
             .collect();
         if verify.expected.is_some() && checks.len() > 1 {
             return Err(Error::usage(
-                "--verify",
+                Opt::Verify,
                 format!("{algorithm}=HEX is of one file, and these are several"),
             ));
         }
@@ -164,7 +165,7 @@ impl Check {
             )
             .with_errno(Errno::BADMSG)
             .at(self.file.display().to_string())
-            .remedy("the file is damaged or another one: fetch it again"));
+            .with_remedy("the file is damaged or another one: fetch it again"));
         }
         Ok(Verified {
             file: self.file.clone(),

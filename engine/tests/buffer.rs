@@ -205,7 +205,11 @@ fn what_a_stranger_sends_is_not_trusted() {
     let plain = std::fs::File::open(cold(dir.path(), 8192)).unwrap();
     let cases = [
         (message(0, 8192), None, "no descriptor"),
-        (message(0, 8192), Some(loose.as_fd()), "not sealed against shrinking"),
+        (
+            message(0, 8192),
+            Some(loose.as_fd()),
+            "not sealed against shrinking",
+        ),
         (message(0, 8192), Some(plain.as_fd()), "no memfd"),
         (message(0, 8193), sealed, "outside"),
         (message(u64::MAX, 2), sealed, "no end"),

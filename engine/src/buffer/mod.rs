@@ -15,6 +15,8 @@ mod share;
 mod udmabuf;
 
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
+use crate::options::Kind;
 use crate::sys::map::View;
 use crate::sys::{Errno, file};
 use std::fmt;
@@ -91,7 +93,7 @@ impl Buffer {
             _ => Err(Error::os("cannot hand the buffer on", Errno::FBIG)
                 .at(kind)
                 .why("it consists of several dma-bufs")
-                .remedy("take all of them, or raise size_limit_mb of udmabuf")),
+                .with_remedy("take all of them, or raise size_limit_mb of udmabuf")),
         }
     }
 
@@ -106,7 +108,7 @@ impl Buffer {
             match errno {
                 Errno::OPNOTSUPP => error
                     .why("private memory has no descriptor")
-                    .remedy("load it --to memfd"),
+                    .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]),
                 _ => error,
             }
         })
@@ -185,10 +187,10 @@ impl Buffer {
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
                     error.why("a udmabuf pins its pages for writing, as long as it lives")
                 }
-                Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
+                Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
                     .why("its owner has forbidden seals")
-                    .remedy("make the memfd with MFD_ALLOW_SEALING"),
+                    .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
         })

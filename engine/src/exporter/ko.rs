@@ -1,6 +1,7 @@
 //! dmafile.ko as this process finds it: its node, what it does, its limits; or why it cannot be used.
 
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
 use crate::sys::ko::NODE;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +31,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
             .why(format!("{NODE} is somebody else's"))
-            .remedy("remove the module that made it, then modprobe dmafile")
+            .with_remedy("remove the module that made it, then modprobe dmafile")
     })?;
     if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
@@ -43,7 +44,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
         return Err(Error::new("cannot use dmafile.ko", why)
             .with_errno(Errno::PROTONOSUPPORT)
             .at(NODE)
-            .remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
+            .with_remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
     }
     let found = Ko {
         version: info.version,
@@ -62,14 +63,14 @@ fn cannot_open(errno: Errno) -> Error {
     let error = Error::os("cannot use dmafile.ko", errno);
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => {
-            error.why(format!("there is no {NODE}")).remedy(
+            error.why(format!("there is no {NODE}")).with_remedy(
                 "modprobe dmafile, after make kernel-install (in a container, both on its host)",
             )
         }
         Errno::ACCESS | Errno::PERM => {
             error
                 .why(format!("{NODE} cannot be opened"))
-                .remedy(format!(
+                .with_remedy(format!(
                     "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
                 ))
         }
@@ -96,10 +97,13 @@ pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     match errno {
         Errno::TOOBIG => error
             .why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
-            .remedy(
-                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (--offset, \
-                 --length)",
-            ),
+            .with_remedy(message![
+                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",
+                Opt::Offset,
+                ", ",
+                Opt::Length,
+                ")"
+            ]),
         _ => error,
     }
 }

@@ -141,7 +141,7 @@ impl Bad {
             Self::Io(error) => Error::os("cannot read the header", errno(error)),
             Self::Unsound(why) => Error::new("not a sound model file", why)
                 .with_errno(Errno::BADMSG)
-                .remedy("fetch it again, or load it as plain bytes"),
+                .with_remedy("fetch it again, or load it as plain bytes"),
         }
     }
 }

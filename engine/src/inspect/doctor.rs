@@ -204,7 +204,7 @@ fn hugetlb(host: &Host) -> Check {
         0 => Check::new(
             name,
             Health::Fair,
-            format!("{found}; --pages {} cannot be had", Pages::Huge),
+            format!("{found}; no {} pages for loads", Pages::Huge),
         )
         .remedy(format!(
             "sysctl -w vm.nr_hugepages=N (N pages of {} KiB)",
@@ -233,7 +233,7 @@ fn udmabuf(host: &Host) -> Check {
                     ),
                 )
                 .remedy(format!(
-                    "{remedy}; Linux 6.13 or later, or --pages thp for importers without vmap"
+                    "{remedy}; Linux 6.13 or later, or thp pages for importers without vmap"
                 )),
             }
         }
@@ -301,8 +301,8 @@ fn dmafile_ko() -> Check {
         }
         Err(error) => error,
     };
-    let remedy = error.remedy_text().to_string();
-    let mut found = error.remedy("").to_string();
+    let remedy = error.remedy().to_string();
+    let mut found = error.with_remedy("").to_string();
     let is_there = Path::new(ko::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
         found += "; without heaps and udmabuf it is the way to a dma-buf here";

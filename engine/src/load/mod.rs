@@ -180,6 +180,15 @@ impl Load {
         self
     }
 
+    /// Checks what needs neither the file nor this machine: that values are in range, and that no two
+    /// options exclude each other. [`Load::plan`] and [`Load::run`] begin with it.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(&self) -> Result<()> {
+        self.request.check()
+    }
+
     /// Calls `show` with the plan once it is made, before anything is moved.
     pub fn on_plan(mut self, show: impl FnOnce(&Plan) + Send + 'static) -> Self {
         self.on_plan = Some(Box::new(show));

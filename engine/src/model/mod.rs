@@ -79,7 +79,7 @@ impl Model {
                 Error::new("not a sound model", why)
                     .with_errno(Errno::BADMSG)
                     .at(file.display().to_string())
-                    .remedy("fetch all of its files again")
+                    .with_remedy("fetch all of its files again")
             };
             let (fd, _) = source.buffered(start);
             let mut reader = BufReader::new(Header { fd, at: 0 });
@@ -189,7 +189,7 @@ impl Model {
                     Error::new("no such tensor", format!("nothing matches {pattern}"))
                         .with_errno(Errno::NOENT)
                         .at(self.path().display().to_string())
-                        .remedy("see what there is: dmafile show"),
+                        .with_remedy("see what there is: dmafile show"),
                 );
             }
         }

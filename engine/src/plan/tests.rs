@@ -734,7 +734,7 @@ fn the_module_fills_its_own_dma_bufs() {
     };
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
     assert!(
-        error.to_string().contains("--to dmafile (EOPNOTSUPP)"),
+        error.to_string().contains("to=dmafile (EOPNOTSUPP)"),
         "{error}"
     );
 }
@@ -850,7 +850,7 @@ fn a_heap_that_can_reads_whole_files() {
         ..Asked::default()
     };
     let error = plan_for(&asked, &file(GIB), &host(), false).unwrap_err();
-    assert!(error.to_string().contains("--to heap:NAME"), "{error}");
+    assert!(error.to_string().contains("to=heap:NAME"), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::Rung;
 use crate::error::{Error, Result};
 use crate::facts::File;
 use crate::facts::target::Target;
+use crate::message::Opt;
 use crate::options::{DEFAULT_GATHER, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
@@ -60,7 +61,7 @@ impl Tuning {
         if request.gather.is_some_and(|asked| asked < block) {
             let asked = request.gather.unwrap_or(0);
             return Err(Error::usage(
-                "--gather",
+                Opt::Gather,
                 format!("{asked} is out of range: {block} (a block) to {}", i64::MAX),
             ));
         }
@@ -101,7 +102,7 @@ fn block(request: &Request, file: &File, ladder: &[Rung]) -> Result<u64> {
     });
     if ladder.iter().any(|rung| rung.direct) && !block.is_multiple_of(file.align) {
         return Err(Error::usage(
-            "--block",
+            Opt::Block,
             format!(
                 "{block} is no multiple of the file's direct alignment, {}",
                 file.align

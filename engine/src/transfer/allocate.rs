@@ -6,6 +6,7 @@ use super::{Transfer, Work};
 use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
+use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
@@ -254,10 +255,19 @@ fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
     match (errno, transfer.work.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
             .why("its owner has cut it short meanwhile")
-            .remedy("seal it against that (F_SEAL_SHRINK)"),
+            .with_remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error
             .why("a cgroup limits hugetlb pages to less")
-            .remedy("raise its hugetlb limit, or use --pages thp"),
-        _ => error.remedy("free memory, or load a range (--offset, --length)"),
+            .with_remedy(message![
+                "raise its hugetlb limit, or use ",
+                Opt::Pages.set(Pages::Thp)
+            ]),
+        _ => error.with_remedy(message![
+            "free memory, or load a range (",
+            Opt::Offset,
+            ", ",
+            Opt::Length,
+            ")"
+        ]),
     }
 }
