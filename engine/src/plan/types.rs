@@ -85,8 +85,8 @@ pub struct Plan {
     pub lead: u64,
     /// Where the memory that may be written to starts: 0, but for `fd:N@OFFSET`.
     pub floor: u64,
-    /// Where it ends: the wanted range, rounded out to pages and to the file's direct alignment; all of memory that exists; the
-    /// wanted range alone for `fd:N@OFFSET`.
+    /// Where it ends: the wanted range, rounded out to pages and to the file's direct alignment; all
+    /// of memory that exists; the wanted range alone for `fd:N@OFFSET`.
     pub capacity: u64,
     /// Bytes that will be read from the disk.
     pub to_read: u64,
