@@ -3,14 +3,19 @@
 import hashlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
 import pytest
+
+# As in a terminal: a script's background jobs ignore it, and what they start does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 SIZE = (3 << 20) + 123
@@ -25,6 +30,20 @@ def write(path: Path, data: bytes) -> Path:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return path
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    """Waits for it; nothing here takes a minute, even on a crowded machine, unless it hangs."""
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def bytes_read() -> int:
+    """What this process has read by system calls: less than the file by a load that was stopped."""
+    first = Path("/proc/self/io").read_text().splitlines()[0]
+    return int(first.removeprefix("rchar: "))
 
 
 def sha256(data: bytes | memoryview) -> str:

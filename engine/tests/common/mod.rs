@@ -1,9 +1,11 @@
 //! Files to load, and readers that are not ours to check what came.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod page_cache;
+
 use dmafile::{Buffer, Method};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,19 +55,12 @@ pub fn sparse(dir: &Path, len: u64, data: &[(u64, u64)]) -> PathBuf {
 
 /// Writes a file out and drops it from the page cache.
 pub fn evict(path: &Path) {
-    let file = File::open(path).unwrap();
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    page_cache::evict(&File::open(path).unwrap());
 }
 
-/// Reads a range into the page cache.
-pub fn warm(path: &Path, start: u64, end: u64) {
-    let mut file = File::open(path).unwrap();
-    // Without readahead beyond the range.
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-    file.seek(SeekFrom::Start(start)).unwrap();
-    let mut bytes = vec![0; (end - start) as usize];
-    file.read_exact(&mut bytes).unwrap();
+/// Has a range in the page cache until what comes back is dropped; it starts at a page.
+pub fn warm(path: &Path, start: u64, end: u64) -> page_cache::Warm {
+    page_cache::Warm::range(&File::open(path).unwrap(), start..end)
 }
 
 /// Bytes of a file in the page cache, as util-linux's fincore counts them.
