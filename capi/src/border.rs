@@ -1,6 +1,7 @@
 //! The border: nothing unwinds across it, no pointer is used before a look at it, and every failure
 //! has an errno and a sentence.
 
+use dmafile::{Names, Opt};
 use libc::{c_char, c_int};
 use std::any::Any;
 use std::cell::RefCell;
@@ -45,22 +46,28 @@ impl Failure {
     }
 }
 
-/// What the command line calls differently than the header.
-const NAMES: [(&str, &str); 2] = [
-    ("no-memory-check", "DMAFILE_NO_MEMORY_CHECK"),
-    ("tensor", "patterns"),
-];
+/// Options by the members of `struct dmafile_options`, and what the header has in place of others.
+struct Header;
+
+impl Names for Header {
+    fn set(&self, option: Opt, value: &str) -> String {
+        match option {
+            Opt::CheckMemory => "DMAFILE_NO_MEMORY_CHECK".to_string(),
+            _ => format!("{}=\"{value}\"", self.option(option)),
+        }
+    }
+}
 
 impl From<dmafile::Error> for Failure {
     fn from(error: dmafile::Error) -> Self {
         let errno = error.raw_os_error().unwrap_or(match error.kind() {
             dmafile::ErrorKind::Usage => libc::EINVAL,
             dmafile::ErrorKind::Cancelled => libc::ECANCELED,
-            dmafile::ErrorKind::Failed => libc::EIO,
+            _ => libc::EIO,
         });
         Self {
             errno,
-            sentence: error.for_library(&NAMES).to_string(),
+            sentence: error.render(&Header),
         }
     }
 }
@@ -240,10 +247,15 @@ mod tests {
 
     #[test]
     fn options_have_the_names_of_the_header() {
-        let error = dmafile::Error::usage("--tensor", "try --queue-depth or --no-memory-check");
-        assert_eq!(status(|| Err(error.into())), -libc::EINVAL);
-        let wanted = "patterns: try queue_depth or DMAFILE_NO_MEMORY_CHECK";
-        assert_eq!(sentence(), wanted);
+        let load = dmafile::Load::new("file").queue_depth(0);
+        assert_eq!(status(|| Ok(load.check()?)), -libc::EINVAL);
+        assert_eq!(sentence(), "queue_depth: 0 is out of range: 1 to 4096");
+        let pattern = "re:(".parse::<dmafile::Pattern>();
+        assert_eq!(status(|| Ok(pattern.map(drop)?)), -libc::EINVAL);
+        assert!(sentence().starts_with("patterns: "), "{}", sentence());
+        let set = |option, value| Header.set(option, value);
+        assert_eq!(set(Opt::CheckMemory, "false"), "DMAFILE_NO_MEMORY_CHECK");
+        assert_eq!(set(Opt::To, "memfd"), "to=\"memfd\"");
     }
 
     #[test]

@@ -318,9 +318,9 @@ struct Checksum;
 
 impl Checksum {
     fn algorithms() -> impl Iterator<Item = PossibleValue> {
-        Algorithm::ALL.iter().map(|&algorithm| {
+        Algorithm::ALL.iter().map(|algorithm| {
             let value = PossibleValue::new(algorithm.name());
-            if algorithm == Algorithm::Xxh3 {
+            if *algorithm == Algorithm::Xxh3 {
                 value.alias("xxh3-64")
             } else {
                 value
@@ -351,13 +351,8 @@ impl TypedValueParser for Checksum {
 
 /// Parses a word of the engine, whose error says why it is none; clap names the option.
 fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|error: dmafile::Error| {
-        let line = error.to_string();
-        match line.split_once(": ") {
-            Some((option, why)) if option.starts_with("--") => why.to_string(),
-            _ => line,
-        }
-    })
+    text.parse()
+        .map_err(|error: dmafile::Error| error.why().render(&crate::Options))
 }
 
 /// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.

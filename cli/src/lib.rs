@@ -15,7 +15,7 @@ mod text;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
-use dmafile::ErrorKind;
+use dmafile::{ErrorKind, Names, Opt};
 use output::write_stdout;
 use std::ffi::OsString;
 use std::io::Write;
@@ -95,6 +95,27 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     }
 }
 
+/// Options as the command line has them.
+struct Options;
+
+impl Names for Options {
+    fn option(&self, option: Opt) -> String {
+        let name = match option {
+            Opt::Patterns => "tensor",
+            Opt::CheckMemory => "no-memory-check",
+            _ => option.name(),
+        };
+        format!("--{}", name.replace('_', "-"))
+    }
+
+    fn set(&self, option: Opt, value: &str) -> String {
+        match option {
+            Opt::CheckMemory => self.option(option),
+            _ => format!("{} {value}", self.option(option)),
+        }
+    }
+}
+
 /// What ends the command: one line and an exit status.
 struct Failure {
     line: String,
@@ -106,10 +127,10 @@ impl From<dmafile::Error> for Failure {
         let status = match error.kind() {
             ErrorKind::Usage => USAGE,
             ErrorKind::Cancelled => INTERRUPTED,
-            ErrorKind::Failed => 1,
+            _ => 1,
         };
         Self {
-            line: error.to_string(),
+            line: error.render(&Options),
             status,
         }
     }

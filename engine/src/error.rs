@@ -1,15 +1,18 @@
 //! What went wrong, where, why, and what to do about it.
 
+use crate::message::{Message, Names, message};
 use rustix::io::Errno;
 use std::fmt;
+use std::io;
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How a caller should take an [`Error`]; the command turns it into its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ErrorKind {
-    /// The request itself cannot be meant: a value out of range, a pair that excludes itself.
+    /// An invalid request: a value out of range, options that exclude each other.
     Usage,
     /// The request was fine and could not be carried out.
     Failed,
@@ -19,51 +22,50 @@ pub enum ErrorKind {
 
 /// One failure: `what: where: why (ERRNO); remedy`.
 ///
-/// The parts can be asked for one by one; [`Display`](fmt::Display) joins them in that order and
-/// leaves out those that are not known.
+/// [`Display`](fmt::Display) joins the parts that are known in that order, and names options as this
+/// crate does (`queue_depth`, `to=memfd`); [`Error::render`] names them as another face does.
 #[derive(Clone)]
 pub struct Error(Box<Parts>);
 
 #[derive(Clone, Debug)]
 struct Parts {
     kind: ErrorKind,
-    what: String,
+    what: Message,
     place: String,
-    why: String,
+    why: Message,
     errno: Option<Errno>,
-    remedy: String,
+    remedy: Message,
 }
 
 impl Error {
     /// A failure that the kernel reported with an errno.
-    pub(crate) fn os(what: impl Into<String>, errno: Errno) -> Self {
+    pub(crate) fn os(what: impl Into<Message>, errno: Errno) -> Self {
         let why = nix::errno::Errno::from_raw(errno.raw_os_error()).desc();
         Self(Box::new(Parts {
             kind: ErrorKind::Failed,
             what: what.into(),
             place: String::new(),
-            why: why.to_string(),
+            why: why.into(),
             errno: Some(errno),
-            remedy: usual_remedy(errno).to_string(),
+            remedy: usual_remedy(errno).into(),
         }))
     }
 
     /// A failure found without asking the kernel.
-    pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         Self(Box::new(Parts {
             kind: ErrorKind::Failed,
             what: what.into(),
             place: String::new(),
             why: why.into(),
             errno: None,
-            remedy: String::new(),
+            remedy: Message::default(),
         }))
     }
 
-    /// A request that cannot be meant: for the command and the bindings, which have requests of
-    /// their own.
+    /// An invalid request: for the command and the bindings, which have requests of their own.
     #[doc(hidden)]
-    pub fn usage(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn usage(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         let mut error = Self::new(what, why);
         error.0.kind = ErrorKind::Usage;
         error
@@ -82,7 +84,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
+    pub(crate) fn with_why(mut self, why: impl Into<Message>) -> Self {
         self.0.why = why.into();
         self
     }
@@ -92,21 +94,9 @@ impl Error {
         self
     }
 
-    pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+    pub(crate) fn with_remedy(mut self, remedy: impl Into<Message>) -> Self {
         self.0.remedy = remedy.into();
         self
-    }
-
-    /// The same failure for who has options and no command line: `--queue-depth` becomes
-    /// `queue_depth`, `--to memfd` becomes `to="memfd"`, and what is called differently there
-    /// becomes what `others` say. Places stay as they are: they may be anybody's words.
-    #[doc(hidden)]
-    pub fn for_library(&self, others: &[(&str, &str)]) -> Self {
-        let mut parts = self.0.clone();
-        for text in [&mut parts.what, &mut parts.why, &mut parts.remedy] {
-            *text = without_dashes(text, others);
-        }
-        Self(parts)
     }
 
     /// How to take it.
@@ -124,48 +114,20 @@ impl Error {
         &self.0.place
     }
 
+    /// What is wrong.
+    pub fn why(&self) -> &Message {
+        &self.0.why
+    }
+
     /// What would mend it; empty where nothing is known to.
-    pub fn remedy_text(&self) -> &str {
+    pub fn remedy(&self) -> &Message {
         &self.0.remedy
     }
-}
 
-/// Each `--option` of a text, as [`Error::for_library`] says.
-fn without_dashes(text: &str, others: &[(&str, &str)]) -> String {
-    const VALUES: [&str; 10] = [
-        "anon", "auto", "buffered", "direct", "dma-buf", "dmafile", "huge", "memfd", "thp",
-        "udmabuf",
-    ];
-    let is_part = |c: char| c.is_ascii_lowercase() || c == '-';
-    let (mut made, mut rest) = (String::new(), text);
-    while let Some(at) = rest.find("--") {
-        let (before, found) = rest.split_at(at);
-        made.push_str(before);
-        let found = &found[2..];
-        let end = found.find(|c| !is_part(c)).unwrap_or(found.len());
-        let (name, behind) = found.split_at(end);
-        rest = behind;
-        let is_word = before.is_empty() || before.ends_with([' ', '(']);
-        if !is_word || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
-            // Somebody's name for something.
-            made.push_str("--");
-            made.push_str(name);
-            continue;
-        }
-        match others.iter().find(|(other, _)| *other == name) {
-            Some((_, called)) => made.push_str(called),
-            None => made.push_str(&name.replace('-', "_")),
-        }
-        let value = behind.strip_prefix(' ').and_then(|next| {
-            let end = next.find(|c| !is_part(c)).unwrap_or(next.len());
-            VALUES.into_iter().find(|value| *value == &next[..end])
-        });
-        if let Some(value) = value {
-            made.push_str(&format!("=\"{value}\""));
-            rest = &behind[1 + value.len()..];
-        }
+    /// All of it on one line, as [`Display`](fmt::Display) writes it, its options named by `names`.
+    pub fn render(&self, names: &dyn Names) -> String {
+        Message::from(self).render(names)
     }
-    made + rest
 }
 
 /// The name of an errno (`ENOENT`), as `errno(3)` spells it.
@@ -175,31 +137,6 @@ pub fn errno_name(raw: i32) -> String {
         // nix names the twin of EAGAIN and EOPNOTSUPP by their first spelling, as Linux does.
         named => format!("{named:?}"),
     }
-}
-
-/// A text of whatever origin for a line on a terminal: characters that would break the line or
-/// command the terminal are spelled out, and what is long is cut.
-#[doc(hidden)]
-pub fn one_line(text: &str) -> String {
-    const MOST: usize = 1000;
-    let commands = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}')
-            || ('\u{202a}'..='\u{202e}').contains(&c)
-            || ('\u{2066}'..='\u{2069}').contains(&c)
-    };
-    let mut line = String::new();
-    for c in text.chars() {
-        if line.len() > MOST {
-            line.push('…');
-            break;
-        }
-        match commands(c) {
-            true => line.extend(c.escape_default()),
-            false => line.push(c),
-        }
-    }
-    line
 }
 
 /// Serialises a path whatever its bytes.
@@ -223,21 +160,34 @@ fn usual_remedy(errno: Errno) -> &'static str {
     }
 }
 
+impl From<&Error> for Message {
+    fn from(error: &Error) -> Self {
+        let Parts {
+            kind: _,
+            what,
+            place,
+            why,
+            errno,
+            remedy,
+        } = &*error.0;
+        let mut all = vec![what.clone()];
+        if !place.is_empty() {
+            all.push(message![": ", place.as_str()]);
+        }
+        all.push(message![": ", why.clone()]);
+        if let Some(errno) = errno {
+            all.push(format!(" ({})", errno_name(errno.raw_os_error())).into());
+        }
+        if !remedy.is_empty() {
+            all.push(message!["; ", remedy.clone()]);
+        }
+        Self::concat(all)
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = &*self.0;
-        f.write_str(&one_line(&parts.what))?;
-        if !parts.place.is_empty() {
-            write!(f, ": {}", one_line(&parts.place))?;
-        }
-        write!(f, ": {}", one_line(&parts.why))?;
-        if let Some(errno) = parts.errno {
-            write!(f, " ({})", errno_name(errno.raw_os_error()))?;
-        }
-        if !parts.remedy.is_empty() {
-            write!(f, "; {}", one_line(&parts.remedy))?;
-        }
-        Ok(())
+        Message::from(self).fmt(f)
     }
 }
 
@@ -249,9 +199,22 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
+impl From<Error> for io::Error {
+    /// Its kind is that of the errno, where there is one; the error itself is inside.
+    fn from(error: Error) -> Self {
+        let kind = match (error.raw_os_error(), error.kind()) {
+            (Some(errno), _) => Self::from_raw_os_error(errno).kind(),
+            (None, ErrorKind::Usage) => io::ErrorKind::InvalidInput,
+            (None, _) => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::Opt;
 
     #[test]
     fn parts_stand_in_their_order() {
@@ -264,29 +227,6 @@ mod tests {
     }
 
     #[test]
-    fn a_library_has_options_without_dashes() {
-        let error = Error::new("--queue-depth", "0 is out of range")
-            .at("/tmp/--io of")
-            .remedy("leave --method and --io to auto, try a--b, -- or --no-memory-check");
-        assert_eq!(
-            error
-                .for_library(&[("no-memory-check", "memory_check=False")])
-                .to_string(),
-            "queue_depth: /tmp/--io of: 0 is out of range; leave method and io to auto, try a--b, \
-             -- or memory_check=False"
-        );
-        for (line, library) in [
-            ("load it --to memfd", "load it to=\"memfd\""),
-            ("(--io direct, --length)", "(io=\"direct\", length)"),
-            ("'--io' is no pattern", "'--io' is no pattern"),
-            ("--to memfds", "to memfds"),
-            ("--", "--"),
-        ] {
-            assert_eq!(without_dashes(line, &[]), library);
-        }
-    }
-
-    #[test]
     fn a_message_is_one_line_whatever_it_names() {
         let error = Error::os("cannot open", Errno::NOENT).at("a\nb\u{1b}[2J\u{202e}\0");
         assert_eq!(
@@ -296,6 +236,18 @@ mod tests {
         );
         let long = Error::new("x", "y".repeat(1 << 20));
         assert!(long.to_string().len() < 1100);
+    }
+
+    #[test]
+    fn it_passes_for_an_error_of_std() {
+        let missing = io::Error::from(Error::os("cannot open", Errno::NOENT).at("model"));
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        assert!(missing.to_string().starts_with("cannot open: model: "));
+        let inside = missing.get_ref().and_then(|inner| inner.downcast_ref());
+        assert_eq!(inside.and_then(Error::raw_os_error), Some(2));
+        let usage = io::Error::from(Error::usage(Opt::Block, "0 is out of range"));
+        assert_eq!(usage.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(usage.to_string(), "block: 0 is out of range");
     }
 
     #[test]

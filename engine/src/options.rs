@@ -1,6 +1,7 @@
 //! The words of a request: kinds of memory, pages, methods, I/O modes, and their ranges.
 
 use crate::error::{Error, Result};
+use crate::message::Opt;
 use crate::sys;
 use serde::Serialize;
 use std::fmt;
@@ -13,11 +14,13 @@ use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 pub const BLOCK_RANGE: (u64, u64) = (4 << 10, 64 << 20);
 /// Smallest and largest queue depth, in operations.
 pub const QUEUE_DEPTH_RANGE: (u32, u32) = (1, 4096);
-/// How much of a buffer is allocated before its reads begin, unless asked otherwise (AR-16).
+/// How much of a buffer is allocated before its reads begin, unless asked otherwise.
+// AR-16.
 pub const DEFAULT_GATHER: u64 = 128 << 20;
 
 /// What kind of memory a buffer is made of.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Kind {
     /// Private memory of this process, without a descriptor.
     Anon,
@@ -110,7 +113,7 @@ impl FromStr for Kind {
             return Ok(Self::Heap(name.to_string()));
         }
         if let Some(number) = text.strip_prefix("fd:") {
-            let bad = || Error::usage("--to", format!("'{text}' names no descriptor"));
+            let bad = || Error::usage(Opt::To, format!("'{text}' names no descriptor"));
             let (number, at) = match number.split_once('@') {
                 None => (number, None),
                 Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
@@ -119,7 +122,9 @@ impl FromStr for Kind {
             let fd = sys::file::duplicate(number).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
                     .at(text)
-                    .remedy("pass an open memfd, for example from the shell with N<>/proc/PID/fd/M")
+                    .with_remedy(
+                        "pass an open memfd, for example from the shell with N<>/proc/PID/fd/M",
+                    )
             })?;
             return Ok(Self::Fd {
                 fd: Arc::new(fd),
@@ -128,7 +133,7 @@ impl FromStr for Kind {
             });
         }
         Err(Error::usage(
-            "--to",
+            Opt::To,
             format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"),
         ))
     }
@@ -140,6 +145,7 @@ impl FromStr for Kind {
 )]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Pages::unknown)]
+#[non_exhaustive]
 pub enum Pages {
     /// Huge wherever an ordinary user gets them.
     Auto,
@@ -162,7 +168,7 @@ impl Pages {
     }
 
     fn unknown(text: &str) -> Error {
-        none_of("pages", Self::ALL, text)
+        none_of(Opt::Pages, Self::ALL, text)
     }
 }
 
@@ -172,6 +178,7 @@ impl Pages {
 )]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Method::unknown)]
+#[non_exhaustive]
 pub enum Method {
     /// The fastest that works here.
     Auto,
@@ -208,7 +215,7 @@ impl Method {
     }
 
     fn unknown(text: &str) -> Error {
-        none_of("method", Self::ALL, text)
+        none_of(Opt::Method, Self::ALL, text)
     }
 }
 
@@ -218,6 +225,7 @@ impl Method {
 )]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Io::unknown)]
+#[non_exhaustive]
 pub enum Io {
     /// Per extent: what sits in the page cache is copied from it, the rest is read directly.
     Auto,
@@ -237,7 +245,7 @@ impl Io {
     }
 
     fn unknown(text: &str) -> Error {
-        none_of("io", Self::ALL, text)
+        none_of(Opt::Io, Self::ALL, text)
     }
 }
 
@@ -247,14 +255,17 @@ impl Io {
 )]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Allocation::unknown)]
+#[non_exhaustive]
 pub enum Allocation {
     /// Whichever is cheaper.
     Auto,
-    /// By a thread of its own, one gather ahead of the reads (AR-15).
+    // AR-15.
+    /// By a thread of its own, one gather ahead of the reads.
     Ahead,
     /// Inside the read, page by page as it lands.
     InRead,
-    /// All of them before the first read: the order to compare with (AR-21).
+    // AR-21.
+    /// All of them before the first read: the order to compare with.
     Before,
 }
 
@@ -268,12 +279,12 @@ impl Allocation {
     }
 
     fn unknown(text: &str) -> Error {
-        none_of("allocation", Self::ALL, text)
+        none_of(Opt::Allocation, Self::ALL, text)
     }
 }
 
 /// What a word says that is none of an option's.
-fn none_of<T: Copy + Into<&'static str>>(option: &str, all: &[T], text: &str) -> Error {
+fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
     let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
     Error::usage(option, format!("'{text}' is none of {}", words.join(", ")))
 }

@@ -1,6 +1,7 @@
 //! What a caller asked for, and whether its values are valid by themselves.
 
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
 use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
 
 /// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
@@ -54,32 +55,38 @@ pub(crate) enum Reach {
 impl Request {
     /// Checks the values of a request that need no file.
     pub(crate) fn check(&self) -> Result<()> {
-        let range = |name: &str, value: u64, (low, high): (u64, u64)| {
+        let range = |option: Opt, value: u64, (low, high): (u64, u64)| {
             if (low..=high).contains(&value) {
                 return Ok(());
             }
             Err(Error::usage(
-                name,
+                option,
                 format!("{value} is out of range: {low} to {high}"),
             ))
         };
         if let Some(block) = self.block {
-            range("--block", block, BLOCK_RANGE)?;
+            range(Opt::Block, block, BLOCK_RANGE)?;
         }
         if let Some(depth) = self.queue_depth {
             let (low, high) = QUEUE_DEPTH_RANGE;
-            range("--queue-depth", depth.into(), (low.into(), high.into()))?;
+            range(Opt::QueueDepth, depth.into(), (low.into(), high.into()))?;
         }
         if let Some(gather) = self.gather {
             let least = self.block.unwrap_or(BLOCK_RANGE.0);
-            range("--gather", gather, (least, i64::MAX as u64))?;
+            range(Opt::Gather, gather, (least, i64::MAX as u64))?;
         }
         if self.length == Some(0) {
-            range("--length", 0, (1, i64::MAX as u64))?;
+            range(Opt::Length, 0, (1, i64::MAX as u64))?;
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
-            let why = "the bytes of tensors are known: leave --offset and --length away";
-            return Err(Error::usage("--tensor", why));
+            let why = message![
+                "the bytes of tensors are known: leave ",
+                Opt::Offset,
+                " and ",
+                Opt::Length,
+                " away"
+            ];
+            return Err(Error::usage(Opt::Patterns, why));
         }
         Ok(())
     }

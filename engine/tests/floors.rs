@@ -7,64 +7,70 @@ use std::path::{Path, PathBuf};
 
 /// Each room and the rooms it may use, which all stand above it in this list: so there is no circle.
 const ROOMS: &[(&str, &[&str])] = &[
-    // The ground: the kernel, failures, what a caller holds of a load, why something was decided.
+    // The ground: the kernel, texts, failures, what a caller holds of a load, why something was decided.
     ("sys", &[]),
-    ("error", &[]),
+    ("message", &[]),
+    ("error", &["message"]),
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["sync"]),
     // What is asked for, and what it is asked of.
-    ("options", &["error", "sys"]),
-    ("request", &["error", "options"]),
+    ("options", &["error", "message", "sys"]),
+    ("request", &["error", "message", "options"]),
     ("source", &["error", "sync", "sys"]),
     ("format", &["error", "sys"]),
-    ("exporter", &["error", "sys"]),
-    ("verify", &["error", "source", "sys"]),
+    ("exporter", &["error", "message", "options", "sys"]),
+    ("verify", &["error", "message", "source", "sys"]),
     // What flows through a transfer.
     ("flow", &["control", "error", "sync", "sys"]),
     // Look.
     (
         "facts",
         &[
-            "error", "exporter", "options", "reasons", "request", "source", "sys",
+            "error", "exporter", "message", "options", "reasons", "request", "source", "sys",
         ],
     ),
     // Decide.
     (
         "plan",
         &[
-            "error", "exporter", "facts", "options", "reasons", "request",
+            "error", "exporter", "facts", "message", "options", "reasons", "request",
         ],
     ),
     // Make and move: memory and methods know nothing of each other.
     (
         "buffer",
-        &["error", "exporter", "options", "plan", "reasons", "sys"],
+        &[
+            "error", "exporter", "message", "options", "plan", "reasons", "sys",
+        ],
     ),
     (
         "method",
         &[
-            "control", "error", "exporter", "flow", "options", "plan", "source", "sync", "sys",
+            "control", "error", "exporter", "flow", "message", "options", "plan", "source", "sync",
+            "sys",
         ],
     ),
     (
         "transfer",
         &[
-            "buffer", "control", "error", "facts", "flow", "method", "options", "plan", "reasons",
-            "source", "sync", "sys", "verify",
+            "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
+            "reasons", "source", "sync", "sys", "verify",
         ],
     ),
     // All of it.
     (
         "load",
         &[
-            "buffer", "control", "error", "exporter", "facts", "flow", "options", "plan",
-            "reasons", "request", "source", "sys", "transfer", "verify",
+            "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
+            "plan", "reasons", "request", "source", "sys", "transfer", "verify",
         ],
     ),
     (
         "model",
-        &["error", "format", "load", "request", "source", "sys"],
+        &[
+            "error", "format", "load", "message", "request", "source", "sys",
+        ],
     ),
     (
         "inspect",

@@ -1,36 +1,50 @@
 //! Errors of the engine as exceptions of the package.
 
-use dmafile::{Error, ErrorKind};
+use dmafile::{Error, ErrorKind, Names, Opt};
 use pyo3::prelude::*;
 use rustix::io::Errno;
 use std::any::Any;
 use std::path::Path;
 
-/// What the command line calls differently than the package.
-const NAMES: [(&str, &str); 2] = [
-    ("no-memory-check", "memory_check=False"),
-    ("tensor", "tensors"),
-];
+/// Options as keyword arguments.
+struct Keywords;
+
+impl Names for Keywords {
+    fn option(&self, option: Opt) -> String {
+        match option {
+            Opt::Patterns => "tensors".to_string(),
+            Opt::CheckMemory => "memory_check".to_string(),
+            _ => option.name().to_string(),
+        }
+    }
+
+    fn set(&self, option: Opt, value: &str) -> String {
+        let name = self.option(option);
+        match value {
+            "false" => format!("{name}=False"),
+            _ => format!("{name}=\"{value}\""),
+        }
+    }
+}
 
 /// The exception for an error; `dmafile._errors` picks its class by kind and errno.
 pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
     let kind = match error.kind() {
         ErrorKind::Usage => "usage",
         ErrorKind::Cancelled => "cancelled",
-        ErrorKind::Failed => "failed",
+        _ => "failed",
     };
-    let error = error.for_library(&NAMES);
     make(
         py,
         kind,
         error.raw_os_error(),
-        &error.to_string(),
+        &error.render(&Keywords),
         path,
-        error.remedy_text(),
+        &error.remedy().render(&Keywords),
     )
 }
 
-/// A request that cannot be meant, found before the engine saw it.
+/// An invalid request, found before the engine saw it.
 pub(crate) fn usage(py: Python<'_>, text: &str) -> PyErr {
     make(py, "usage", None, text, None, "")
 }

@@ -4,7 +4,7 @@
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
 use crate::request::{self, FILE, MODEL};
-use dmafile::{CancelToken, Error, ErrorKind, Load, Loaded};
+use dmafile::{CancelToken, Error, Load, Loaded};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -264,13 +264,9 @@ pub(crate) fn start(
     })
 }
 
-/// Raises where the options of a model cannot be meant, whatever the model.
+/// Raises where the options of a model are invalid, whatever the model.
 #[pyfunction]
 pub(crate) fn check(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
-    // What needs no file is looked at before there is none.
     let load = request::apply(Load::new(""), options, MODEL)?;
-    match py.detach(|| load.plan()) {
-        Err(error) if error.kind() == ErrorKind::Usage => Err(raise(py, &error, None)),
-        _ => Ok(()),
-    }
+    load.check().map_err(|error| raise(py, &error, None))
 }

@@ -54,7 +54,7 @@ impl Existing {
             );
             return Err(Error::new("cannot fill the descriptor", why)
                 .with_errno(Errno::INVAL)
-                .remedy("seal it against that (F_SEAL_SHRINK)"));
+                .with_remedy("seal it against that (F_SEAL_SHRINK)"));
         }
         let hugetlb = stat.is_hugetlb();
         let pages = if hugetlb { Pages::Huge } else { pages };

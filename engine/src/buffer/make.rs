@@ -5,6 +5,7 @@ use super::memfd::Memfd;
 use super::udmabuf::Udmabuf;
 use super::{Finish, fd, heap, ko};
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 use crate::plan::Plan;
 use crate::reasons::Reasons;
@@ -54,8 +55,10 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> 
 pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
     let error = Error::os("cannot finish the buffer", errno).at(kind);
     match errno {
-        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
-        Errno::NOMEM if kind == "udmabuf" => error.remedy("free memory: a udmabuf pins its pages"),
+        Errno::MFILE => error.with_remedy("raise the limit on open files: ulimit -n"),
+        Errno::NOMEM if kind == "udmabuf" => {
+            error.with_remedy("free memory: a udmabuf pins its pages")
+        }
         _ => error,
     }
 }
@@ -65,23 +68,31 @@ pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
     let error = Error::os("cannot make the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
-            .why("the hugetlb pool has no room for it")
-            .remedy("make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"),
+            .with_why("the hugetlb pool has no room for it")
+            .with_remedy(message![
+                "make it larger: sysctl vm.nr_hugepages=N, or use ",
+                Opt::Pages.set(Pages::Thp)
+            ]),
         (Errno::NOMEM, _, Some(limit)) => error
-            .why(format!(
+            .with_why(format!(
                 "it does not fit the limit on address space, {limit} bytes"
             ))
-            .remedy("raise it: ulimit -v"),
-        (Errno::NOMEM, ..) => error.remedy("free memory, or raise vm.overcommit_memory's limit"),
+            .with_remedy("raise it: ulimit -v"),
+        (Errno::NOMEM, ..) => {
+            error.with_remedy("free memory, or raise vm.overcommit_memory's limit")
+        }
         (Errno::INVAL, Pages::Huge, _) => error
-            .why("this kernel has no hugetlb pages")
-            .remedy("use --pages thp"),
+            .with_why("this kernel has no hugetlb pages")
+            .with_remedy(message!["use ", Opt::Pages.set(Pages::Thp)]),
         (Errno::FAULT, Pages::Huge, _) => error
-            .why("a cgroup limits hugetlb pages to less")
-            .remedy("raise its hugetlb limit, or use --pages thp"),
+            .with_why("a cgroup limits hugetlb pages to less")
+            .with_remedy(message![
+                "raise its hugetlb limit, or use ",
+                Opt::Pages.set(Pages::Thp)
+            ]),
         (Errno::FBIG, ..) => error
-            .why("it exceeds the limit on file size")
-            .remedy("raise it: ulimit -f"),
+            .with_why("it exceeds the limit on file size")
+            .with_remedy("raise it: ulimit -f"),
         _ => error,
     }
 }

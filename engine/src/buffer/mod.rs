@@ -15,6 +15,8 @@ mod share;
 mod udmabuf;
 
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
+use crate::options::Kind;
 use crate::sys::map::View;
 use crate::sys::{Errno, file};
 use std::fmt;
@@ -90,8 +92,8 @@ impl Buffer {
             (Some(one), true) => Ok(one),
             _ => Err(Error::os("cannot hand the buffer on", Errno::FBIG)
                 .at(kind)
-                .why("it consists of several dma-bufs")
-                .remedy("take all of them, or raise size_limit_mb of udmabuf")),
+                .with_why("it consists of several dma-bufs")
+                .with_remedy("take all of them, or raise size_limit_mb of udmabuf")),
         }
     }
 
@@ -105,8 +107,8 @@ impl Buffer {
             let error = Error::os("cannot hand the buffer on", errno).at(kind);
             match errno {
                 Errno::OPNOTSUPP => error
-                    .why("private memory has no descriptor")
-                    .remedy("load it --to memfd"),
+                    .with_why("private memory has no descriptor")
+                    .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]),
                 _ => error,
             }
         })
@@ -179,16 +181,16 @@ impl Buffer {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
-                    error.why("private memory is nobody else's to change")
+                    error.with_why("private memory is nobody else's to change")
                 }
-                Errno::OPNOTSUPP => error.why("a dma-buf knows no seals"),
+                Errno::OPNOTSUPP => error.with_why("a dma-buf knows no seals"),
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
-                    error.why("a udmabuf pins its pages for writing, as long as it lives")
+                    error.with_why("a udmabuf pins its pages for writing, as long as it lives")
                 }
-                Errno::BUSY => error.remedy("unmap it for writing everywhere else first"),
+                Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
-                    .why("its owner has forbidden seals")
-                    .remedy("make the memfd with MFD_ALLOW_SEALING"),
+                    .with_why("its owner has forbidden seals")
+                    .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
         })
@@ -197,6 +199,7 @@ impl Buffer {
 
 /// A dma-buf of a buffer.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct DmaBuf<'b> {
     /// Its descriptor.
     pub fd: BorrowedFd<'b>,
@@ -209,6 +212,7 @@ pub struct DmaBuf<'b> {
 
 /// Where a buffer was ([`Buffer::retire`]): nobody else's memory comes there before this is dropped.
 /// Until then the addresses read as zeros, and a write there raises SIGSEGV.
+#[must_use = "the addresses are kept free until it is dropped"]
 pub struct Retired {
     _addresses: Option<View>,
 }

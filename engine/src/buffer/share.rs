@@ -5,6 +5,8 @@ use super::dmabuf::DmaBufs;
 use super::memfd::FilledMemfd;
 use super::{Buffer, Filled};
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
+use crate::options::Kind;
 use crate::sys::{Errno, dmabuf, socket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -40,14 +42,14 @@ impl Buffer {
         }
         if fds.is_empty() {
             return Err(refuse(Errno::OPNOTSUPP)
-                .why("private memory has no descriptor")
-                .remedy("load it --to memfd"));
+                .with_why("private memory has no descriptor")
+                .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
         }
         if fds.len() > socket::MOST {
             let why = format!("{} dma-bufs are more than a message carries", fds.len());
             return Err(refuse(Errno::TOOBIG)
-                .why(why)
-                .remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
+                .with_why(why)
+                .with_remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
         }
         let mut message = MAGIC.to_vec();
         message.extend(self.offset.to_le_bytes());
@@ -82,8 +84,8 @@ impl Buffer {
             let error = Error::os("cannot receive a buffer", errno);
             match errno {
                 Errno::MFILE => error
-                    .why("not all of its descriptors could be taken")
-                    .remedy(
+                    .with_why("not all of its descriptors could be taken")
+                    .with_remedy(
                         "raise the limit on open files: ulimit -n; or a security policy forbids it",
                     ),
                 _ => error,

@@ -1,6 +1,7 @@
 //! dmafile.ko as this process finds it: its node, what it does, its limits; or why it cannot be used.
 
 use crate::error::{Error, Result};
+use crate::message::{Opt, message};
 use crate::sys::ko::NODE;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,8 +30,8 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
-            .why(format!("{NODE} is somebody else's"))
-            .remedy("remove the module that made it, then modprobe dmafile")
+            .with_why(format!("{NODE} is somebody else's"))
+            .with_remedy("remove the module that made it, then modprobe dmafile")
     })?;
     if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
@@ -43,7 +44,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
         return Err(Error::new("cannot use dmafile.ko", why)
             .with_errno(Errno::PROTONOSUPPORT)
             .at(NODE)
-            .remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
+            .with_remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
     }
     let found = Ko {
         version: info.version,
@@ -62,18 +63,16 @@ fn cannot_open(errno: Errno) -> Error {
     let error = Error::os("cannot use dmafile.ko", errno);
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => {
-            error.why(format!("there is no {NODE}")).remedy(
+            error.with_why(format!("there is no {NODE}")).with_remedy(
                 "modprobe dmafile, after make kernel-install (in a container, both on its host)",
             )
         }
-        Errno::ACCESS | Errno::PERM => {
-            error
-                .why(format!("{NODE} cannot be opened"))
-                .remedy(format!(
-                    "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
-                ))
-        }
-        _ => error.why(format!("{NODE} cannot be opened")),
+        Errno::ACCESS | Errno::PERM => error
+            .with_why(format!("{NODE} cannot be opened"))
+            .with_remedy(format!(
+                "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
+            )),
+        _ => error.with_why(format!("{NODE} cannot be opened")),
     }
 }
 
@@ -95,11 +94,14 @@ pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     let error = super::cannot_allocate(errno);
     match errno {
         Errno::TOOBIG => error
-            .why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
-            .remedy(
-                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (--offset, \
-                 --length)",
-            ),
+            .with_why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
+            .with_remedy(message![
+                "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",
+                Opt::Offset,
+                ", ",
+                Opt::Length,
+                ")"
+            ]),
         _ => error,
     }
 }

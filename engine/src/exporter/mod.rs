@@ -5,6 +5,7 @@ pub(crate) mod ko;
 pub(crate) mod udmabuf;
 
 use crate::error::Error;
+use crate::message::{Opt, message};
 use crate::sys::Errno;
 
 /// An exporter could not allocate a dma-buf.
@@ -12,9 +13,15 @@ pub(crate) fn cannot_allocate(errno: Errno) -> Error {
     let error = Error::os("cannot allocate the buffer", errno);
     match errno {
         Errno::NOMEM => error
-            .why("memory, or the limit of a cgroup, has no room for it")
-            .remedy("free memory, raise memory.max, or load a range (--offset, --length)"),
-        Errno::MFILE => error.remedy("raise the limit on open files: ulimit -n"),
+            .with_why("memory, or the limit of a cgroup, has no room for it")
+            .with_remedy(message![
+                "free memory, raise memory.max, or load a range (",
+                Opt::Offset,
+                ", ",
+                Opt::Length,
+                ")"
+            ]),
+        Errno::MFILE => error.with_remedy("raise the limit on open files: ulimit -n"),
         _ => error,
     }
 }

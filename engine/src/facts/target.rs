@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::exporter::ko::Ko;
 use crate::exporter::{heap, ko, udmabuf};
+use crate::message::{Message, Opt, message};
 use crate::options::{Allocation, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
@@ -171,7 +172,7 @@ fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
             Pages::Auto => probe(),
             _ if chooses_pages => probe(),
             _ => Err(
-                Error::new(format!("--pages {pages}"), "its exporter chooses them")
+                Error::new(Opt::Pages.set(pages), "its exporter chooses them")
                     .with_errno(Errno::OPNOTSUPP),
             ),
         };
@@ -182,16 +183,21 @@ fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
             }
             Err(error) => {
                 log.add("not", &kind, error.to_string());
-                refused.push(format!("{kind}: {error}"));
+                refused.push(message![format!("{kind}: "), &error]);
                 first.get_or_insert(error);
             }
         }
     }
     let errno = first.and_then(|error| error.raw_os_error());
     let errno = errno.map_or(Errno::OPNOTSUPP, Errno::from_raw_os_error);
-    Err(Error::new("cannot make a dma-buf", refused.join("; and "))
-        .with_errno(errno)
-        .remedy("modprobe dmafile or udmabuf (`dmafile doctor` says more), or --to memfd"))
+    Err(
+        Error::new("cannot make a dma-buf", Message::join(refused, "; and "))
+            .with_errno(errno)
+            .with_remedy(message![
+                "modprobe dmafile or udmabuf (`dmafile doctor` says more), or ",
+                Opt::To.set(Kind::Memfd),
+            ]),
+    )
 }
 
 /// Whether a udmabuf can be made here.
@@ -246,7 +252,7 @@ fn probe_fd(
         Error::new("cannot fill the descriptor", why)
             .with_errno(errno)
             .at(format!("fd:{number}"))
-            .remedy(remedy)
+            .with_remedy(remedy)
     };
     let not_writable = || {
         refuse(

@@ -22,6 +22,7 @@ pub const MAX_HEADER: u64 = 100_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "lowercase")]
+#[non_exhaustive]
 pub enum Format {
     /// safetensors: a JSON header, then the tensors.
     Safetensors,
@@ -32,6 +33,7 @@ pub enum Format {
 /// A tensor as the header of its file describes it. Every field has been checked: the bytes lie
 /// inside the file, are as many as dtype and shape need, and belong to no other tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Entry {
     /// Its name, unique in its file.
     pub name: String,
@@ -48,6 +50,7 @@ pub struct Entry {
 /// A value of a header's metadata.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
+#[non_exhaustive]
 pub enum Value {
     /// A boolean.
     Bool(bool),
@@ -77,6 +80,7 @@ pub enum Value {
 
 /// What the header of one file says.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Table {
     /// The format.
     pub format: Format,
@@ -132,7 +136,7 @@ impl Bad {
             Self::Io(error) => Error::os("cannot read the header", errno(error)),
             Self::Unsound(why) => Error::new("not a sound model file", why)
                 .with_errno(Errno::BADMSG)
-                .remedy("fetch it again, or load it as plain bytes"),
+                .with_remedy("fetch it again, or load it as plain bytes"),
         }
     }
 }

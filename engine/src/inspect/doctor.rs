@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "lowercase")]
+#[non_exhaustive]
 pub enum Health {
     /// As good as it gets.
     Good,
@@ -27,6 +28,7 @@ pub enum Health {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Check {
     /// What.
     pub name: &'static str,
@@ -194,7 +196,7 @@ fn hugetlb(host: &Host) -> Check {
         0 => Check::new(
             name,
             Health::Fair,
-            format!("{found}; --pages {} cannot be had", Pages::Huge),
+            format!("{found}; no {} pages for loads", Pages::Huge),
         )
         .remedy(format!(
             "sysctl -w vm.nr_hugepages=N (N pages of {} KiB)",
@@ -246,7 +248,7 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
     if vmaps_wrong {
         found += "; drivers that vmap one see wrong bytes where it lies on huge pages";
         health = Health::Fair;
-        let remedy = "Linux 6.13 or later, or --pages thp for importers without vmap";
+        let remedy = "Linux 6.13 or later, or thp pages for importers without vmap";
         remedies.push(remedy.to_string());
     }
     let check = Check::new("udmabuf", health, found);
@@ -302,8 +304,8 @@ fn dmafile_ko() -> Check {
         }
         Err(error) => error,
     };
-    let remedy = error.remedy_text().to_string();
-    let mut found = error.remedy("").to_string();
+    let remedy = error.remedy().to_string();
+    let mut found = error.with_remedy("").to_string();
     let is_there = Path::new(ko::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
         found += "; without heaps and udmabuf it is the way to a dma-buf here";

@@ -50,6 +50,7 @@ impl Origin {
 /// let bytes: &[u8] = loaded.buffer.as_slice().expect("private memory");
 /// # Ok::<(), dmafile::Error>(())
 /// ```
+#[must_use = "nothing is loaded before `run` or `run_into`"]
 pub struct Load {
     origin: Origin,
     request: Request,
@@ -150,6 +151,7 @@ impl Load {
 
     /// Computes a checksum while the bytes come; where one is expected and differs, the load
     /// fails (EBADMSG) and nothing is handed out.
+    #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
         self
@@ -178,6 +180,15 @@ impl Load {
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
+    }
+
+    /// Checks what needs neither the file nor this machine: that values are in range, and that no two
+    /// options exclude each other. [`Load::plan`] and [`Load::run`] begin with it.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(&self) -> Result<()> {
+        self.request.check()
     }
 
     /// Calls `show` with the plan once it is made, before anything is moved.

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host, Layout};
 use crate::flow::meter::{Meter, Phase};
+use crate::message::Opt;
 use crate::options::{Io, Method};
 use crate::plan::{self, Plan};
 use crate::reasons::Reasons;
@@ -155,7 +156,7 @@ impl Load {
     /// Opens the file, and looks at it, at this machine and at the target unless it is known.
     fn look(&self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Seen> {
         let request = &self.request;
-        request.check()?;
+        self.check()?;
         let source = Peeked(self.origin.open()?);
         let target = match target {
             Some(known) => known,
@@ -199,7 +200,7 @@ impl Load {
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
                 let why = "chosen tensors have no digest of their own: load whole files";
-                return Err(Error::usage("--verify", why));
+                return Err(Error::usage(Opt::Verify, why));
             }
             Some(verify) => Check::all(verify, &source, start, end)?,
             None => Vec::new(),

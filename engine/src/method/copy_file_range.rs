@@ -48,5 +48,5 @@ fn is_refusal(errno: Errno) -> bool {
 fn refused(job: &Job<'_>, errno: Errno) -> Stop {
     let error = Error::os("the kernel does not copy between disks and memory", errno);
     let error = error.at(job.source.whole());
-    Stop::Refused(error.remedy("boot one with the series in kernel/linux-6.12"))
+    Stop::Refused(error.with_remedy("boot one with the series in kernel/linux-6.12"))
 }

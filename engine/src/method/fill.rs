@@ -3,6 +3,8 @@
 use super::{Job, Stop};
 use crate::error::Error;
 use crate::flow::feed::Extent;
+use crate::message::{Opt, message};
+use crate::options::Io;
 use crate::source::Source;
 use crate::sys::{Errno, file, retry};
 use std::os::fd::BorrowedFd;
@@ -28,7 +30,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
     // A short read is legal (a signal, a network file system): go on from where it stopped, for
     // direct reads from the last place that is aligned.
     let skip = if direct {
-        got - got % job.plan.align
+        got - got % job.plan.tuning.align
     } else {
         got
     };
@@ -96,7 +98,12 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
     Stop::NotDirect(
         Error::os("direct read refused", errno)
             .at(source.whole())
-            .remedy("use --io buffered, or leave it to --io auto"),
+            .with_remedy(message![
+                "use ",
+                Opt::Io.set(Io::Buffered),
+                ", or leave it to ",
+                Opt::Io.set(Io::Auto),
+            ]),
     )
 }
 
@@ -111,7 +118,7 @@ pub(super) fn vanished(at: u64) -> Error {
     Error::new("cannot write to the buffer", why)
         .with_errno(Errno::FAULT)
         .at(format!("byte {at}"))
-        .remedy("seal it against that (F_SEAL_SHRINK)")
+        .with_remedy("seal it against that (F_SEAL_SHRINK)")
 }
 
 /// The file ended where its size at open promised more.
@@ -123,5 +130,5 @@ pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
     )
     .with_errno(Errno::NODATA)
     .at(source.place(offset))
-    .remedy("load it again when nobody writes to it")
+    .with_remedy("load it again when nobody writes to it")
 }

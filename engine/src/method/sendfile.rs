@@ -4,6 +4,8 @@ use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Job, Stop, work};
 use crate::error::Error;
 use crate::flow::feed::Lane;
+use crate::message::{Opt, message};
+use crate::options::Method;
 use crate::sys::pipe;
 use std::os::fd::AsFd;
 
@@ -11,7 +13,10 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     // It writes at the position, which whoever has the descriptor shares: so one of our own.
     let own = pipe::reopen(job.target()?).map_err(|errno| {
         let error = Error::os("the buffer cannot be opened once more", errno);
-        Stop::Refused(error.remedy("mount /proc, or use --method splice"))
+        Stop::Refused(error.with_remedy(message![
+            "mount /proc, or use ",
+            Opt::Method.set(Method::Splice),
+        ]))
     })?;
     let to = own.as_fd();
     work(job, Lane::Main, 0, |extent| {

@@ -44,7 +44,7 @@ struct Windows {
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let depth = job.plan.queue_depth;
+    let depth = job.plan.tuning.queue_depth;
     pump(job, None, depth, ROW_READS, job.feed.bell.as_ref())
 }
 
@@ -192,7 +192,9 @@ impl Pump<'_, '_> {
                     self.job.feed.put_back(extent);
                     let error = Error::os("buffers cannot be registered", errno);
                     let error = match errno {
-                        Errno::NOMEM => error.remedy("raise the limit on locked memory: ulimit -l"),
+                        Errno::NOMEM => {
+                            error.with_remedy("raise the limit on locked memory: ulimit -l")
+                        }
                         _ => error,
                     };
                     return self.end(Stop::Refused(error));

@@ -23,6 +23,7 @@ pub const SMALL_READ: u64 = 256 << 10;
 
 /// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Tensor {
     /// Its name, unique in the model.
     pub name: String,
@@ -82,7 +83,7 @@ impl Model {
                 Error::new("not a sound model", why)
                     .with_errno(Errno::BADMSG)
                     .at(file.display().to_string())
-                    .remedy("fetch all of its files again")
+                    .with_remedy("fetch all of its files again")
             };
             let (fd, _) = source.buffered(start);
             let mut reader = BufReader::new(Header { fd, at: 0 });
@@ -192,7 +193,7 @@ impl Model {
                     Error::new("no such tensor", format!("nothing matches {pattern}"))
                         .with_errno(Errno::NOENT)
                         .at(self.path().display().to_string())
-                        .remedy("see what there is: dmafile show"),
+                        .with_remedy("see what there is: dmafile show"),
                 );
             }
         }

@@ -1,6 +1,7 @@
 //! Names of tensors, by name, glob or regular expression.
 
 use crate::error::{Error, Result};
+use crate::message::Opt;
 use std::fmt;
 use std::str::FromStr;
 
@@ -57,7 +58,7 @@ impl FromStr for Pattern {
         let bad = |why: String| {
             // The libraries explain over several lines, the last of which says it.
             let why = why.lines().last().unwrap_or_default().trim().to_string();
-            Error::usage("--tensor", format!("'{text}' is no pattern: {why}"))
+            Error::usage(Opt::Patterns, format!("'{text}' is no pattern: {why}"))
         };
         if text.len() > LONGEST {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));

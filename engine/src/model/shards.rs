@@ -83,7 +83,7 @@ fn in_folder(folder: &Path) -> Result<Found> {
         Error::new("cannot load", format!("is a directory with several {what}"))
             .with_errno(Errno::INVAL)
             .at(place())
-            .remedy(format!("name one of them: {}", names.join(", ")))
+            .with_remedy(format!("name one of them: {}", names.join(", ")))
     };
     let indexes = ending(INDEX);
     match &indexes[..] {
@@ -112,7 +112,7 @@ fn in_folder(folder: &Path) -> Result<Found> {
             Error::new("cannot load", "is a directory without a model in it")
                 .with_errno(Errno::ISDIR)
                 .at(place())
-                .remedy("name a file in it"),
+                .with_remedy("name a file in it"),
         ),
         [one] => find(&one.1),
         _ => Err(several("GGUF models", &firsts)),
@@ -139,7 +139,7 @@ fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<
         )
         .with_errno(Errno::NOENT)
         .at(path.display().to_string())
-        .remedy("fetch the others, or name one file")),
+        .with_remedy("fetch the others, or name one file")),
     }
 }
 
@@ -245,7 +245,7 @@ impl Found {
                 return Err(Error::new("not a sound model", why)
                     .with_errno(Errno::BADMSG)
                     .at(self.index.display().to_string())
-                    .remedy("fetch all of its files again"));
+                    .with_remedy("fetch all of its files again"));
             }
         }
         Ok(())

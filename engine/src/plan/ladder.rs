@@ -5,6 +5,7 @@ use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
 use crate::error::{Error, Result, errno_name};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
+use crate::message::{Message, Opt, message};
 use crate::options::{Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
@@ -25,22 +26,21 @@ pub(crate) fn registered_need(page: u64) -> u64 {
 }
 
 /// Whether direct reads can land where the bytes belong, the first of which is byte `start`.
-fn landing(target: &Target, file: &File, start: u64) -> Result<(), String> {
+fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
     if let Some(errno) = target.dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
-        return Err(format!(
-            "the mapping of this dma-buf cannot be pinned ({errno})"
-        ));
+        return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
     }
     match target.existing {
         Some(memory)
             if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
                 != start % file.align =>
         {
-            Err(format!(
-                "the memory's address and --offset are not congruent modulo {}",
-                file.align
-            ))
+            Err(message![
+                "the memory's address and ",
+                Opt::Offset,
+                format!(" are not congruent modulo {}", file.align),
+            ])
         }
         _ => Ok(()),
     }
@@ -117,7 +117,7 @@ pub(super) fn ladder(
         Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
         Method::Auto => match (&landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
-                log.add("not", uring[1], why.clone());
+                log.add("not", uring[1], why.to_string());
                 vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
             }
             _ => vec![
@@ -146,23 +146,23 @@ pub(super) fn ladder(
         let why = match (request.io, rung.direct) {
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => match &file.direct_refused {
-                Some(why) => Err(why.clone()),
+                Some(why) => Err(Message::from(why.as_str())),
                 None if !rung.lands_whole() => Ok(()),
                 None => landing.clone(),
             },
             _ => Ok(()),
         }
         .and_then(|()| match no_uring(host, file) {
-            Some(why) if rung.registered || rung.method == Method::Uring => Err(why),
+            Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
             _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
-                Err("a heap reads whole files, without holes, while it allocates".to_string())
+                Err("a heap reads whole files, without holes, while it allocates".into())
             }
             _ => serves(rung, target, pages),
         });
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
-                log.add("not", rung, why.clone());
+                log.add("not", rung, why.to_string());
                 left_out.get_or_insert((rung, why));
             }
         }
@@ -170,19 +170,26 @@ pub(super) fn ladder(
     if kept.is_empty() {
         let (rung, why) = left_out.unwrap_or((
             rung(asked, false, false),
-            "no way is left by --io".to_string(),
+            message!["no way is left by ", Opt::Io],
         ));
-        let remedy = "leave --method and --io to auto, or see `dmafile explain`";
-        let remedy = match rung.method {
+        let first = match rung.method {
             Method::Uring if host.uring_refused.is_some() => {
-                format!("{}, or {remedy}", host.uring_remedy())
+                format!("{}, or ", host.uring_remedy())
             }
-            _ => remedy.to_string(),
+            _ => String::new(),
         };
+        let remedy = message![
+            first,
+            "leave ",
+            Opt::Method,
+            " and ",
+            Opt::Io,
+            " to auto, or see `dmafile explain`",
+        ];
         return Err(Error::new("cannot load this way", why)
             .at(format!("{rung} to {}", target.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
-            .remedy(remedy));
+            .with_remedy(remedy));
     }
     Ok(kept)
 }
@@ -258,40 +265,39 @@ pub(super) fn window(
 }
 
 /// Whether a method can serve a kind of memory and an I/O mode at all; why not.
-fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), String> {
+fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
-            Err("what comes through the page cache needs no ring beside it".to_string())
+            Err("what comes through the page cache needs no ring beside it".into())
         }
         Method::Mmap if rung.direct => {
-            Err("a mapping of a file always goes through the page cache".to_string())
+            Err("a mapping of a file always goes through the page cache".into())
         }
         Method::Sendfile | Method::Splice => writes_into(target, pages),
         Method::CopyFileRange if matches!(target.kind, Kind::Anon | Kind::Caller) => {
-            Err("there is no descriptor to copy into".to_string())
+            Err("there is no descriptor to copy into".into())
         }
-        Method::Module if target.ko().is_none() => {
-            Err("dmafile.ko moves bytes into its own dma-bufs only: --to dmafile".to_string())
-        }
-        Method::HeapRead if !target.heap_reads() => Err(
+        Method::Module if target.ko().is_none() => Err(message![
+            "dmafile.ko moves bytes into its own dma-bufs only: ",
+            Opt::To.set(Kind::Dmafile)
+        ]),
+        Method::HeapRead if !target.heap_reads() => Err(message![
             "a heap reads files into buffers that it makes, on a kernel that has \
-             DMA_HEAP_ALLOC_AND_READ_FILE: --to heap:NAME"
-                .to_string(),
-        ),
+             DMA_HEAP_ALLOC_AND_READ_FILE: ",
+            Opt::To.set("heap:NAME"),
+        ]),
         _ => Ok(()),
     }
 }
 
 /// sendfile and splice need a descriptor that can be written.
-fn writes_into(target: &Target, pages: Pages) -> Result<(), String> {
+fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
     match (&target.kind, pages) {
         _ if target.dma_buf.is_some() => {
-            Err("a dma-buf cannot be written through its descriptor".to_string())
+            Err("a dma-buf cannot be written through its descriptor".into())
         }
-        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".to_string()),
-        (_, Pages::Huge) => {
-            Err("hugetlb memory cannot be written through its descriptor".to_string())
-        }
+        (Kind::Anon | Kind::Caller, _) => Err("there is no descriptor to write into".into()),
+        (_, Pages::Huge) => Err("hugetlb memory cannot be written through its descriptor".into()),
         _ => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use super::SMALL_FILE;
 use crate::error::{Error, Result};
 use crate::facts::Host;
 use crate::facts::target::Target;
+use crate::message::Opt;
 use crate::options::{DEFAULT_GATHER, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
@@ -21,7 +22,7 @@ pub(super) fn pages(
     if target.dma_buf.is_some() {
         if request.pages != Pages::Auto {
             return Err(Error::usage(
-                "--pages",
+                Opt::Pages,
                 format!(
                     "'{}' cannot be had: who exports a dma-buf chooses its pages",
                     request.pages
@@ -39,7 +40,7 @@ pub(super) fn pages(
         let may_choose = existing.empty && request.pages != Pages::Huge;
         if request.pages != Pages::Auto && !may_choose {
             return Err(Error::usage(
-                "--pages",
+                Opt::Pages,
                 format!(
                     "'{}' cannot be had: memory that exists keeps its pages",
                     request.pages
@@ -69,7 +70,7 @@ pub(super) fn pages(
         return Ok(request.pages);
     }
     if vmaps_wrong {
-        let why = format!("{VMAPS_WRONG}; --pages thp is for importers that do not");
+        let why = format!("{VMAPS_WRONG}; huge pages are for importers that do not");
         log.add("pages", Pages::Small, why);
         return Ok(Pages::Small);
     }

@@ -3,31 +3,35 @@
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
+use crate::message::{Opt, message};
 use crate::request::{Reach, Request};
 
 /// The wanted range `[start, end)` of a file.
 pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
-    let past = |what: &str, value: u64| {
+    let past = |option: Opt, value: u64| {
         Error::new(
             "cannot load",
-            format!("{what} {value} lies past the end, {} bytes", file.size),
+            message![
+                option,
+                format!(" {value} lies past the end, {} bytes", file.size),
+            ],
         )
         .at(file.path.display().to_string())
         .with_errno(rustix::io::Errno::INVAL)
-        .remedy("choose a range inside the file")
+        .with_remedy("choose a range inside the file")
     };
     let (start, length) = match request.reach {
         Reach::Part(start, length) => (start, Some(length)),
         Reach::Asked | Reach::Only(_) => (request.offset, request.length),
     };
     if start >= file.size {
-        return Err(past("--offset", start));
+        return Err(past(Opt::Offset, start));
     }
     match length {
         None => Ok((start, file.size)),
         Some(length) => match start.checked_add(length) {
             Some(end) if end <= file.size => Ok((start, end)),
-            _ => Err(past("--length", length)),
+            _ => Err(past(Opt::Length, length)),
         },
     }
 }
@@ -72,7 +76,7 @@ pub(super) fn placement(
         )
         .with_errno(rustix::io::Errno::INVAL)
         .at(target.kind.to_string())
-        .remedy("make the memory larger (ftruncate(2) for a memfd), or load a range"));
+        .with_remedy("make the memory larger (ftruncate(2) for a memfd), or load a range"));
     }
     Ok(Placement {
         floor: at,

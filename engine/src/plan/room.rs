@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
+use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 
 /// Refuses early what cannot fit: `footprint` tells how many bytes of memory the data takes on pages
@@ -40,7 +41,14 @@ pub(super) fn check_memory(
         )
         .at(file.path.display().to_string())
         .with_errno(rustix::io::Errno::NOMEM)
-        .remedy("free memory, load a range (--offset, --length), or try all the same with --no-memory-check"))
+        .with_remedy(message![
+            "free memory, load a range (",
+            Opt::Offset,
+            ", ",
+            Opt::Length,
+            "), or try all the same with ",
+            Opt::CheckMemory.set(false),
+        ]))
     };
     if let Some(room) = host.available.filter(|room| *room < need) {
         return refuse(room, "MemAvailable".to_string());

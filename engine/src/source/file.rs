@@ -77,7 +77,7 @@ impl Input {
             Error::new("cannot load", why)
                 .with_errno(errno)
                 .at(&place)
-                .remedy(remedy)
+                .with_remedy(remedy)
         };
         let buffered = file::open(path, false).map_err(|errno| match errno {
             // open(2) says so of a socket.

@@ -6,6 +6,7 @@ use super::{Transfer, Work};
 use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
+use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
 use crate::sync;
 use crate::sys::{Errno, numa};
@@ -73,7 +74,7 @@ impl<'a> Steps<'a> {
     pub(super) fn run(&self, feed: &Feed) {
         let end = End(feed);
         let Work { plan, log, .. } = self.transfer.work;
-        let (most, allocation) = (plan.allocators, plan.allocation);
+        let (most, allocation) = (plan.tuning.allocators, plan.allocation);
         let refused = std::thread::scope(|scope| {
             let mut others = Vec::new();
             let mut one_more = || {
@@ -185,7 +186,7 @@ impl<'a> Steps<'a> {
                 state.run += 1;
                 continue;
             }
-            let stop_at = (at + gather(state.at, end, plan.gather, grain)).min(run_end);
+            let stop_at = (at + gather(state.at, end, plan.tuning.gather, grain)).min(run_end);
             let start = meter.now();
             state.open.push_back(Gather {
                 at,
@@ -254,11 +255,20 @@ fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
         .at(format!("byte {at} of {}", transfer.work.plan.capacity));
     match (errno, transfer.work.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
-            .why("its owner has cut it short meanwhile")
-            .remedy("seal it against that (F_SEAL_SHRINK)"),
+            .with_why("its owner has cut it short meanwhile")
+            .with_remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error
-            .why("a cgroup limits hugetlb pages to less")
-            .remedy("raise its hugetlb limit, or use --pages thp"),
-        _ => error.remedy("free memory, or load a range (--offset, --length)"),
+            .with_why("a cgroup limits hugetlb pages to less")
+            .with_remedy(message![
+                "raise its hugetlb limit, or use ",
+                Opt::Pages.set(Pages::Thp)
+            ]),
+        _ => error.with_remedy(message![
+            "free memory, or load a range (",
+            Opt::Offset,
+            ", ",
+            Opt::Length,
+            ")"
+        ]),
     }
 }

@@ -1,0 +1,236 @@
+//! Texts that name options. Which option is meant is a value; what it is called is up to the face that
+//! shows the text: the command writes `--queue-depth`, a library `queue_depth`.
+
+use std::fmt;
+
+/// An option of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Opt {
+    /// [`Load::to`](crate::Load::to).
+    To,
+    /// [`Load::pages`](crate::Load::pages).
+    Pages,
+    /// [`Load::method`](crate::Load::method).
+    Method,
+    /// [`Load::io`](crate::Load::io).
+    Io,
+    /// [`Load::offset`](crate::Load::offset).
+    Offset,
+    /// [`Load::length`](crate::Load::length).
+    Length,
+    /// [`Load::gather`](crate::Load::gather).
+    Gather,
+    /// [`Load::block`](crate::Load::block).
+    Block,
+    /// [`Load::queue_depth`](crate::Load::queue_depth).
+    QueueDepth,
+    /// [`Load::allocation`](crate::Load::allocation).
+    Allocation,
+    /// `Load::verify`.
+    Verify,
+    /// The patterns of `Model::load_only`.
+    Patterns,
+    /// [`Load::check_memory`](crate::Load::check_memory).
+    CheckMemory,
+}
+
+impl Opt {
+    /// Its name in this crate: that of the method of [`Load`](crate::Load) that sets it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::To => "to",
+            Self::Pages => "pages",
+            Self::Method => "method",
+            Self::Io => "io",
+            Self::Offset => "offset",
+            Self::Length => "length",
+            Self::Gather => "gather",
+            Self::Block => "block",
+            Self::QueueDepth => "queue_depth",
+            Self::Allocation => "allocation",
+            Self::Verify => "verify",
+            Self::Patterns => "patterns",
+            Self::CheckMemory => "check_memory",
+        }
+    }
+
+    /// This option with a value.
+    pub(crate) fn set(self, value: impl ToString) -> Part {
+        Part::Set(self, value.to_string())
+    }
+}
+
+/// How a face names options in a [`Message`]. As it stands, the names of this crate.
+pub trait Names {
+    /// An option by itself.
+    fn option(&self, option: Opt) -> String {
+        option.name().to_string()
+    }
+
+    /// An option with a value: a word that it takes, or `false`.
+    fn set(&self, option: Opt, value: &str) -> String {
+        format!("{}={value}", self.option(option))
+    }
+}
+
+/// The names of this crate, which [`Display`](fmt::Display) writes.
+struct Builder;
+
+impl Names for Builder {}
+
+/// A piece of a [`Message`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// Words.
+    Text(String),
+    /// An option.
+    Option(Opt),
+    /// An option with a value.
+    Set(Opt, String),
+}
+
+/// A text that may name options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message(Vec<Part>);
+
+impl Message {
+    /// The text on one line, its options named by `names`.
+    pub fn render(&self, names: &dyn Names) -> String {
+        let parts = self.0.iter();
+        parts
+            .map(|part| match part {
+                Part::Text(text) => one_line(text),
+                Part::Option(option) => names.option(*option),
+                Part::Set(option, value) => names.set(*option, &one_line(value)),
+            })
+            .collect()
+    }
+
+    /// Its parts in their order.
+    pub fn parts(&self) -> &[Part] {
+        &self.0
+    }
+
+    /// There is nothing to say.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn concat(messages: impl IntoIterator<Item = Self>) -> Self {
+        Self(messages.into_iter().flat_map(|message| message.0).collect())
+    }
+
+    pub(crate) fn join(messages: impl IntoIterator<Item = Self>, between: &str) -> Self {
+        let mut all = Vec::new();
+        for message in messages {
+            if !all.is_empty() {
+                all.push(between.into());
+            }
+            all.push(message);
+        }
+        Self::concat(all)
+    }
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(&Builder))
+    }
+}
+
+impl From<Part> for Message {
+    fn from(part: Part) -> Self {
+        Self(vec![part])
+    }
+}
+
+impl From<Opt> for Message {
+    fn from(option: Opt) -> Self {
+        Part::Option(option).into()
+    }
+}
+
+impl From<String> for Message {
+    fn from(text: String) -> Self {
+        match text.is_empty() {
+            true => Self::default(),
+            false => Part::Text(text).into(),
+        }
+    }
+}
+
+impl From<&str> for Message {
+    fn from(text: &str) -> Self {
+        text.to_string().into()
+    }
+}
+
+/// A [`Message`] of texts, options and messages.
+macro_rules! message {
+    ($($part:expr),+ $(,)?) => {
+        $crate::message::Message::concat([$($crate::message::Message::from($part)),+])
+    };
+}
+pub(crate) use message;
+
+/// A text of whatever origin for a line on a terminal: characters that would break the line or
+/// command the terminal are spelled out, and what is long is cut.
+#[doc(hidden)]
+pub fn one_line(text: &str) -> String {
+    const MOST: usize = 1000;
+    let commands = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}')
+            || ('\u{202a}'..='\u{202e}').contains(&c)
+            || ('\u{2066}'..='\u{2069}').contains(&c)
+    };
+    let mut line = String::new();
+    for c in text.chars() {
+        if line.len() > MOST {
+            line.push('…');
+            break;
+        }
+        match commands(c) {
+            true => line.extend(c.escape_default()),
+            false => line.push(c),
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_face_writes_options_in_its_own_names() {
+        struct Command;
+        impl Names for Command {
+            fn option(&self, option: Opt) -> String {
+                format!("--{}", option.name().replace('_', "-"))
+            }
+            fn set(&self, option: Opt, value: &str) -> String {
+                format!("{} {value}", self.option(option))
+            }
+        }
+        let text = message![
+            "raise ",
+            Opt::QueueDepth,
+            format!(" by {}, ", 2),
+            message!["or use ", Opt::To.set("memfd")],
+        ];
+        assert_eq!(text.to_string(), "raise queue_depth by 2, or use to=memfd");
+        assert_eq!(
+            text.render(&Command),
+            "raise --queue-depth by 2, or use --to memfd"
+        );
+    }
+
+    #[test]
+    fn what_others_wrote_names_no_option_and_breaks_no_line() {
+        let text = message!["'--io\n' is none of ", Opt::Io.set("a\u{1b}[2J")];
+        assert_eq!(text.to_string(), "'--io\\n' is none of io=a\\u{1b}[2J");
+    }
+}
