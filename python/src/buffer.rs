@@ -205,6 +205,7 @@ impl Buffer {
         let Some(json) = &self.report_json else {
             return Ok(None);
         };
+        // By its text: there is no pythonize yet for this version of pyo3.
         let report = py.import("json")?.call_method1("loads", (json,))?;
         Ok(Some(report.unbind()))
     }

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -116,6 +117,14 @@ def capsule_name(capsule: object) -> bytes:
     return found
 
 
+def version_and_flags(capsule: object) -> tuple[int, int, int]:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    begin = ctypes.string_at(pointer(capsule, b"dltensor_versioned"), struct.calcsize("IIPPQ"))
+    major, minor, _, _, flags = struct.unpack("IIPPQ", begin)
+    return major, minor, flags
+
+
 @pytest.mark.parametrize("to", ["anon", "memfd"])
 def test_numpy_takes_it_by_dlpack(file: Path, to: str) -> None:
     buffer = dmafile.load(file, to=to)
@@ -136,6 +145,10 @@ def test_dlpack_by_the_letter(file: Path) -> None:
     for version in ((1, 0), (1, 3), (2, 0)):
         capsule = private.__dlpack__(max_version=version, dl_device=(1, 0), copy=False)
         assert capsule_name(capsule) == b"dltensor_versioned"
+        assert version_and_flags(capsule) == (1, 0, 0)
+    # Read-only, and a copy.
+    assert version_and_flags(shared.__dlpack__(max_version=(1, 0))) == (1, 0, 1)
+    assert version_and_flags(shared.__dlpack__(max_version=(1, 0), copy=True)) == (1, 0, 2)
     # Only DLPack 1.0 has a flag for it.
     with pytest.raises(BufferError, match="read-only"):
         shared.__dlpack__()
