@@ -8,8 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vm import kernels, ko, small
-from vm.kernels import Unavailable, need
+from vm import kernels, ko
+from vm.debian import linux_source
+from vm.host import Unavailable, need
 
 CHECKPATCH = ["--no-tree", "--strict", "--terse", "--show-types", "--no-summary", "--file"]
 DRIVERS = ko.SOURCES / "tests" / "vm"
@@ -41,7 +42,7 @@ def warnings(tree: Path) -> None:
 def style() -> str:
     """What checkpatch has to say of all C under kernel/."""
     need("perl", "command", "-v", "perl")
-    checkpatch = small.source() / "scripts" / "checkpatch.pl"
+    checkpatch = linux_source() / "scripts" / "checkpatch.pl"
     files = sorted(ko.SOURCES.rglob("*.[ch]"))
     drivers = [path for path in files if path.is_relative_to(DRIVERS)]
     others = [path for path in files if not path.is_relative_to(DRIVERS)]

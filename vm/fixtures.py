@@ -8,11 +8,15 @@ from typing import NoReturn
 import pytest
 
 from vm import kernels, machine
-from vm.kernels import ROOT
+from vm.host import ROOT, Unavailable
 
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
 FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
 MOUNTS = ("/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1)))
+
+PATIENCE = "--timeout=14400"
+"""What cuts a machine that hangs, and nothing else: the longest test takes most of an hour, and the
+host may have more to do."""
 
 Result = subprocess.CompletedProcess[bytes]
 
@@ -25,7 +29,7 @@ def ready() -> None:
         kernels.virtme_run()
         for name in kernels.STOCK:
             kernels.find(name)
-    except kernels.Unavailable as error:
+    except Unavailable as error:
         missing(error)
 
 
@@ -34,11 +38,11 @@ def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The same, where instructions are to be counted."""
     try:
         machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
-    except kernels.Unavailable as error:
+    except Unavailable as error:
         missing(error)
 
 
-def missing(error: kernels.Unavailable) -> NoReturn:
+def missing(error: Unavailable) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(str(error))
     pytest.skip(f"no virtual machine: {error}")
@@ -52,7 +56,7 @@ def build(*words: str) -> str:
 
 def vm(*words: str | Path) -> Result:
     """Calls vm/run with the root of this tree as its current folder."""
-    command = [str(ROOT / "vm" / "run"), *map(str, words)]
+    command = [str(ROOT / "vm" / "run"), PATIENCE, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL)
 
 

@@ -104,9 +104,9 @@ for fs; do
 	number=$((number + 1))
 	mount=/mnt
 	[ $number -eq 1 ] || mount=/mnt$number
-	# Disks may appear in any order, and late.
+	# Disks may appear in any order, and late; on a busy host, very late.
 	disk=
-	for _ in $(seq 50); do
+	for _ in $(seq 1200); do
 		found=$(grep -ls "^disk$number *\$" /sys/block/nvme*/device/serial) && disk=/dev/$(echo "$found" | cut -d / -f 4)
 		[ ! -b "$disk" ] || break
 		[ "$fs" != tmpfs ] || break

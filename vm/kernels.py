@@ -3,34 +3,21 @@
 Beside each kernel lies what modules for it are built with.
 """
 
-import contextlib
-import fcntl
 import os
-import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+from vm import small
+from vm.debian import Apt
+from vm.host import Unavailable, alone, cache, call, need, replacing
+
 VIRTME = "virtme-ng==1.42"
 
 STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
 """What each of Debian's kernels is called, whichever version is the newest."""
 HEADERS = "headers"
 """The folder with a stock kernel's headers, beside its `boot`."""
-
-MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
-
-# Where Debian keeps what a user rarely calls.
-os.environ["PATH"] += ":/usr/sbin:/sbin"
-
-
-class Unavailable(Exception):
-    """What is needed to boot isn't here, and can't be had."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +49,12 @@ class Kernel:
         return trees[0]
 
 
-def cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser().absolute() / "dmafile" / "vm"
-
-
 def find(name: str) -> Kernel:
     """The kernel of that name: the newest in the cache, fetched or built if there is none."""
-    # It needs what this module has.
-    from vm import small
-
     if name in STOCK:
         return cached(name) or fetch(name)
     if name in small.CONFIGS:
-        return small.find(name)
+        return Kernel(small.find(name))
     image = Path(name).absolute()
     if not image.is_file():
         raise Unavailable(
@@ -138,104 +117,19 @@ def relocate(headers: Path) -> None:
     makefile.write_text(moved)
 
 
-@contextlib.contextmanager
-def replacing(place: Path) -> Iterator[Path]:
-    """A folder to fill, that comes to its place when it is whole."""
-    partial = cache() / f"partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial.rename(place)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-class Apt:
-    """apt-get with lists of its own: needs no root, and changes nothing of the system's."""
-
-    def __init__(self) -> None:
-        state, store = cache() / "apt" / "lists", cache() / "apt" / "cache"
-        for folder in (state, store / "archives"):
-            (folder / "partial").mkdir(parents=True, exist_ok=True)
-        # apt would fetch as a user of its own, who can't enter a home folder.
-        options = {"Dir::State::lists": state, "Dir::Cache": store, "APT::Sandbox::User": "root"}
-        self.options = [word for item in options.items() for word in ("-o", "{}={}".format(*item))]
-        call(["apt-get", *self.options, "-qq", "update"])
-
-    def newest(self, name: str) -> tuple[str, str]:
-        """The version of a package that only stands for another one, and that one's name."""
-        fields = self.fields(name)
-        return fields["Version"], fields["Depends"].split()[0]
-
-    def depends(self, package: str, prefixes: tuple[str, ...]) -> list[str]:
-        """What a package, NAME=VERSION, depends on and begins so; with a version where it's one."""
-        found = []
-        for one in self.fields(package)["Depends"].split(", "):
-            name, _, version = one.partition(" ")
-            if name.startswith(prefixes):
-                exact = re.fullmatch(r"\(= (.*)\)", version)
-                found.append(f"{name}={exact[1]}" if exact else name)
-        return found
-
-    def fields(self, package: str) -> dict[str, str]:
-        words = ["apt-cache", *self.options, "show", "--no-all-versions", package]
-        fields: dict[str, str] = {}
-        for line in call(words).split("\n"):
-            key, _, value = line.partition(": ")
-            fields.setdefault(key, value)
-        return fields
-
-    def unpack(self, packages: Sequence[str], folder: Path) -> None:
-        """Downloads packages, each NAME or NAME=VERSION, and unpacks them; installs nothing."""
-        call(["apt-get", *self.options, "-qq", "download", *packages], folder)
-        for archive in folder.glob("*.deb"):
-            call(["dpkg-deb", "-x", str(archive), str(folder)])
-            archive.unlink()
-
-
-def virtme_run() -> Path:
-    """The launcher of virtme-ng, in a virtual environment of its own."""
+def virtme_run() -> list[str]:
+    """The launcher of virtme-ng, in a virtual environment of its own, as the words of a command."""
     place = cache() / VIRTME.replace("==", "-")
-    launcher = place / "bin" / "virtme-run"
-    if not launcher.exists():
+    if not place.exists():
         with alone():
-            print(f"vm: fetching {VIRTME}", file=sys.stderr)
-            need("python3-venv", sys.executable, "-c", "import ensurepip, venv")
-            call([sys.executable, "-m", "venv", "--clear", str(place)])
-            pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-            call([*pip, "install", "--quiet", VIRTME])
-    return launcher
-
-
-def need(package: str, *check: str) -> None:
-    """Makes sure that a command succeeds, with a Debian package if it takes one."""
-    result = subprocess.run([str(ROOT / "scripts" / "need"), package, *check])
-    if result.returncode:
-        raise Unavailable(f"the Debian package {package} is missing")
-
-
-def call(command: Sequence[str], folder: Path | None = None) -> str:
-    """What a command prints; Unavailable, with what it complained of, when it fails."""
-    try:
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise Unavailable(f"there is no {command[0]} here") from None
-    if result.returncode:
-        raise Unavailable(f"`{' '.join(command)}` failed:\n{result.stderr.strip()}")
-    return result.stdout
-
-
-def environment() -> dict[str, str]:
-    """Ours, without what a surrounding make(1) wants of those that it calls itself."""
-    return {name: value for name, value in os.environ.items() if name not in MAKE}
-
-
-@contextlib.contextmanager
-def alone(part: str = "") -> Iterator[None]:
-    """Keeps others from filling the cache, or one part of it, at the same time."""
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / f"lock{part and '-'}{part}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            # Others may have waited for the same.
+            if not place.exists():
+                print(f"vm: fetching {VIRTME}", file=sys.stderr)
+                need("python3-venv", sys.executable, "-c", "import ensurepip, venv")
+                with replacing(place) as partial:
+                    call([sys.executable, "-m", "venv", str(partial)])
+                    pip = [str(partial / "bin" / "python"), "-m", "pip"]
+                    pip += ["--disable-pip-version-check", "install", "--quiet"]
+                    call([*pip, VIRTME])
+    # By its interpreter: what the script itself names is where it was installed first.
+    return [str(place / "bin" / name) for name in ("python", "virtme-run")]

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from vm import kernels
-from vm.kernels import ROOT, Kernel, Unavailable, need
+from vm.host import ROOT, Unavailable, cache, environment, need
+from vm.kernels import Kernel
 
 SOURCES = ROOT / "kernel"
 PARTS = ("core", "module", "uapi")
@@ -28,7 +28,7 @@ def find(kernel: Kernel) -> Path:
     for path in sources():
         key.update(f"{path.relative_to(SOURCES)} {path.stat().st_size}\n".encode())
         key.update(path.read_bytes())
-    place = kernels.cache() / "module" / key.hexdigest()[:16] / "dmafile.ko"
+    place = cache() / "module" / key.hexdigest()[:16] / "dmafile.ko"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         # Of several who build the same at a time the last one's stays.
@@ -49,7 +49,7 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
         shutil.copyfile(path, target)
     command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
     result = subprocess.run(
-        [*command, "modules"], capture_output=True, text=True, env=kernels.environment()
+        [*command, "modules"], capture_output=True, text=True, env=environment()
     )
     said = (result.stdout + result.stderr).replace(str(folder), "kernel")
     if result.returncode or said:
@@ -63,7 +63,7 @@ def other(source: Path, tree: Path, folder: Path) -> Path:
     place = folder / source.name
     shutil.copytree(source, place)
     command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
-    subprocess.run(command, check=True, env=kernels.environment())
+    subprocess.run(command, check=True, env=environment())
     return place / f"{source.name}.ko"
 
 

@@ -17,7 +17,8 @@ from typing import BinaryIO, NoReturn
 
 from vm import kernels, ko
 from vm.compiled import static
-from vm.kernels import HERE, Kernel, Unavailable, need
+from vm.host import HERE, Unavailable, call, need
+from vm.kernels import Kernel
 
 # What this program itself ends with; everything else is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
@@ -310,7 +311,7 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
     image = folder / f"disk{number}"
     with image.open("wb") as file:
         file.truncate(wanted.disk_size)
-    kernels.call([*maker, str(image)])
+    call([*maker, str(image)])
     drive = f"if=none,id=disk{number},file={image},format=raw,cache=unsafe,discard=unmap"
     if wanted.disk_speed:
         drive += f",throttling.bps-total={wanted.disk_speed}"
@@ -318,11 +319,15 @@ def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
 
 
 def launch(
-    launcher: Path, kernel: Kernel, wanted: Wanted, share: Path, disks: Sequence[list[str]]
+    launcher: Sequence[str],
+    kernel: Kernel,
+    wanted: Wanted,
+    share: Path,
+    disks: Sequence[list[str]],
 ) -> list[str]:
     """The command line of virtme-ng."""
     devices, settings = IOMMUS[wanted.iommu]
-    words = [str(launcher), "--kimg", str(kernel.image), "--mods", "auto"]
+    words = [*launcher, "--kimg", str(kernel.image), "--mods", "auto"]
     words += ["--force-9p", "--disable-kvm"]
     words += [f"--cpus={wanted.cpus}", f"--memory={wanted.memory >> 20}M"]
     if wanted.nodes > 1:
@@ -349,8 +354,10 @@ def launch(
     # and run what was there before: a jump label's breakpoint, which is an oops.
     words += ["-accel", f"tcg,thread={'multi' if wanted.parallel else 'single'}"]
     # Not page tables of five levels: whether there are is unknown for a moment of every boot, and
-    # an interrupt just then is a wild access to KASAN.
-    words += ["-cpu", "max,-la57"]
+    # an interrupt just then is a wild access to KASAN. Nor CMPXCHG16B: before its version 8 QEMU
+    # may take any bits for the flags after it (the helper computes them of a `cc_op` that has not
+    # been written back), and an interrupt just then is a double fault; kernels do without.
+    words += ["-cpu", "max,-la57,-cx16"]
     if wanted.nodes > 1:
         # No processor has a part in two of them.
         words += ["-smp", f"sockets={wanted.nodes}"]
@@ -425,7 +432,7 @@ def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
 def build_counter(plugin: Path) -> None:
     """Makes the plugin for QEMU that counts, and sees whether QEMU takes it."""
     flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-    kernels.call(["cc", *flags, "-o", str(plugin), str(HERE / "counter.c")])
+    call(["cc", *flags, "-o", str(plugin), str(HERE / "counter.c")])
     command = ["qemu-system-x86_64", "-machine", "none", "-nodefaults", "-display", "none"]
     command += ["-monitor", "stdio", "-plugin", f"{plugin},out={os.devnull}"]
     result = subprocess.run(command, input="quit\n", capture_output=True, text=True)

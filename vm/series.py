@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm import kernels
-from vm.kernels import ROOT, Unavailable, alone, call, need
+from vm.debian import linux_source
+from vm.host import ROOT, Unavailable, alone, cache, call, need, replacing
 
 SERIES = ROOT / "kernel" / "linux-6.12"
 NEW, HOOKS = "new", "hooks"
@@ -98,14 +98,14 @@ def tree(linux: Path, steps: int | None = None) -> Iterator[Path]:
     It's always the same tree for a Linux, in which only what differs is written: so that only what
     depends on it is built again.
     """
-    place = kernels.cache() / "series-source" / linux.parent.name / linux.name
+    place = cache() / "series-source" / linux.parent.name / linux.name
     with alone("series-source"), tempfile.TemporaryDirectory(prefix="dmafile-series-") as name:
         patched = Path(name)
         originals(linux, patched)
         for patch in patches()[:steps]:
             apply(patch, patched)
         if not place.exists():
-            with kernels.replacing(place) as partial:
+            with replacing(place) as partial:
                 partial.rmdir()
                 call(["cp", "--archive", "--link", str(linux), str(partial)])
         wanted = {path.relative_to(patched) for path in patched.rglob("*") if path.is_file()}
@@ -164,12 +164,10 @@ def mails(linux: Path, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    from vm import small
-
     if len(sys.argv) != 2:
         sys.exit("usage: python3 -m vm.series FOLDER")
     try:
-        for path in mails(small.source(), Path(sys.argv[1]).absolute()):
+        for path in mails(linux_source(), Path(sys.argv[1]).absolute()):
             print(path)
     except Unavailable as error:
         sys.exit(f"vm: {error}")

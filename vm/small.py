@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from vm import kernels, series
-from vm.kernels import ROOT, Kernel, Unavailable, alone, call, need
+from vm import debian, series
+from vm.host import ROOT, Unavailable, alone, cache, environment, need
 
 CONFIG = ROOT / "kernel" / "config"
 CONFIGS = {
@@ -27,18 +27,16 @@ CONFIGS = {
 """Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
 PATCHED = ("series", "series-debug")
 
-SOURCE = "linux-source-6.12"
-
 Settings = Mapping[str, str]
 """What is asked of, or true for, each option: y, m, n, a number, or a string in its quotes."""
 
 
-def find(name: str) -> Kernel:
-    """The kernel of that name and these settings: built now unless it is in the cache."""
-    linux = source()
+def find(name: str) -> Path:
+    """The image of that name and these settings: built now unless it is in the cache."""
+    linux = debian.linux_source()
     wanted = settings_of(name)
     key = hashlib.sha256(json.dumps([linux.parent.name, sorted(wanted.items())]).encode())
-    place = kernels.cache() / name / key.hexdigest()[:12]
+    place = cache() / name / key.hexdigest()[:12]
     # Not for two at a time, and others may fetch and boot theirs meanwhile.
     with alone(name):
         patches = series.digest() if name in PATCHED else ""
@@ -49,7 +47,7 @@ def find(name: str) -> Kernel:
             with series.tree(linux) if patches else contextlib.nullcontext(linux) as tree:
                 build(name, tree, wanted, place)
     [image] = (place / "boot").iterdir()
-    return Kernel(image)
+    return image
 
 
 def settings_of(name: str) -> Settings:
@@ -65,34 +63,6 @@ def settings(text: str) -> Settings:
         elif match := re.fullmatch(r"# (CONFIG_\w+) is not set", line):
             found[match[1]] = "n"
     return found
-
-
-def source() -> Path:
-    """Debian's source of Linux 6.12: the newest in the cache, fetched if there is none."""
-    with alone(SOURCE):
-        return unpacked() or unpack()
-
-
-def unpacked() -> Path | None:
-    """The newest source in the cache, in a folder that says its version."""
-    trees = list((kernels.cache() / "source").glob(f"{SOURCE}_*/{SOURCE}"))
-    return max(trees, key=lambda tree: tree.parent.stat().st_mtime, default=None)
-
-
-def unpack() -> Path:
-    """Brings the newest source into the cache."""
-    need("xz-utils", "command", "-v", "xz")
-    with alone():
-        apt = kernels.Apt()
-        version = apt.fields(SOURCE)["Version"]
-        place = kernels.cache() / "source" / f"{SOURCE}_{version.replace('/', '_')}"
-        print(f"vm: fetching {SOURCE} {version} (150 MB, unpacked 1.6 GB, once)", file=sys.stderr)
-        with kernels.replacing(place) as partial:
-            apt.unpack([f"{SOURCE}={version}"], partial)
-            archive = partial / "usr" / "src" / f"{SOURCE}.tar.xz"
-            call(["tar", "-C", str(partial), "-xf", str(archive)])
-            shutil.rmtree(partial / "usr")
-    return place / SOURCE
 
 
 def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
@@ -137,7 +107,7 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
 
 def step(command: list[str], log: int) -> None:
     names = {"KBUILD_BUILD_USER": "dmafile", "KBUILD_BUILD_HOST": "vm"}
-    result = subprocess.run(command, stdout=log, stderr=log, env={**kernels.environment(), **names})
+    result = subprocess.run(command, stdout=log, stderr=log, env={**environment(), **names})
     if result.returncode:
         end = os.pread(log, 4000, max(0, os.fstat(log).st_size - 4000)).decode(errors="replace")
         raise Unavailable(f"`{' '.join(command)}` failed:\n{end}")
@@ -167,7 +137,7 @@ def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in CONFIGS:
         sys.exit(f"usage: python3 -m vm.small {'|'.join(CONFIGS)}")
     try:
-        print(find(sys.argv[1]).image)
+        print(find(sys.argv[1]))
     except Unavailable as error:
         sys.exit(f"vm: {error}")
 

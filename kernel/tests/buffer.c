@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 
 #define LENGTH	(1300000UL)
 
@@ -258,6 +259,7 @@ static void write_out(int fd, int want)
 /* Until a device is done with the buffer, nobody fills it. */
 static void fences(void)
 {
+	const struct itimerval every_second = { { 1, 0 }, { 1, 0 } }, never = { 0 };
 	struct sigaction action = { .sa_handler = on_alarm };
 	int device = vgem(), fd, result;
 	struct later later;
@@ -273,30 +275,30 @@ static void fences(void)
 	/* A device reads it: that keeps nobody from reading it, too. */
 	begun = now();
 	write_out(fd, 0);
-	must(now() - begun < 1, "WRITE waits for a device that only reads");
-	pthread_create(&thread, NULL, signal_later, &later);
+	must(now() - begun < 5, "WRITE waits for a device that only reads");
 	begun = now();
+	pthread_create(&thread, NULL, signal_later, &later);
 	result = refill(fd, 0);
 	must(!result && now() - begun > 1.4, "READ: %s after %.1f s", why(result), now() - begun);
 	pthread_join(thread, NULL);
 	/* A device writes to it: nobody reads it. */
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
-	pthread_create(&thread, NULL, signal_later, &later);
 	begun = now();
+	pthread_create(&thread, NULL, signal_later, &later);
 	write_out(fd, 0);
 	must(now() - begun > 1.4, "WRITE waits for %.1f s only", now() - begun);
 	pthread_join(thread, NULL);
 	/* A signal ends the waiting, where that is wanted. vgem's fences time out after 10 s. */
 	sigaction(SIGALRM, &action, NULL);
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
-	alarm(1);
+	/* More than one: the first may come before the call does. */
+	setitimer(ITIMER_REAL, &every_second, NULL);
 	begun = now();
 	result = refill(fd, DMAFILE_INTERRUPTIBLE);
-	must(result == -EINTR && now() - begun < 5, "READ: %s after %.1f s", why(result),
-	     now() - begun);
-	alarm(1);
+	must(result == -EINTR, "READ: %s after %.1f s", why(result), now() - begun);
 	begun = now();
 	result = refill(fd, 0);
+	setitimer(ITIMER_REAL, &never, NULL);
 	must(now() - begun > 5, "READ: %s after %.1f s, at a signal that doesn't kill",
 	     why(result), now() - begun);
 	must(!result, "READ: %s after a fence that failed", why(result));

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vm import kernels
 from vm.compiled import static
 from vm.fixtures import TARGET, Result, build, vm
-from vm.kernels import ROOT
+from vm.host import ROOT, need
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -50,8 +49,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
 @pytest.fixture(scope="module")
 def tools(ready: None) -> None:
     """What breaks disks and makes images."""
-    kernels.need("dmsetup", "command", "-v", "dmsetup")
-    kernels.need("squashfs-tools", "command", "-v", "mksquashfs")
+    need("dmsetup", "command", "-v", "dmsetup")
+    need("squashfs-tools", "command", "-v", "mksquashfs")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def passes(program: Path, *options: str) -> None:
     """Runs one of the engine's test programs on a disk of a machine."""
     script = f"cp {program} /tmp/test && cd /mnt && DMAFILE_TEST_DIR=/mnt exec /tmp/test"
-    result = vm("--memory=3G", "--fs=ext4", "--timeout=1800", *options, "--", "sh", "-c", script)
+    result = vm("--memory=3G", "--fs=ext4", *options, "--", "sh", "-c", script)
     said = (result.stdout + result.stderr).decode(errors="replace")
     assert result.returncode == 0 and "test result: ok." in said, said
     assert "SKIP: no dma-bufs" not in said, said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vm.fixtures import build, vm
-from vm.kernels import ROOT
+from vm.host import ROOT
 
 
 def library() -> Path:

@@ -30,7 +30,7 @@ def test_files_come_into_dma_bufs_whole(programs: Programs) -> None:
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all with all: make vm-test")
 def test_every_way_from_every_file_system(programs: Programs, fs: str, kind: str) -> None:
-    options = (f"--fs={fs}", "--timeout=1800")
+    options = (f"--fs={fs}",)
     passed(programs.run("matrix", "whole", kind, "--", "/mnt", options=options), "loads checked")
 
 

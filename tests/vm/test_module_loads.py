@@ -31,7 +31,7 @@ def test_a_dma_buf_is_born_with_its_file(programs: Programs, kernel: str) -> Non
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
 def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
-    options = ("--module", f"--fs={fs}", "--timeout=1800")
+    options = ("--module", f"--fs={fs}")
     words = ("whole", "dmafile", "fd", "--", "/mnt")
     passed(programs.run("matrix", *words, options=options), "loads checked")
 
@@ -41,7 +41,7 @@ def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
 @both
 def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> None:
     disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
-    options = ("--module", f"--kernel={kernel}", "--timeout=1800", *disks)
+    options = ("--module", f"--kernel={kernel}", *disks)
     words = ("short", "dmafile", "fd", "--", *MOUNTS)
     passed(programs.run("matrix", *words, options=options), "loads checked")
 

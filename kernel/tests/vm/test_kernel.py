@@ -12,7 +12,7 @@ import pytest
 from kernel import lint
 from vm import kernels, ko, machine
 from vm.fixtures import FILE_SYSTEMS, vm
-from vm.kernels import ROOT
+from vm.host import ROOT, Unavailable, call, need
 
 HERE = Path(__file__).parent
 
@@ -65,12 +65,12 @@ def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
 ) -> None:
     with (sources / "module" / "stats.c").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(kernels.Unavailable, match=said):
+    with pytest.raises(Unavailable, match=said):
         ko.find(kernels.find("6.12"))
 
 
 def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
-    with pytest.raises(kernels.Unavailable, match=r"Module\.symvers"):
+    with pytest.raises(Unavailable, match=r"Module\.symvers"):
         ko.find(kernels.Kernel(tmp_path / "bzImage"))
 
 
@@ -94,7 +94,7 @@ def test_lint_has_nothing_to_say() -> None:
 def test_lint_sees_what_a_build_does_not(sources: Path, line: str, said: str) -> None:
     with (sources / "module" / "stats.c").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(kernels.Unavailable, match=said):
+    with pytest.raises(Unavailable, match=said):
         lint.warnings(kernels.find("6.12").build)
 
 
@@ -109,11 +109,11 @@ def test_lint_sees_style(sources: Path) -> None:
 
 @pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
 def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
-    kernels.need("dkms", "command", "-v", "dkms")
+    need("dkms", "command", "-v", "dkms")
     stage, state = tmp_path / "stage", tmp_path / "state"
     make = ["make", "-C", str(ROOT), f"DESTDIR={stage}", "PREFIX=/usr"]
     subprocess.run([*make, "kernel-install"], check=True, capture_output=True)
-    version = kernels.call(["make", "-s", "-C", str(ROOT), "kernel-version"]).strip()
+    version = call(["make", "-s", "-C", str(ROOT), "kernel-version"]).strip()
     found = kernels.find(kernel)
     release = found.image.name.removeprefix("vmlinuz-")
     state.mkdir()
@@ -162,7 +162,7 @@ stat -c '%a %u %g' /dev/dmafile
 
 
 def test_udev_gives_the_node_to_the_group() -> None:
-    kernels.need("udev", "test", "-e", "/lib/systemd/systemd-udevd")
+    need("udev", "test", "-e", "/lib/systemd/systemd-udevd")
     rules = str(ROOT / "kernel" / "dkms" / "60-dmafile.rules")
     result = vm("--module", "--", "sh", "-c", UDEV, "sh", rules)
     assert result.stdout == b"660 0 2001\n", result.stderr
@@ -218,7 +218,7 @@ def test_base_has_what_stock_kernels_have(small_base: str) -> None:
         modprobe vivid n_devs=1 && ls /dev/video0
         for mount; do echo bytes >$mount/file && cat $mount/file; done
     """
-    words = ["--kernel", small_base, "--module", "--timeout=1800", *disks]
+    words = ["--kernel", small_base, "--module", *disks]
     result = vm(*words, "--", "sh", "-c", script, "sh", *mounts)
     assert result.returncode == 0, result.stderr
     assert result.stderr == b""
@@ -255,7 +255,7 @@ def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_pat
     load = f"insmod {faulty} fault=$fault && rmmod faulty"
     script = f"for fault; do {load} || exit; done"
     log = tmp_path / "log"
-    words: list[str | Path] = ["--kernel=base-debug", "--timeout=1800", "--kernel-log", log]
+    words: list[str | Path] = ["--kernel=base-debug", "--kernel-log", log]
     result = vm(*words, "--", "sh", "-c", script, "sh", *faults)
     assert result.returncode == machine.COMPLAINT, result.stderr
     for one in found:

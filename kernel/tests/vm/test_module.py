@@ -12,7 +12,7 @@ import pytest
 from vm import kernels, ko
 from vm.compiled import static
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, Result, passed, vm
-from vm.kernels import ROOT
+from vm.host import ROOT, need
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent
@@ -26,7 +26,7 @@ matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-te
 def programs(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of kernel/tests' programs, static: they run in a machine without libraries."""
     for package, command in (("dmsetup", "dmsetup"), ("xfsprogs", "mkfs.xfs")):
-        kernels.need(package, "command", "-v", command)
+        need(package, "command", "-v", command)
     folder = tmp_path_factory.mktemp("programs")
     for source in (*sorted(SOURCES.glob("*.c")), IMPORTER):
         static(source, folder, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
@@ -47,7 +47,7 @@ def test_bytes_and_refusals(programs: Path) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("group", [FILE_SYSTEMS[:3], FILE_SYSTEMS[3:]], ids="-".join)
 def test_every_byte(programs: Path, kernel: str, group: tuple[str, ...]) -> None:
-    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in group))
+    options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in group))
     result = inside(programs, "every_byte", *MOUNTS[: len(group)], options=options)
     passed(result, "programs ran")
 
@@ -56,14 +56,14 @@ def test_every_byte(programs: Path, kernel: str, group: tuple[str, ...]) -> None
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_call(programs: Path, kernel: str) -> None:
     # For races, CPUs must run at the same time.
-    options = (f"--kernel={kernel}", "--parallel", "--timeout=3600", "--fs=ext4")
+    options = (f"--kernel={kernel}", "--parallel", "--fs=ext4")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", ["6.12", "6.1"])
 def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
-    options = (f"--kernel={kernel}", "--timeout=3600", "--fs=ext4", "--iommu=intel")
+    options = (f"--kernel={kernel}", "--fs=ext4", "--iommu=intel")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
 
 
@@ -72,12 +72,12 @@ def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
 @pytest.mark.parametrize("iommu", ["off", "swiotlb"])
 def test_every_device(programs: Path, kernel: str, iommu: str, tmp_path: Path) -> None:
     device = ko.other(HERE / "testdev", kernels.find(kernel).build, tmp_path)
-    options = (f"--kernel={kernel}", "--timeout=1800", "--fs=ext4", f"--iommu={iommu}")
+    options = (f"--kernel={kernel}", "--fs=ext4", f"--iommu={iommu}")
     passed(inside(programs, "devices", "/mnt", str(device), options=options), "programs ran")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_fault(programs: Path, kernel: str) -> None:
-    options = (f"--kernel={kernel}", "--timeout=3600", "--fs=ext4")
+    options = (f"--kernel={kernel}", "--fs=ext4")
     passed(inside(programs, "breakage", "/mnt", options=options), "programs ran")

@@ -12,8 +12,9 @@ import pytest
 from tests.vm.programs import Programs
 from vm import kernels, series, small
 from vm.compiled import static
+from vm.debian import linux_source
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
-from vm.kernels import ROOT
+from vm.host import ROOT, Unavailable, alone, cache, environment, need, replacing
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
@@ -54,19 +55,19 @@ def test_a_hook_has_a_line_of_context_at_most() -> None:
 
 @matrix
 def test_a_hook_that_finds_no_place_is_named(tmp_path: Path) -> None:
-    linux = small.source()
+    linux = linux_source()
     series.originals(linux, tmp_path)
     file = tmp_path / "drivers" / "dma-buf" / "dma-heap.c"
     file.write_text(file.read_text().replace("PAGE_ALIGN(", "PAGE_ALIGN_OTHER("))
-    with pytest.raises(kernels.Unavailable, match=r"0005-dma-heap-read-file\.patch does not apply"):
+    with pytest.raises(Unavailable, match=r"0005-dma-heap-read-file\.patch does not apply"):
         for patch in series.patches():
             series.apply(patch, tmp_path)
 
 
 @matrix
 def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
-    checkpatch = small.source() / "scripts" / "checkpatch.pl"
-    mails = series.mails(small.source(), tmp_path)
+    checkpatch = linux_source() / "scripts" / "checkpatch.pl"
+    mails = series.mails(linux_source(), tmp_path)
     assert len(mails) == len(series.patches())
     # Who signs it off is who sends it.
     words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
@@ -79,16 +80,16 @@ def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
 
 @matrix
 def test_gcc_and_sparse_have_nothing_to_say() -> None:
-    kernels.need("sparse", "command", "-v", "sparse")
+    need("sparse", "command", "-v", "sparse")
     build = kernels.find("series").build
     new = [Path(name) for patch in series.patches() for name in patch.new]
     objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
     objects = [name for name in objects if not name.startswith("tools/")]
     assert len(objects) == 9
     command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
-    with series.tree(small.source()) as linux:
+    with series.tree(linux_source()) as linux:
         result = subprocess.run(
-            command, capture_output=True, text=True, cwd=linux, env=kernels.environment()
+            command, capture_output=True, text=True, cwd=linux, env=environment()
         )
     assert result.stdout + result.stderr == "" and result.returncode == 0
 
@@ -96,11 +97,12 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 def test_linux_builds_and_boots_after_each_patch() -> None:
-    build, linux = kernels.find("series").build, small.source()
-    place = kernels.cache() / "series-steps"
+    build, linux = kernels.find("series").build, linux_source()
+    place = cache() / "series-steps"
     # Most objects are the same.
     if not place.exists():
-        with kernels.replacing(place) as partial:
+        # Nobody builds there meanwhile.
+        with alone("series-source"), replacing(place) as partial:
             subprocess.run(["cp", "--archive", build, partial / "build"], check=True)
     for step, patch in enumerate(series.patches(), 1):
         with series.tree(linux, step) as tree:
@@ -115,7 +117,7 @@ def test_linux_builds_and_boots_after_each_patch() -> None:
 def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the series' selftests, static: they run in a machine without libraries."""
     folder = tmp_path_factory.mktemp("selftests")
-    with series.tree(small.source()) as tree:
+    with series.tree(linux_source()) as tree:
         headers = its_headers(tree, folder)
         for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
             # Their header is beside them in Linux only.
@@ -155,7 +157,7 @@ int main(void) { return 0; }
 @matrix
 def test_programs_get_the_interface_that_the_series_has(tmp_path: Path) -> None:
     ours = series.SERIES.parent / "uapi"
-    with series.tree(small.source()) as tree:
+    with series.tree(linux_source()) as tree:
         theirs = its_headers(tree, tmp_path)
     (tmp_path / "same.c").write_text(SAME)
     static(tmp_path / "same.c", tmp_path, theirs, f"-I{ours}")
@@ -179,7 +181,7 @@ echo selftests passed
 def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in WRITERS]
     command = ("sh", "-c", RUN, "sh", str(selftests / "write_source"), *MOUNTS[: len(WRITERS)])
-    result = vm(f"--kernel={kernel}", "--parallel", "--timeout=1800", *disks, "--", *command)
+    result = vm(f"--kernel={kernel}", "--parallel", *disks, "--", *command)
     passed(result, "selftests passed")
 
 
@@ -204,7 +206,7 @@ def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_pat
 def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
     command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
-    result = vm(f"--kernel={kernel}", "--timeout=3600", *disks, "--", *command)
+    result = vm(f"--kernel={kernel}", *disks, "--", *command)
     passed(result, "selftests passed")
 
 
@@ -230,7 +232,7 @@ def test_copies_where_tmpfs_has_huge_pages(selftests: Path) -> None:
 
 def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> None:
     command = ("sh", "-c", script, "sh", str(selftests / "copy_memory"), *MOUNTS[: len(disks)])
-    options = (f"--kernel={kernel}", "--memory=3G", "--timeout=5400")
+    options = (f"--kernel={kernel}", "--memory=3G")
     result = vm(*options, *(f"--fs={fs}" for fs in disks), "--", *command)
     passed(result, "selftests passed")
 
@@ -240,14 +242,14 @@ def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> N
 @pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
 def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
     disks = DISKS_OF_COPIES[kernel]
-    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in disks))
+    options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in disks))
     passed(programs.run("copy_range", *MOUNTS[: len(disks)], options=options), "loads checked")
 
 
 def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
     """Parts of a program that calls the kernel itself."""
     python = ("python3", "-E", "-S", "-m", f"kernel.tests.vm.inside.{program}")
-    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600", *more)
+    options = (f"--kernel={kernel}", "--fs=ext4", *more)
     passed(vm(*options, "--", *python, MOUNTS[0], *parts), "calls checked")
 
 
@@ -268,7 +270,7 @@ def test_copies_into_as_much_as_there_is() -> None:
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
-    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
+    options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
 
 

@@ -90,6 +90,10 @@ class Matrix:
                 self.load(
                     file, f"--offset={start}", f"--length={size}", *way, start=start, size=size
                 )
+                if "--io=buffered" in way:
+                    # What is still being read ahead could not be dropped, and would count as the
+                    # next load's: this waits for it.
+                    file.path.read_bytes()
 
     def holes(self) -> None:
         """At the start, in the middle, at the end, and all of it."""

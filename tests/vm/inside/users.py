@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.vm.inside.loads import BLOB, GROUP, MIB, File, Loads, as_user, setting
+from tests.vm.inside.loads import BLOB, GROUP, MIB, File, Loads, as_user, setting, settles
 
 NODES = {
     "udmabuf": Path("/dev/udmabuf"),
@@ -136,6 +136,8 @@ class Users:
 
     def fits_or_not(self, file: File, kind: str, pages: str, size: int) -> None:
         file.evict()
+        # What was charged for the one before is given back some time after its end.
+        settles(charged, lambda left: left < MIB, "bytes are still charged")
         words = ("load", str(file.path), "--to", kind, "--pages", pages, "--io=direct", "--quiet")
         self.loads.count += 1
         done = self.loads.run(*words, user=True, group=True)
@@ -161,6 +163,11 @@ class Users:
         check = found["dmafile.ko"]
         assert "the way to a dma-buf here" in check["found"], check
         assert check["remedy"].startswith("modprobe dmafile"), check
+
+
+def charged() -> int:
+    """Bytes that count for the GROUP."""
+    return int((GROUP / "memory.current").read_text())
 
 
 def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
