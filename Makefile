@@ -40,7 +40,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test fuzz vm-bench bench lint docs install uninstall build built extension \
+.PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
 	module base base-debug series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -94,10 +94,21 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(MAKE) --no-print-directory features
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 	$(PYTHON) -m ruff check $(SCRIPTS)
 	$(PYTHON) -m ruff format --check $(SCRIPTS)
 	$(PYTHON) -m mypy
+
+# All of them together are the default, which is linted with the rest.
+FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect
+features: need-rust-tools ## lint the engine with each combination of its features
+	@for features in $(FEATURES); do \
+		echo "features: $$features"; \
+		[ $$features != none ] || features=; \
+		cargo clippy --quiet --package dmafile --locked --no-default-features --features "$$features" -- -D warnings \
+			|| exit 1; \
+	done
 
 docs: build ## write the man page, shell completions and API documentation under target/
 	@echo "docs: the man page and completions to $(TARGET)/docs, the API to $(TARGET)/doc"

@@ -63,7 +63,7 @@ impl From<dmafile::Error> for Failure {
         let errno = error.raw_os_error().unwrap_or(match error.kind() {
             dmafile::ErrorKind::Usage => libc::EINVAL,
             dmafile::ErrorKind::Cancelled => libc::ECANCELED,
-            dmafile::ErrorKind::Failed => libc::EIO,
+            _ => libc::EIO,
         });
         Self {
             errno,

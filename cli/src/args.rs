@@ -1,7 +1,7 @@
 //! The arguments. Completions and the man page come from these definitions.
 
 use clap::{Args, Parser, Subcommand};
-use dmafile::{Allocation, Error, Io, Kind, Load, Method, Model, Opt, Pages, Pattern, Verify};
+use dmafile::{Allocation, Error, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -116,7 +116,7 @@ impl Knobs {
         let range = self.offset.is_some() || self.length.is_some();
         if range && !self.tensor.is_empty() {
             let why = "the bytes of tensors are known: leave --offset and --length away";
-            return Err(Error::usage(Opt::Patterns, why));
+            return Err(Error::usage("--tensor", why));
         }
         if range || (self.tensor.is_empty() && !dmafile::is_collection(&self.file)) {
             // A range is one of the file that is named.
@@ -251,7 +251,7 @@ pub struct PinsArgs {
 /// Parses a word of the engine; its error says what the choices are.
 fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|error: dmafile::Error| error.to_string())
+        .map_err(|error: dmafile::Error| error.render(&crate::Options))
 }
 
 /// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.

@@ -94,7 +94,7 @@ impl From<dmafile::Error> for Failure {
         let status = match error.kind() {
             ErrorKind::Usage => USAGE,
             ErrorKind::Cancelled => INTERRUPTED,
-            ErrorKind::Failed => 1,
+            _ => 1,
         };
         Self {
             line: error.render(&Options),

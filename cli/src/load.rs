@@ -81,7 +81,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     if let Some(failure) = planned.1.take() {
         return Err(failure);
     }
-    let Loaded { buffer, report } = loaded?;
+    let Loaded { buffer, report, .. } = loaded?;
     out.print(&text::report(&report, &planned.0))?;
     write_files(args, &report)?;
     match hand_over {

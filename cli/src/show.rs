@@ -96,5 +96,7 @@ fn brief(value: &Value) -> String {
         Value::Floats(list) => several(list.len(), "numbers"),
         Value::Texts(list) => several(list.len(), "texts"),
         Value::Lists(list) => several(list.len(), "lists"),
+        // What a later engine reads.
+        other => one_line(&serde_json::to_string(other).unwrap_or_default()),
     }
 }

@@ -33,17 +33,36 @@ pub(crate) fn plan(plan: &Plan) -> String {
     if !ladder.is_empty() {
         line("if refused", &ladder.join(", then "), "");
     }
-    let shape = format!("{} x {}", BinaryBytes(plan.block), plan.queue_depth);
-    line(
-        "block",
-        &shape,
-        &format!("in flight, aligned to {} bytes", plan.align),
-    );
-    line(
-        "gather",
-        &BinaryBytes(plan.gather).to_string(),
-        "allocated before its reads begin",
-    );
+    let aligned = match plan.align {
+        Some(align) => format!(", aligned to {align} bytes"),
+        None => String::new(),
+    };
+    let in_flight = |bytes: u64| match plan.queue_depth {
+        Some(depth) if depth > 1 => (
+            format!("{} x {depth}", BinaryBytes(bytes)),
+            format!("in flight{aligned}"),
+        ),
+        _ => (
+            BinaryBytes(bytes).to_string(),
+            format!("one after the other{aligned}"),
+        ),
+    };
+    if let Some(block) = plan.block {
+        let (shape, why) = in_flight(block);
+        line("block", &shape, &why);
+    }
+    match (plan.gather, plan.block) {
+        (Some(gather), Some(_)) => {
+            let bytes = BinaryBytes(gather).to_string();
+            line("gather", &bytes, "allocated before its reads begin");
+        }
+        // What dmafile.ko has in flight is gathers.
+        (Some(gather), None) => {
+            let (shape, why) = in_flight(gather);
+            line("gather", &shape, &why);
+        }
+        (None, _) => {}
+    }
     let bytes = format!(
         "{} from disk, {} from the page cache, {} of holes",
         BinaryBytes(plan.to_read),

@@ -636,6 +636,45 @@ fn explain_moves_nothing() {
 }
 
 #[test]
+fn explain_prints_only_what_will_be_used() {
+    let dir = Dir::new();
+    dir.file("file", 8 * MIB);
+    let lines = |args: &str| {
+        let text = dir.run(&format!("explain file {args}")).ok().stdout;
+        let kept = text.lines().map(str::trim_start).filter(|line| {
+            let name = line.split(' ').next();
+            matches!(name, Some("block" | "gather"))
+        });
+        kept.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect::<Vec<_>>()
+    };
+    let [line] = &lines("--method read --io direct --allocation in-read")[..] else {
+        panic!("one block, and no gather");
+    };
+    let start = "block 4.00 MiB one after the other, aligned to ";
+    assert!(line.starts_with(start), "{line}");
+    assert_eq!(
+        lines("--method mmap --allocation ahead --block 64K --queue-depth 7"),
+        [
+            "block 64.00 KiB one after the other",
+            "gather 128.00 MiB allocated before its reads begin",
+        ]
+    );
+    let [line] = &lines("--method uring --io direct --allocation in-read --queue-depth 7")[..]
+    else {
+        panic!("one block, and no gather");
+    };
+    let start = "block 4.00 MiB x 7 in flight, aligned to ";
+    assert!(line.starts_with(start), "{line}");
+    let plan = dir.run("explain file --method read --io buffered --allocation in-read --json");
+    let plan = plan.ok().json();
+    assert_eq!(plan["queue_depth"], 1);
+    for key in ["gather", "align", "allocators"] {
+        assert_eq!(plan.get(key), Some(&serde_json::Value::Null), "{key}");
+    }
+}
+
+#[test]
 fn direct_load_leaves_nothing_in_the_page_cache() {
     let dir = Dir::new();
     let file = dir.file("file", 8 * MIB + 100);

@@ -35,6 +35,7 @@ impl CancelToken {
 
 /// How far a transfer has come, in bytes of data; holes do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
     /// In place.
     pub done: u64,

@@ -10,6 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How a caller should take an [`Error`]; the command turns it into its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ErrorKind {
     /// An invalid request: a value out of range, options that exclude each other.
     Usage,

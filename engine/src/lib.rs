@@ -14,10 +14,21 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
+//! Three features, all of them on by default, can be switched off:
+//!
+//! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
+//! - `checksums`: `Load::verify`;
+//! - `inspect`: `doctor` and `pins`.
+//!
 //! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
 //! by trying and replaced by the next best way, with the reason in the plan.
 
 #![deny(unsafe_code)]
+// With all features, dead code is found; without some of them, what only they use is left over.
+#![cfg_attr(
+    not(all(feature = "model", feature = "checksums", feature = "inspect")),
+    allow(dead_code)
+)]
 
 mod buffer;
 mod control;
@@ -25,11 +36,14 @@ mod error;
 mod exporter;
 pub mod facts;
 mod flow;
+#[cfg(feature = "model")]
 pub mod format;
+#[cfg(feature = "inspect")]
 mod inspect;
 mod load;
 mod message;
 mod method;
+#[cfg(feature = "model")]
 mod model;
 mod options;
 mod plan;
@@ -43,12 +57,15 @@ mod verify;
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use control::{CancelToken, Progress};
 pub use error::{Error, ErrorKind, Result, errno_name};
+#[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
+#[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
 pub use load::{Cpu, Extent, Load, Loaded, Report};
 #[doc(hidden)]
 pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[cfg(feature = "model")]
 pub use model::{Model, Pattern, Tensor, is_collection};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
@@ -56,4 +73,6 @@ pub use options::{
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;
 pub use source::Shard;
-pub use verify::{Algorithm, Verified, Verify};
+#[cfg(feature = "checksums")]
+pub use verify::Verify;
+pub use verify::{Algorithm, Verified};

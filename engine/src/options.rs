@@ -13,11 +13,13 @@ use std::sync::Arc;
 pub const BLOCK_RANGE: (u64, u64) = (4 << 10, 64 << 20);
 /// Smallest and largest queue depth, in operations.
 pub const QUEUE_DEPTH_RANGE: (u32, u32) = (1, 4096);
-/// How much of a buffer is allocated before its reads begin, unless asked otherwise (AR-16).
+/// How much of a buffer is allocated before its reads begin, unless asked otherwise.
+// AR-16.
 pub const DEFAULT_GATHER: u64 = 128 << 20;
 
 /// What kind of memory a buffer is made of.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Kind {
     /// Private memory of this process, without a descriptor.
     Anon,
@@ -141,6 +143,7 @@ macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        #[non_exhaustive]
         pub enum $name {
             $($(#[$variant_doc])* #[serde(rename = $word)] $variant),+
         }
@@ -243,11 +246,13 @@ words! {
     Allocation {
         /// Whichever is cheaper.
         Auto = "auto",
-        /// By a thread of its own, one gather ahead of the reads (AR-15).
+        // AR-15.
+        /// By a thread of its own, one gather ahead of the reads.
         Ahead = "ahead",
         /// Inside the read, page by page as it lands.
         InRead = "in-read",
-        /// All of them before the first read: the order to compare with (AR-21).
+        // AR-21.
+        /// All of them before the first read: the order to compare with.
         Before = "before",
     }
 }

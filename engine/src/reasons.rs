@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 /// One choice and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Reason {
     /// What was decided: `method`, `io`, `pages`, …
     pub about: &'static str,

@@ -102,11 +102,8 @@ fn nothing_is_left_behind() {
             Load::new(&path).pages(Pages::Small).block(1 << 20)
         }),
         ("wrong digest", &|| {
-            let verify = Verify {
-                algorithm: dmafile::Algorithm::Crc32c,
-                expected: Some("0".repeat(8)),
-            };
-            Load::new(&path).verify(verify)
+            let verify = Verify::expect(dmafile::Algorithm::Crc32c, "00000000");
+            Load::new(&path).verify(verify.unwrap())
         }),
         ("past the end", &|| Load::new(&path).offset(len as u64)),
         ("no such kind", &|| Load::new(&path).to(Kind::Udmabuf)),

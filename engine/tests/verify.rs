@@ -6,10 +6,7 @@ use common::{cold, dir, file_digest, sparse, warm};
 use dmafile::{Algorithm, Io, Kind, Load, Method, Verify};
 
 fn sha256() -> Verify {
-    Verify {
-        algorithm: Algorithm::Sha256,
-        expected: None,
-    }
+    Verify::compute(Algorithm::Sha256)
 }
 
 #[test]

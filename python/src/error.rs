@@ -32,7 +32,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
     let kind = match error.kind() {
         ErrorKind::Usage => "usage",
         ErrorKind::Cancelled => "cancelled",
-        ErrorKind::Failed => "failed",
+        _ => "failed",
     };
     make(
         py,

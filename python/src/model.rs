@@ -6,7 +6,7 @@ use crate::job::Job;
 use crate::request::{self, MODEL};
 use dmafile::format::{Dtype, Value};
 use dmafile::{Kind, Load, Pattern, Tensor};
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyKeyError, PyNotImplementedError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use std::collections::HashMap;
@@ -204,5 +204,6 @@ fn python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
             let values = values.iter().map(|value| python(py, value));
             PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?.into_any()
         }
+        _ => return Err(PyNotImplementedError::new_err("a new type of metadata")),
     })
 }

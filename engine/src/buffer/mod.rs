@@ -199,6 +199,7 @@ impl Buffer {
 
 /// A dma-buf of a buffer.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct DmaBuf<'b> {
     /// Its descriptor.
     pub fd: BorrowedFd<'b>,
@@ -211,6 +212,7 @@ pub struct DmaBuf<'b> {
 
 /// Where a buffer was ([`Buffer::retire`]): nobody else's memory comes there before this is dropped.
 /// Until then the addresses read as zeros, and a write there raises SIGSEGV.
+#[must_use = "the addresses are kept free until it is dropped"]
 pub struct Retired {
     _addresses: Option<View>,
 }

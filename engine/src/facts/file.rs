@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What is true of one file. Sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct File {
     /// Where it is.
     #[serde(serialize_with = "crate::error::lossy")]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 /// Every capability is found by trying it, not by a version number. `None` is not known: a
 /// container may hide it.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Host {
     /// Base page size.
     pub page: u64,

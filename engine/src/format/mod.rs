@@ -22,6 +22,7 @@ pub const MAX_HEADER: u64 = 100_000_000;
 /// A format of model files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Format {
     /// safetensors: a JSON header, then the tensors.
     Safetensors,
@@ -41,6 +42,7 @@ impl fmt::Display for Format {
 /// A tensor as the header of its file describes it. Every field has been checked: the bytes lie
 /// inside the file, are as many as dtype and shape need, and belong to no other tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Entry {
     /// Its name, unique in its file.
     pub name: String,
@@ -57,6 +59,7 @@ pub struct Entry {
 /// A value of a header's metadata.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
+#[non_exhaustive]
 pub enum Value {
     /// A boolean.
     Bool(bool),
@@ -86,6 +89,7 @@ pub enum Value {
 
 /// What the header of one file says.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Table {
     /// The format.
     pub format: Format,

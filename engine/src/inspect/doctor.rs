@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Health {
     /// As good as it gets.
     Good,
@@ -37,6 +38,7 @@ impl fmt::Display for Health {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Check {
     /// What.
     pub name: &'static str,

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 /// Pinned and locked memory, as [`pins()`] found it.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Pins {
     /// The machine as a whole.
     pub system: System,
@@ -29,6 +30,7 @@ pub struct Pins {
 ///
 /// The kernel adds up what its processors counted about once a second: the numbers may lag.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct System {
     /// Pins made; None where the kernel does not tell (before Linux 5.7).
     pub acquired: Option<u64>,
@@ -43,6 +45,7 @@ pub struct System {
 
 /// What one process pins and locks.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Process {
     /// Its number.
     pub pid: u32,
@@ -68,6 +71,7 @@ pub struct Process {
 /// An io_uring ring that a process holds; it has made it, or inherited or received it. A duplicate
 /// of its descriptor makes it appear twice.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Ring {
     /// Its descriptor in that process.
     pub fd: u32,
@@ -82,6 +86,7 @@ pub struct Ring {
 
 /// Memory that a ring keeps pinned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct RegisteredBuffer {
     /// Where it starts in the memory of the process that registered it.
     pub address: u64,
@@ -93,6 +98,7 @@ pub struct RegisteredBuffer {
 /// so, not by process: a registration fails (ENOMEM) when with it the sum exceeds the limit of the
 /// process that registers.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct User {
     /// The user.
     pub uid: u32,

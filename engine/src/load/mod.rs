@@ -50,6 +50,7 @@ impl Origin {
 /// let bytes: &[u8] = loaded.buffer.as_slice().expect("private memory");
 /// # Ok::<(), dmafile::Error>(())
 /// ```
+#[must_use = "nothing is loaded before `run` or `run_into`"]
 pub struct Load {
     origin: Origin,
     request: Request,
@@ -150,6 +151,7 @@ impl Load {
 
     /// Computes a checksum while the bytes come; where one is expected and differs, the load
     /// fails (EBADMSG) and nothing is handed out.
+    #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
         self

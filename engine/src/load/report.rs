@@ -32,6 +32,7 @@ impl Clock {
 
 /// A whole load: the buffer and how it went.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Loaded {
     /// The memory.
     pub buffer: Buffer,
@@ -49,6 +50,7 @@ fn none_one_or_all<S: serde::Serializer>(all: &[Verified], to: S) -> Result<S::O
 
 /// Processor time of the whole process during the load, in seconds.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Cpu {
     /// In user space.
     pub user: f64,
@@ -58,6 +60,7 @@ pub struct Cpu {
 
 /// A part of a buffer, in bytes from its first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Extent {
     /// Where it begins.
     pub at: u64,
@@ -67,6 +70,7 @@ pub struct Extent {
 
 /// How a load went. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// Bytes of files (or of chosen tensors) that were wanted, and are there.
     pub bytes: u64,
@@ -91,10 +95,12 @@ pub struct Report {
     /// Seconds in which reads were in flight: T(I/O).
     pub io_seconds: f64,
     /// Seconds of allocation that passed while reads were in flight. The smaller of T(I/O) and
-    /// `phases.alloc` is hidden entirely when this equals it (AR-22).
+    /// `phases.alloc` is hidden entirely when this equals it.
+    // AR-22.
     pub hidden: f64,
     /// Seconds of `phases.export` that passed while reads were in flight: a udmabuf is made of pages
-    /// that reads are still on their way to (AR-36).
+    /// that reads are still on their way to.
+    // AR-36.
     pub hidden_export: f64,
     /// Bytes that came from the disk directly.
     pub bytes_direct: u64,

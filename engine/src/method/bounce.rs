@@ -29,39 +29,44 @@ pub(super) struct Bounce<'m> {
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let blocks = job.plan.to_read.div_ceil(job.plan.block).max(1);
+    let blocks = job.plan.to_read.div_ceil(job.plan.tuning.block).max(1);
     match job.rung.registered {
         true => {
-            let slots = u64::from(job.plan.queue_depth).min(blocks);
+            let slots = u64::from(job.plan.tuning.queue_depth).min(blocks);
             // Rings on huge pages of their own.
-            let rings = (slots * job.plan.block / HUGE).min(slots / SLOTS_PER_WORKER);
-            let workers = (job.plan.threads as u64).min(rings).max(1);
+            let rings = (slots * job.plan.tuning.block / HUGE).min(slots / SLOTS_PER_WORKER);
+            let workers = (job.plan.tuning.threads as u64).min(rings).max(1);
             crowd(job, workers as usize, |row| {
                 // The first ones get what does not divide evenly.
                 let own = (slots + workers - 1 - row) / workers;
-                in_ring(job, own, job.plan.block, |inner, bounce| {
+                in_ring(job, own, job.plan.tuning.block, |inner, bounce| {
                     uring::bounced(inner, bounce, own, row * slots.div_ceil(workers))
                 })
             })
         }
         false => {
             let workers = job.plan.workers(job.rung).min(blocks as usize);
-            in_ring(job, workers as u64, job.plan.block, |inner, bounce| {
-                crowd(job, workers, |row| {
-                    work(inner, Lane::Main, row, |extent| {
-                        read_direct(inner, bounce.place(row, extent))?;
-                        bounce.copy(row, extent)?;
-                        Ok(true)
+            in_ring(
+                job,
+                workers as u64,
+                job.plan.tuning.block,
+                |inner, bounce| {
+                    crowd(job, workers, |row| {
+                        work(inner, Lane::Main, row, |extent| {
+                            read_direct(inner, bounce.place(row, extent))?;
+                            bounce.copy(row, extent)?;
+                            Ok(true)
+                        })
                     })
-                })
-            })
+                },
+            )
         }
     }
 }
 
 /// Reads one extent that direct reads cannot land in, in one of the two lanes.
 pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
-    let align = job.plan.align;
+    let align = job.plan.tuning.align;
     let block = (extent.file % align + extent.need).next_multiple_of(align);
     in_ring(job, 1, block, |inner, bounce| {
         read_direct(inner, bounce.place(0, extent))?;
@@ -77,7 +82,7 @@ fn in_ring(
     reads: impl FnOnce(&Job<'_>, &Bounce<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to read into", errno));
-    let (bytes, align) = (slots * block, job.plan.align.max(page_size()));
+    let (bytes, align) = (slots * block, job.plan.tuning.align.max(page_size()));
     let ring = match bytes >= HUGE {
         true => Mapping::anon(
             bytes.next_multiple_of(HUGE) as usize,
@@ -101,7 +106,7 @@ fn in_ring(
     let bounce = Bounce {
         blocks,
         block,
-        align: job.plan.align,
+        align: job.plan.tuning.align,
         to: job.region,
         never_faults: job.never_faults,
     };

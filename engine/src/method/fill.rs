@@ -30,7 +30,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
     // A short read is legal (a signal, a network file system): go on from where it stopped, for
     // direct reads from the last place that is aligned.
     let skip = if direct {
-        got - got % job.plan.align
+        got - got % job.plan.tuning.align
     } else {
         got
     };

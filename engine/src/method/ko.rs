@@ -213,10 +213,10 @@ fn must_be_direct(plan: &Plan) -> bool {
 
 fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
     How {
-        gather: match plan.gather == ko.gather {
+        gather: match plan.tuning.gather == ko.gather {
             // Nobody asked for another: no more than this, and less for what is small.
             true => 0,
-            false => plan.gather.next_multiple_of(map::page_size()),
+            false => plan.tuning.gather.next_multiple_of(map::page_size()),
         },
         strict,
         in_order: false,

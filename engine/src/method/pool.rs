@@ -50,7 +50,7 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
         left.len -= got;
         left.need -= got;
     }
-    let align = job.plan.align;
+    let align = job.plan.tuning.align;
     let aligned = [left.file, left.at + job.region.address(), left.len]
         .iter()
         .all(|value| value % align == 0);

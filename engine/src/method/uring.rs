@@ -44,7 +44,7 @@ struct Windows {
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let depth = job.plan.queue_depth;
+    let depth = job.plan.tuning.queue_depth;
     pump(job, None, depth, ROW_READS, job.feed.bell.as_ref())
 }
 

@@ -20,6 +20,7 @@ pub use shards::is_collection;
 
 /// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Tensor {
     /// Its name, unique in the model.
     pub name: String,

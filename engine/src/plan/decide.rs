@@ -1,6 +1,6 @@
 //! The decision itself, one step for each part of a plan.
 
-use super::allocation::{allocation, allocators, fuses};
+use super::allocation::{allocation, fuses};
 use super::ladder::{self, Wanted};
 use super::range::{placement, range};
 use super::room::check_memory;
@@ -57,11 +57,10 @@ pub(crate) fn decide(
         true => (0, wanted.to_copy + wanted.to_read),
         false => (wanted.to_copy, wanted.to_read),
     };
+    let tuning = Tuning::decide(request, file, host, target, &ladder, capacity, log)?;
     let Tuning {
-        block,
-        queue_depth,
-        gather,
-    } = Tuning::decide(request, file, target, &ladder, log)?;
+        block, queue_depth, ..
+    } = tuning;
     let window = ladder::window(&mut ladder, host, pages, block, queue_depth, log);
     let first = ladder[0];
     describe_io(request, first, file, layout, log);
@@ -86,12 +85,12 @@ pub(crate) fn decide(
         kind: target.kind.to_string(),
         pages,
         ladder,
-        block,
-        queue_depth,
-        gather,
+        block: None,
+        queue_depth: None,
+        gather: None,
         allocation,
         fused: fuses && matches!(allocation, Allocation::Ahead | Allocation::Before),
-        align: file.align,
+        align: None,
         lead: place.lead,
         floor: place.floor,
         capacity,
@@ -100,11 +99,13 @@ pub(crate) fn decide(
         // Small gaps between chosen tensors are read along.
         holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
         window,
-        threads: host.cpus.clamp(1, MOST_THREADS),
-        allocators: allocators(host, first, capacity),
+        threads: None,
+        allocators: None,
         node: host.node,
         reasons: log.list(),
-    })
+        tuning,
+    }
+    .with_sizes())
 }
 
 fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log: &Reasons) {

@@ -10,8 +10,11 @@ mod tuning;
 mod types;
 
 pub(crate) use decide::decide;
-pub(crate) use ladder::{WINDOWS, registered_need};
+pub(crate) use ladder::WINDOWS;
+#[cfg(feature = "inspect")]
+pub(crate) use ladder::registered_need;
 pub(crate) use range::range;
+pub(crate) use tuning::Tuning;
 pub use types::{Plan, Rung};
 
 /// Up to this, in bytes, a second thread costs more than what it hides.

@@ -45,7 +45,7 @@ fn file(size: u64) -> File {
 }
 
 /// A request, and the target that looking would find for it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Asked {
     kind: Kind,
     pages: Pages,
@@ -510,7 +510,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
     assert_eq!(ladder_of(&plan), bounces);
     assert_eq!(plan.allocation, Allocation::InRead);
     assert!(
-        plan.block * u64::from(plan.queue_depth) <= 8 * MIB,
+        plan.block.unwrap() * u64::from(plan.queue_depth.unwrap()) <= 8 * MIB,
         "a small ring"
     );
     // Where its exporter lets its pages be pinned, nothing keeps direct reads out.
@@ -651,7 +651,7 @@ fn a_ring_is_small_however_much_is_asked_for() {
         ..Asked::default()
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
-    assert_eq!((plan.queue_depth, plan.window), (1, 64 * MIB));
+    assert_eq!((plan.queue_depth, plan.window), (Some(1), 64 * MIB));
     assert!(why(&plan, "depth", "1").contains("64 MiB"));
     assert!(why(&plan, "not", "uring direct").contains("EFAULT"));
 }
@@ -706,7 +706,7 @@ fn the_module_fills_its_own_dma_bufs() {
     let want = ["module direct", "module buffered", "threads buffered"];
     assert_eq!(ladder_of(&plan), want);
     assert!(plan.fused && plan.allocation == Allocation::Ahead);
-    assert_eq!((plan.gather, plan.queue_depth), (32 * MIB, 4));
+    assert_eq!((plan.gather, plan.queue_depth), (Some(32 * MIB), Some(4)));
     assert!(why(&plan, "allocation", "ahead").contains("in one call"));
     assert!(why(&plan, "io", "direct").contains("0 of 1073741824 bytes are cached"));
 
@@ -867,7 +867,7 @@ fn memory_that_the_kernel_copies_into_is_filled_so() {
         "threads buffered",
     ];
     assert_eq!(ladder_of(&plan), want);
-    assert_eq!(plan.block, 64 << 20);
+    assert_eq!(plan.block, Some(64 << 20));
     let cached = plan_for(&there(true), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "copy-file-range buffered");
     let without = plan_for(&there(false), &file(GIB), &host(), false).unwrap();
@@ -883,4 +883,104 @@ fn memory_that_the_kernel_copies_into_is_filled_so() {
     assert_eq!(plan.first().to_string(), "copy-file-range direct");
     let error = plan_for(&asked(Kind::Anon), &file(GIB), &host(), false).unwrap_err();
     assert!(error.to_string().contains("no descriptor"), "{error}");
+}
+
+/// What a plan says of its sizes: block, depth, gather, alignment, threads that copy and that allocate.
+fn sizes(plan: &Plan) -> String {
+    let json = serde_json::to_value(plan).unwrap();
+    let keys = [
+        "block",
+        "queue_depth",
+        "gather",
+        "align",
+        "threads",
+        "allocators",
+    ];
+    let mib = |value: &serde_json::Value| match value.as_u64() {
+        Some(bytes) if bytes >= MIB => format!("{}M", bytes / MIB),
+        _ => value.to_string(),
+    };
+    keys.map(|key| mib(&json[key])).join(" ")
+}
+
+#[test]
+fn a_plan_names_no_size_that_will_not_be_used() {
+    let asked = |method, io, allocation| Asked {
+        method,
+        io,
+        allocation,
+        queue_depth: Some(100),
+        ..Asked::default()
+    };
+    let (auto, in_read) = (Allocation::Auto, Allocation::InRead);
+    let with = |dma_buf, asked: Asked| Asked { dma_buf, ..asked };
+    let heap = Asked {
+        kind: Kind::Heap("system".to_string()),
+        ..asked(Method::HeapRead, Io::Auto, auto)
+    };
+    let heap_reads = DmaBufFacts {
+        heap_reads: true,
+        ..DmaBufFacts::default()
+    };
+    let copies = Asked {
+        copies: true,
+        existing: Some(full_memory()),
+        ..asked(Method::CopyFileRange, Io::Auto, auto)
+    };
+    for (asked, cached, want) in [
+        (Asked::default(), false, "4M 8 128M 512 null 2"),
+        (Asked::default(), true, "1M 2 128M null 2 1"),
+        // More threads would queue for the same disk.
+        (
+            asked(Method::Threads, Io::Direct, auto),
+            false,
+            "4M 64 128M 512 null 2",
+        ),
+        (
+            asked(Method::Threads, Io::Buffered, in_read),
+            false,
+            "1M 2 null null 2 null",
+        ),
+        (
+            asked(Method::Read, Io::Direct, auto),
+            false,
+            "4M 1 128M 512 null 2",
+        ),
+        (
+            asked(Method::Read, Io::Direct, in_read),
+            false,
+            "4M 1 null 512 null null",
+        ),
+        (
+            asked(Method::Read, Io::Direct, Allocation::Before),
+            false,
+            "4M 1 null 512 null 2",
+        ),
+        (
+            asked(Method::Mmap, Io::Auto, in_read),
+            false,
+            "1M 1 null null null null",
+        ),
+        (
+            asked(Method::Uring, Io::Buffered, in_read),
+            false,
+            "1M 100 null null null null",
+        ),
+        // All of it is in the page cache, so that the ring has nothing to do.
+        (
+            asked(Method::Uring, Io::Auto, in_read),
+            true,
+            "4M 2 null null 2 null",
+        ),
+        (copies, false, "64M 1 null 512 null null"),
+        (of_ko(Kind::Dmafile), false, "null 4 32M 512 null null"),
+        (
+            with(Some(heap_reads), heap),
+            false,
+            "null null null 512 null null",
+        ),
+    ] {
+        let plan = plan_for(&asked, &file(GIB), &host(), cached).unwrap();
+        assert_eq!(sizes(&plan), want, "{asked:?}, cached: {cached}");
+    }
 }

@@ -1,9 +1,11 @@
 //! How much moves at once: block, queue depth, gather.
 
 use super::Rung;
+use super::allocation::allocators;
+use super::decide::MOST_THREADS;
 use crate::error::{Error, Result};
-use crate::facts::File;
 use crate::facts::target::Target;
+use crate::facts::{File, Host};
 use crate::message::Opt;
 use crate::options::{DEFAULT_GATHER, Method};
 use crate::reasons::Reasons;
@@ -24,11 +26,22 @@ const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
 const BUFFERED_BLOCK: u64 = 1 << 20;
 
-/// Sizes in bytes.
-pub(super) struct Tuning {
-    pub(super) block: u64,
-    pub(super) queue_depth: u32,
-    pub(super) gather: u64,
+/// What methods work with, whichever rung it comes to; a [`Plan`](super::Plan) shows of it what the
+/// first one uses. Sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tuning {
+    /// Size of one operation.
+    pub block: u64,
+    /// Operations in flight.
+    pub queue_depth: u32,
+    /// How much is allocated before its reads begin.
+    pub gather: u64,
+    /// Multiple that direct reads keep to.
+    pub align: u64,
+    /// Worker threads for copies and for `threads`.
+    pub threads: usize,
+    /// Threads that allocate ahead of the reads, at most.
+    pub allocators: usize,
 }
 
 impl Tuning {
@@ -36,8 +49,10 @@ impl Tuning {
     pub(super) fn decide(
         request: &Request,
         file: &File,
+        host: &Host,
         target: &Target,
         ladder: &[Rung],
+        capacity: u64,
         log: &Reasons,
     ) -> Result<Self> {
         let first = ladder[0];
@@ -88,6 +103,9 @@ impl Tuning {
             block,
             queue_depth,
             gather,
+            align: file.align,
+            threads: host.cpus.clamp(1, MOST_THREADS),
+            allocators: allocators(host, first, capacity),
         })
     }
 }

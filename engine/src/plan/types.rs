@@ -1,12 +1,14 @@
 //! A plan as data.
 
 use crate::options::{Allocation, Io, Method, Pages};
+use crate::plan::Tuning;
 use crate::reasons::Reason;
 use serde::Serialize;
 use std::path::PathBuf;
 
 /// One way of moving the bytes, tried in the order of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Rung {
     /// The method.
     pub method: Method,
@@ -48,6 +50,7 @@ impl std::fmt::Display for Rung {
 
 /// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Plan {
     /// The file to load; in JSON what of its path is no UTF-8 is replaced.
     #[serde(serialize_with = "crate::error::lossy")]
@@ -63,27 +66,27 @@ pub struct Plan {
     pub pages: Pages,
     /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
     pub ladder: Vec<Rung>,
-    /// Size of one operation.
-    pub block: u64,
-    /// Operations in flight.
-    pub queue_depth: u32,
-    /// How much is allocated before its reads begin.
-    pub gather: u64,
+    /// Size of one operation; `None` where the kernel cuts a load as it likes.
+    pub block: Option<u64>,
+    /// Operations in flight, at most; of dmafile.ko, gathers. `None` where that is the kernel's choice.
+    pub queue_depth: Option<u32>,
+    /// How much is allocated before its reads begin; `None` where nothing is allocated ahead of them.
+    pub gather: Option<u64>,
     /// When pages come into being.
     pub allocation: Allocation,
     /// Memory is allocated and read into by one call of dmafile.ko or a heap: a fused load.
     // The key is older than the word.
     #[serde(rename = "born_full")]
     pub fused: bool,
-    /// Multiple that direct reads keep to.
-    pub align: u64,
+    /// Multiple that direct reads keep to; `None` where there are none.
+    pub align: Option<u64>,
     /// Where the wanted bytes start in the buffer, so that file and memory are congruent; or as
     /// `fd:N@OFFSET` asks.
     pub lead: u64,
     /// Where the memory that may be written to starts: 0, but for `fd:N@OFFSET`.
     pub floor: u64,
-    /// Where it ends: the wanted range, rounded out to `align`; all of memory that exists; the
-    /// wanted range alone for `fd:N@OFFSET`.
+    /// Where it ends: the wanted range, rounded out to pages and to the file's direct alignment; all
+    /// of memory that exists; the wanted range alone for `fd:N@OFFSET`.
     pub capacity: u64,
     /// Bytes that will be read from the disk.
     pub to_read: u64,
@@ -93,15 +96,18 @@ pub struct Plan {
     pub holes: u64,
     /// Size of one window of registered buffers; 0 without.
     pub window: u64,
-    /// Worker threads for copies and for `threads`.
-    pub threads: usize,
+    /// Threads that copy from the page cache; `None` where none do.
+    pub threads: Option<usize>,
     /// Threads that allocate ahead of the reads, at most: one begins, others join where reads wait
-    /// for it.
-    pub allocators: usize,
+    /// for it. `None` where nothing is allocated ahead.
+    pub allocators: Option<usize>,
     /// The NUMA node that memory shall come from; `None` where that is no question.
     pub node: Option<u32>,
     /// The reasons, one a choice.
     pub reasons: Vec<Reason>,
+    /// What methods work with, those further down the ladder too.
+    #[serde(skip)]
+    pub(crate) tuning: Tuning,
 }
 
 impl Plan {
@@ -110,23 +116,62 @@ impl Plan {
         self.ladder[0]
     }
 
+    /// Shows of the tuning what the first rung will use.
+    pub(super) fn with_sizes(mut self) -> Self {
+        let (first, tuning) = (self.first(), self.tuning);
+        let in_one_call = first.moves_in_one_call();
+        // The rung itself has something to do; else only the threads that copy.
+        let moves = in_one_call || self.to_read > 0;
+        let copies = !in_one_call && self.to_copy > 0;
+        let ahead = self.allocation == Allocation::Ahead;
+        let by_ko = first.method == Method::Module;
+        let cuts = !by_ko && first.method != Method::HeapRead;
+        self.block = (cuts && (moves || copies)).then_some(tuning.block);
+        self.queue_depth = match first.method {
+            Method::HeapRead => None,
+            _ if moves => Some(self.concurrency(first)),
+            _ if copies => Some(self.workers_for_copies() as u32),
+            _ => None,
+        };
+        self.gather = (by_ko || (cuts && ahead)).then_some(tuning.gather);
+        self.align = (first.direct && moves).then_some(tuning.align);
+        self.threads = match (first.method, first.direct) {
+            _ if copies => Some(self.workers_for_copies()),
+            (Method::Threads, false) if moves => Some(self.workers(first)),
+            _ => None,
+        };
+        let allocates = !self.fused && self.allocation != Allocation::InRead;
+        self.allocators = allocates.then_some(tuning.allocators);
+        self
+    }
+
+    /// Operations that a rung has in flight, at most.
+    fn concurrency(&self, rung: Rung) -> u32 {
+        match rung.method {
+            Method::Uring | Method::Module => self.tuning.queue_depth,
+            Method::Bounce if rung.registered => self.tuning.queue_depth,
+            Method::Threads | Method::Bounce => self.workers(rung) as u32,
+            _ => 1,
+        }
+    }
+
     /// How many threads read at once in the method `threads`.
     pub(crate) fn workers(&self, rung: Rung) -> usize {
         // More than a few dozen threads queue for the same disk and the same locks.
         const MOST: u32 = 64;
+        let tuning = self.tuning;
         match rung.direct {
-            true => self.queue_depth.min(MOST) as usize,
-            false if self.bytes <= self.block => 1,
-            false => self.threads,
+            true => tuning.queue_depth.min(MOST) as usize,
+            false if self.bytes <= tuning.block => 1,
+            false => tuning.threads,
         }
     }
 
     /// How many threads copy from the page cache at once.
     pub(crate) fn workers_for_copies(&self) -> usize {
-        if self.to_copy <= self.block {
-            1
-        } else {
-            self.threads
+        match self.to_copy <= self.tuning.block {
+            true => 1,
+            false => self.tuning.threads,
         }
     }
 

@@ -19,6 +19,7 @@ const GRAIN: u64 = 2 << 20;
 
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Shard {
     /// Its path; in JSON what of it is no UTF-8 is replaced.
     #[serde(serialize_with = "crate::error::lossy")]

@@ -73,7 +73,7 @@ impl<'a> Steps<'a> {
     pub(super) fn run(&self, feed: &Feed) {
         let end = End(feed);
         let Work { plan, log, .. } = self.transfer.work;
-        let (most, allocation) = (plan.allocators, plan.allocation);
+        let (most, allocation) = (plan.tuning.allocators, plan.allocation);
         let refused = std::thread::scope(|scope| {
             let mut others = Vec::new();
             let mut one_more = || {
@@ -185,7 +185,7 @@ impl<'a> Steps<'a> {
                 state.run += 1;
                 continue;
             }
-            let stop_at = (at + gather(state.at, end, plan.gather, grain)).min(run_end);
+            let stop_at = (at + gather(state.at, end, plan.tuning.gather, grain)).min(run_end);
             let start = meter.now();
             state.open.push_back(Gather {
                 at,

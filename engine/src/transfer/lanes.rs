@@ -31,7 +31,7 @@ impl Transfer<'_> {
             }
             // Memory that is not ours to write beyond: a part of a block at either end cannot be
             // read directly.
-            let align = self.work.plan.align;
+            let align = self.work.plan.tuning.align;
             let mut middle = (run.start, run.end);
             if self.work.plan.first().lands_whole() {
                 if self.work.at(run.start) < self.work.plan.floor + run.start % align {

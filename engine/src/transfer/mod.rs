@@ -64,10 +64,10 @@ impl Work<'_> {
     fn cut(&self) -> Cut {
         let whole = self.plan.ladder.iter().any(|rung| rung.lands_whole());
         Cut {
-            block: self.plan.block,
-            align: if whole { self.plan.align } else { 1 },
+            block: self.plan.tuning.block,
+            align: if whole { self.plan.tuning.align } else { 1 },
             base: self.base(),
-            phase: self.base() % self.plan.align,
+            phase: self.base() % self.plan.tuning.align,
             capacity: self.plan.capacity,
         }
     }
@@ -208,7 +208,7 @@ impl Transfer<'_> {
                 // the next file may begin right behind it.
                 let touched = self
                     .work
-                    .at(end.next_multiple_of(self.work.plan.align))
+                    .at(end.next_multiple_of(self.work.plan.tuning.align))
                     .min(capacity);
                 let end = self.work.at(end);
                 self.memory.zero(end, touched - end)?;

@@ -69,8 +69,8 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
         let load = Load::new(&path).method(method).pages(Pages::Small);
         let mut plan = load.plan().unwrap();
         // Nothing that a disk can read directly.
-        plan.align = 1;
-        plan.block = 100_001;
+        plan.tuning.align = 1;
+        plan.tuning.block = 100_001;
         let parts = Parts::of(&path, plan, Pages::Small);
         let outcome = parts.transfer().run().unwrap();
         assert!(!outcome.rung.direct, "{method}");
@@ -162,7 +162,7 @@ fn others_allocate_where_reads_wait() {
     std::fs::write(&path, vec![1; SIZE as usize]).unwrap();
     let threads = |allocation, reads| {
         let mut plan = Load::new(&path).pages(Pages::Small).plan().unwrap();
-        (plan.allocators, plan.allocation) = (3, allocation);
+        (plan.tuning.allocators, plan.allocation) = (3, allocation);
         let parts = Parts::of(&path, plan, Pages::Small);
         let (transfer, meter) = (parts.transfer(), &parts.meter);
         let feed = Feed::new([], [], transfer.work.cut(), None);
