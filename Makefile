@@ -3,6 +3,7 @@
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 DMAFILE := $(TARGET)/release/dmafile
+PAGES   := $(TARGET)/release/man
 PYTHON  := .venv/bin/python
 PIP     := $(PYTHON) -m pip --disable-pip-version-check
 
@@ -33,7 +34,9 @@ SANCOV  := -Cpasses=sancov-module --cfg fuzzing -Dwarnings $(addprefix -Cllvm-ar
 	level=4 inline-8bit-counters pc-table trace-compares)
 
 # What ruff, mypy and pytest look at.
-SCRIPTS := attacks bench demo python scripts vm
+SCRIPTS := attacks bench demo kernel python scripts tests vm
+# Of these, the folders whose tests boot virtual machines.
+BOOTING := vm tests/vm kernel/tests/vm bench/instructions
 # A virtual machine keeps one CPU busy, so two at a time; those of a file one after the other.
 VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
@@ -50,15 +53,29 @@ help: ## list the targets
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
 	@scripts/need util-linux-extra command -v fincore
-	@$(PYTHON) demo/demo.py --dmafile $(DMAFILE) $(ARGS)
+	@$(PYTHON) -m demo.demo --dmafile $(DMAFILE) $(ARGS)
 
-test: lint need-test-tools .venv/demo ## lint, then run every test
-	@echo "test: Rust, then the Python of $(SCRIPTS)"
-	cargo test --workspace --locked
+# Says how far a target is, and since when: $(call step,what is next).
+BEGAN := $(shell date +%s)
+step = @s=$$(($$(date +%s) - $(BEGAN))); printf '%s: %s (after %d:%02d)\n' $@ '$1' $$((s / 60)) $$((s % 60))
+
+test: ## lint, then run every test; says how far it is
+	$(call step,1/7 tools and packages)
+	@$(MAKE) --no-print-directory need-rust-tools need-test-tools .venv/dev .venv/demo
+	$(call step,2/7 lint)
+	@$(MAKE) --no-print-directory lint
+	$(call step,3/7 compiling)
+	cargo test --workspace --locked --no-run
 	@$(MAKE) --no-print-directory extension
-	$(PYTHON) -m pytest --quiet -rs $(filter-out vm,$(SCRIPTS))
-	$(VM_TESTS) vm
+	$(call step,4/7 Rust)
+	cargo test --workspace --locked
+	$(call step,5/7 Python of $(filter-out kernel tests vm,$(SCRIPTS)))
+	$(PYTHON) -m pytest --quiet -rs --ignore=bench/instructions $(filter-out kernel tests vm,$(SCRIPTS))
+	$(call step,6/7 virtual machines: $(BOOTING))
+	$(VM_TESTS) $(BOOTING)
+	$(call step,7/7 fuzzing)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
+	$(call step,all passed)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
@@ -76,17 +93,17 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
 	@echo "vm-test: boots some 60 virtual machines, two at a time, without KVM (an hour on two idle cores)"
-	MATRIX=1 $(VM_TESTS) vm --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
-vm-bench: need-rust ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
-	@echo "vm-bench: one virtual machine, raw results in .bench/instructions.json (ARGS=--keep: bench/results and docs)"
-	@python3 vm/instructions.py $(ARGS)
+vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
+	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
+	@$(PYTHON) -m bench.instructions stock $(ARGS)
 
 bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes (ARGS="--table limit" and the like)
-	@echo "bench: dmafile bench, on the disk of this folder; reports in .bench"
+	@echo "bench: on the disk of this folder; files and results in .bench (ARGS=--report: with a page to look at)"
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
-	@mkdir -p .bench && cd .bench && ../$(PYTHON) -m dmafile_bench --program $(abspath $(DMAFILE)) $(ARGS)
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
@@ -96,8 +113,8 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	@$(MAKE) --no-print-directory features
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
-	$(PYTHON) -m ruff check $(SCRIPTS)
-	$(PYTHON) -m ruff format --check $(SCRIPTS)
+	$(PYTHON) -m ruff check conftest.py $(SCRIPTS)
+	$(PYTHON) -m ruff format --check conftest.py $(SCRIPTS)
 	$(PYTHON) -m mypy
 
 # All of them together are the default, which is linted with the rest.
@@ -110,27 +127,26 @@ features: need-rust-tools ## lint the engine with each combination of its featur
 			|| exit 1; \
 	done
 
-docs: build ## write the man page, shell completions and API documentation under target/
-	@echo "docs: the man page and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
+docs: build ## write the man pages, shell completions and API documentation under target/
+	@echo "docs: the man pages and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
 	@mkdir -p $(TARGET)/docs
-	$(DMAFILE) man > $(TARGET)/docs/dmafile.1
+	$(DMAFILE) man $(TARGET)/docs
 	$(DMAFILE) completions bash > $(TARGET)/docs/dmafile.bash
 	$(DMAFILE) completions zsh > $(TARGET)/docs/_dmafile
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
 
-install: built ## install the command, its manual and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install the command, its man pages and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
 	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
-	@$(DMAFILE) man > $(TARGET)/release/dmafile.1
-	install -m 644 $(TARGET)/release/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile.1
+	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1
+	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
@@ -151,26 +167,26 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 	@echo "module: $(TARGET)/dmafile.ko"
 
 base base-debug: ## build a small 6.12 kernel for vm/run, plain or with KASAN, lockdep and kmemleak (up to an hour, once)
-	@python3 vm/small.py $@
+	@python3 -m vm.small $@
 
 series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)
-	@python3 vm/small.py $@
+	@python3 -m vm.small $@
 
 kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6.1, checkpatch
-	@python3 vm/lint.py
+	@python3 -m kernel.lint
 
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) vm/test_kernel.py vm/test_instructions.py vm/test_module*.py vm/test_series.py --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
 
-kernel-overlap: need-rust ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
+kernel-overlap: need-rust .venv/dev ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"
-	@python3 vm/overlap.py $(ARGS)
+	@$(PYTHON) -m bench.overlap --keep $(ARGS)
 
-series-cost: need-rust ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
+series-cost: need-rust .venv/dev ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
 	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
-	@python3 vm/series_cost.py $(ARGS)
+	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"
@@ -212,10 +228,17 @@ need-headers:
 
 build: need-rust
 	cargo build --release --locked
+	@mkdir -p $(PAGES)
+	@rm -f $(PAGES)/*.1
+	@$(DMAFILE) man $(PAGES)
+	@$(CAPI) all
 
-# `sudo make install` after `make build` needs no Rust, which is rarely in root's PATH.
+# `sudo make install` after `make build` builds nothing: root rarely has Rust, and what it built would be in the
+# user's way.
 built:
-	@command -v cargo >/dev/null || [ ! -x $(DMAFILE) ] || exit 0; $(MAKE) --no-print-directory build
+	@if [ -e $(PAGES)/dmafile.1 ] && [ -e $(TARGET)/release/c/libdmafile.so ] && \
+		{ [ ! -O $(DMAFILE) ] || ! command -v cargo >/dev/null; }; then exit 0; fi; \
+	$(MAKE) --no-print-directory build
 
 # The Python package, as an editable install in .venv, of the crates that `cargo test` has built.
 extension: need-rust .venv/dev
@@ -252,5 +275,5 @@ need-test-tools:
 	@touch $@
 
 .venv/demo: demo/requirements.txt .venv/bin/pip
-	$(PIP) install --quiet --no-deps --requirement demo/requirements.txt
+	$(PIP) install --quiet --no-deps --only-binary=:all: --require-hashes --requirement demo/requirements.txt
 	@touch $@

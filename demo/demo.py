@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-from dmafile_bench.candidates import baseline
-from dmafile_bench.files import MIB, cached, evict
-from dmafile_bench.model import Shape, make_model
-from dmafile_bench.process import Failed, Run, run
-from dmafile_bench.state import prepare
-from dmafile_bench.words import spread, table
+from bench.seconds.commands import baseline
+from bench.seconds.files import MIB, cached, evict
+from bench.seconds.model import Shape, make_model
+from bench.seconds.process import Failed, Run, run
+from bench.seconds.state import prepare
+from bench.words import spread, table
 
 ROOT = Path(__file__).resolve().parent.parent
 

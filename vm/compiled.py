@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kernels import call
+from vm.kernels import call
 
 
 def static(source: Path, folder: Path, *flags: str) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 VIRTME = "virtme-ng==1.42"
 
 STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
@@ -69,7 +70,7 @@ def cache() -> Path:
 def find(name: str) -> Kernel:
     """The kernel of that name: the newest in the cache, fetched or built if there is none."""
     # It needs what this module has.
-    import small
+    from vm import small
 
     if name in STOCK:
         return cached(name) or fetch(name)
@@ -210,7 +211,7 @@ def virtme_run() -> Path:
 
 def need(package: str, *check: str) -> None:
     """Makes sure that a command succeeds, with a Debian package if it takes one."""
-    result = subprocess.run([str(HERE.parent / "scripts" / "need"), package, *check])
+    result = subprocess.run([str(ROOT / "scripts" / "need"), package, *check])
     if result.returncode:
         raise Unavailable(f"the Debian package {package} is missing")
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import kernels
-import module
-from compiled import static
-from kernels import HERE, Kernel, Unavailable, need
+from vm import kernels, ko
+from vm.compiled import static
+from vm.kernels import HERE, Kernel, Unavailable, need
 
 # What this program itself ends with; everything else is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
@@ -246,7 +245,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
     """Boots, runs, judges; what comes back is for exit()."""
     prepare(wanted.fs)
     kernel = kernels.find(wanted.kernel)
-    ko = module.find(kernel) if wanted.module else None
+    built = ko.find(kernel) if wanted.module else None
     launcher = kernels.virtme_run()
     if wanted.marks:
         # Said before the machine has run, not after.
@@ -265,7 +264,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         arguments = shlex.join(["set", "--", str(kernel.modules), *wanted.fs])
         variables = {
             "share": INSIDE,
-            "module": str(ko or ""),
+            "module": str(built or ""),
             "parameters": wanted.module_options,
             "group": MEMBERS,
         }

@@ -1,6 +1,6 @@
 """The series of kernel/linux-6.12: applied to Linux, and written as mails.
 
-vm/series.py FOLDER    the mails, one a patch, as `git format-patch` writes them
+python3 -m vm.series FOLDER    the mails, one a patch, as `git format-patch` writes them
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import kernels
-from kernels import HERE, Unavailable, alone, call, need
+from vm import kernels
+from vm.kernels import ROOT, Unavailable, alone, call, need
 
-SERIES = HERE.parent / "kernel" / "linux-6.12"
+SERIES = ROOT / "kernel" / "linux-6.12"
 NEW, HOOKS = "new", "hooks"
 AUTHOR = {"NAME": "dmafile", "EMAIL": "dmafile@example.org"}
 
@@ -164,10 +164,10 @@ def mails(linux: Path, folder: Path) -> list[Path]:
 
 
 def main() -> None:
-    import small
+    from vm import small
 
     if len(sys.argv) != 2:
-        sys.exit("usage: vm/series.py FOLDER")
+        sys.exit("usage: python3 -m vm.series FOLDER")
     try:
         for path in mails(small.source(), Path(sys.argv[1]).absolute()):
             print(path)

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import kernels
-import series
-from kernels import HERE, Kernel, Unavailable, alone, call, need
+from vm import kernels, series
+from vm.kernels import ROOT, Kernel, Unavailable, alone, call, need
 
-CONFIG = HERE.parent / "kernel" / "config"
+CONFIG = ROOT / "kernel" / "config"
 CONFIGS = {
     "base": ("base",),
     "base-debug": ("base", "debug"),
@@ -166,7 +165,7 @@ def prune(tree: Path) -> None:
 
 def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] not in CONFIGS:
-        sys.exit(f"usage: vm/small.py {'|'.join(CONFIGS)}")
+        sys.exit(f"usage: python3 -m vm.small {'|'.join(CONFIGS)}")
     try:
         print(find(sys.argv[1]).image)
     except Unavailable as error:

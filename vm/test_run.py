@@ -3,61 +3,14 @@
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import kernels
-import machine
-
-ROOT = Path(__file__).parents[1]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
-FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "overlayfs", "tmpfs")
-
-Result = subprocess.CompletedProcess[bytes]
-
-
-@pytest.fixture(scope="session")
-def ready() -> None:
-    """Skips where there is nothing to boot; where nothing may go untested, fails instead."""
-    try:
-        machine.prepare(FILE_SYSTEMS)
-        kernels.virtme_run()
-        for name in kernels.STOCK:
-            kernels.find(name)
-    except kernels.Unavailable as error:
-        missing(error)
-
-
-@pytest.fixture(scope="session")
-def counting(ready: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The same, where instructions are to be counted."""
-    try:
-        machine.build_counter(tmp_path_factory.mktemp("counter") / "counter.so")
-    except kernels.Unavailable as error:
-        missing(error)
-
-
-def missing(error: kernels.Unavailable) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(str(error))
-    pytest.skip(f"no virtual machine: {error}")
-
-
-def build(*words: str) -> str:
-    """Has Cargo build everything, as `make test` has already: of one crate, features are others."""
-    command = ["cargo", "test", "--no-run", "--quiet", "--locked", "--workspace", *words]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def vm(*words: str | Path) -> Result:
-    command = [str(ROOT / "vm" / "run"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
-
+from vm import kernels, machine
+from vm.fixtures import vm
+from vm.kernels import ROOT
 
 # What comes back
 
@@ -78,7 +31,7 @@ def test_outputs_arrive_whole_and_apart_and_a_signal_shows(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_command_that_is_not_there() -> None:
+def test_a_command_that_does_not_exist_ends_with_127() -> None:
     result = vm("--as-user", "--", "no-such-command")
     assert result.returncode == 127
     assert b"no-such-command" in result.stderr
@@ -148,7 +101,7 @@ def test_instructions_are_counted_and_idle_time_is_not(tmp_path: Path) -> None:
     assert at[2][2] - at[1][2] < 0.25 * turns
 
 
-def test_a_qemu_without_plugins_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qemu_without_plugins_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     qemu = tmp_path / "qemu-system-x86_64"
     qemu.write_text("#!/bin/sh\necho 'plugin interface not enabled in this build' >&2\nexit 1\n")
     qemu.chmod(0o755)
@@ -206,7 +159,7 @@ def test_a_hang_is_cut() -> None:
         "Kernel panic - not syncing: sysrq triggered crash",
     ],
 )
-def test_what_a_kernel_complains_of_is_seen(line: str) -> None:
+def test_complaints_of_a_kernel_are_seen(line: str) -> None:
     assert machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
 
 
@@ -214,7 +167,7 @@ def test_what_a_kernel_complains_of_is_seen(line: str) -> None:
     "line",
     ["nvme nvme0: missing or invalid SUBNQN field.", "clocksource: tsc unstable", "debug: fine"],
 )
-def test_what_a_kernel_says_in_passing_is_not(line: str) -> None:
+def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
     assert not machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
 
 
@@ -241,7 +194,7 @@ def test_bad_usage(words: list[str], status: int, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["6.11", "seriess", "no/such/image"])
-def test_kernels_that_are_not_there(name: str) -> None:
+def test_kernels_that_do_not_exist_are_refused(name: str) -> None:
     # A build that failed says 6.12, too.
     with pytest.raises(kernels.Unavailable, match=rf"no kernel `{name}`: neither 6\.12, 6\.1, "):
         kernels.find(name)

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import kernels
 import pytest
-import series
-import small
+
+from vm import kernels, series, small
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ impl Kit {
         written.sync_all().unwrap();
         let sum = bytes.iter().map(|&byte| u64::from(byte)).sum();
         let kit = Self { dir, file, sum };
+        done(kit.make_command("all"));
         done(kit.make_command("install"));
         let version = format!("-DVERSION=\"{VERSION}\"");
         let flags = kit.pkg_config(&["--cflags", "--libs"]);
@@ -265,9 +266,7 @@ fn what_is_installed_is_found_and_can_be_removed() {
     let stage = kit.path("stage");
     let stage = |target| {
         let mut make = kit.make_command(target);
-        // A build folder of its own: tests run beside each other.
         make.arg(format!("DESTDIR={}", stage.display()))
-            .arg(format!("BUILD={}", kit.path("build-stage").display()))
             .args(["PREFIX=/usr", "LIBDIR=/usr/lib/x86_64-linux-gnu"]);
         done(make);
         let mut find = Command::new("find");

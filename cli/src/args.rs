@@ -1,11 +1,15 @@
 //! The arguments. Completions and the man page come from these definitions.
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use dmafile::{Allocation, Error, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
-use std::ffi::OsString;
+use dmafile::{
+    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Pages, Pattern, Verify,
+};
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::path::PathBuf;
 
-/// Moves large files straight between disk and memory that devices can share.
+/// Loads large files straight into memory that devices can share.
 #[derive(Debug, Parser)]
 #[command(name = "dmafile", version, arg_required_else_help = true)]
 #[command(after_help = "Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted.")]
@@ -27,86 +31,93 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Print what is pinned, by whom, against which limit
     Pins(PinsArgs),
-    /// Measure the ways of loading on this machine, side by side (of the Python package)
-    #[command(disable_help_flag = true)]
-    Bench {
-        /// Its own; `dmafile bench --help` lists them
-        #[arg(
-            trailing_var_arg = true,
-            allow_hyphen_values = true,
-            value_name = "ARG"
-        )]
-        args: Vec<OsString>,
-    },
+    /// Measure loading on this machine, beside read(); takes about a minute
+    Bench(BenchArgs),
     /// Print completions for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page (roff)
-    Man,
+    /// Write the man pages (roff)
+    Man {
+        /// Where each subcommand gets a page of its own [default: to stdout, dmafile(1) only]
+        dir: Option<PathBuf>,
+    },
 }
 
-/// How a file should come into memory.
+const WHAT: &str = "What to load";
+const WHERE: &str = "Where to";
+const OUTPUT: &str = "Output";
+const TUNING: &str = "Tuning, rarely needed";
+
+/// What should come into which memory.
 #[derive(Args, Debug)]
 pub struct Knobs {
     /// A regular file or a block device; or a model of several files: its folder, its
     /// *.safetensors.index.json, or the first file of a split GGUF
     pub file: PathBuf,
 
-    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf, the best of the last three
-    /// that works here; fd:N, which exists, or fd:N@OFFSET, a part of it
-    #[arg(long, value_name = "KIND", default_value = "memfd")]
-    pub to: String,
-
     /// Load only these tensors of a model: a name, a glob, or re: and a regular expression (repeat
     /// for more)
-    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>)]
+    #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>, help_heading = WHAT)]
     pub tensor: Vec<Pattern>,
 
-    /// Size of its pages: auto, 4k, thp, huge
-    #[arg(long, value_name = "P", default_value = "auto", value_parser = word::<Pages>)]
-    pub pages: Pages,
-
-    /// How bytes move: auto, uring, threads, read, mmap, bounce, sendfile, splice, module,
-    /// copy-file-range, heap-read
-    #[arg(long, value_name = "M", default_value = "auto", value_parser = word::<Method>)]
-    pub method: Method,
-
-    /// Past or through the page cache: auto, direct, buffered
-    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = word::<Io>)]
-    pub io: Io,
-
     /// First byte that is wanted [default: 0]
-    #[arg(long, value_name = "N", value_parser = size)]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub offset: Option<u64>,
 
     /// How many bytes are wanted [default: to the end of the file]
-    #[arg(long, value_name = "N", value_parser = size)]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// How much is allocated before its reads begin, at least a block [default: 128M]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub gather: Option<u64>,
-
-    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub block: Option<u64>,
-
-    /// Operations in flight, 1 to 4096
-    #[arg(long, value_name = "N")]
-    pub queue_depth: Option<u32>,
-
-    /// When pages come into being: auto, ahead of the reads, in-read, or all before the first read
-    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = word::<Allocation>)]
-    pub allocation: Allocation,
-
-    /// Compute a checksum, and compare it: crc32c, xxh3, blake3, sha256
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = word::<Verify>)]
+    /// Compute a checksum, and compare it
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
+    /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
+    /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one)
+    #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
+    pub to: String,
+
+    /// Size of its pages
+    #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
+    #[arg(help_heading = WHERE)]
+    pub pages: Pages,
+}
+
+/// How it should come there.
+#[derive(Args, Debug)]
+pub struct Tuning {
+    /// How bytes move
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub method: Method,
+
+    /// Bypass or use the page cache
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub io: Io,
+
+    /// When pages come into being: ahead of the reads, in-read, or all before the first read
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = words(Allocation::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub allocation: Allocation,
+
+    /// How much is allocated before its reads begin, at least a block [default: 128M]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub gather: Option<u64>,
+
+    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M
+    /// where reads are direct, 1M through the page cache, 512K by bounce]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub block: Option<u64>,
+
+    /// Operations in flight, 1 to 4096 [default: 8]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    pub queue_depth: Option<u32>,
+
     /// Load even what exceeds available memory or a cgroup's limit
-    #[arg(long)]
+    #[arg(long, help_heading = TUNING)]
     pub no_memory_check: bool,
 }
 
@@ -130,28 +141,28 @@ impl Knobs {
     }
 
     /// The load they describe.
-    pub fn load(&self) -> dmafile::Result<Load> {
+    pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
         let mut load = self
             .source()?
             .to(self.to.parse::<Kind>()?)
             .pages(self.pages)
-            .method(self.method)
-            .io(self.io)
-            .allocation(self.allocation)
-            .check_memory(!self.no_memory_check);
+            .method(tuning.method)
+            .io(tuning.io)
+            .allocation(tuning.allocation)
+            .check_memory(!tuning.no_memory_check);
         if let Some(offset) = self.offset {
             load = load.offset(offset);
         }
         if let Some(length) = self.length {
             load = load.length(length);
         }
-        if let Some(gather) = self.gather {
+        if let Some(gather) = tuning.gather {
             load = load.gather(gather);
         }
-        if let Some(block) = self.block {
+        if let Some(block) = tuning.block {
             load = load.block(block);
         }
-        if let Some(depth) = self.queue_depth {
+        if let Some(depth) = tuning.queue_depth {
             load = load.queue_depth(depth);
         }
         if let Some(verify) = &self.verify {
@@ -164,28 +175,33 @@ impl Knobs {
 /// `dmafile load`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "COMMAND inherits the buffer: DMAFILE_FD its descriptor, DMAFILE_BYTES how \
-                        many bytes are in it, DMAFILE_OFFSET where they start. It is exec'd in place: its \
-                        exit status is ours; 127 when it is not found, 126 when it can't be run.\n\n\
-                        The files of a model lie one behind the other in the buffer, a tensor \
-                        where `dmafile show --json` says (at), whether all are loaded or some.\n\n\
-                        Sizes read 4096, 512K, 8M, 1GiB: powers of 1024."
+    after_help = "COMMAND inherits the buffer: DMAFILE_FD is its descriptor, DMAFILE_BYTES how \
+                  many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
+                  its exit status is the command's; 127 when it is not found, 126 when it can't be \
+                  run.\n\n\
+                  A model's files are laid out back to back. Each tensor is at the offset `at` that \
+                  `dmafile show --json` prints, even if only some are loaded.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct LoadArgs {
     #[command(flatten)]
     pub knobs: Knobs,
 
     /// Write a timeline that Perfetto opens (Chrome trace format)
-    #[arg(long, value_name = "OUT.json")]
+    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
 
     /// Print the report as one JSON object on stdout, or to PATH
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
 
-    /// No text and no progress; errors and JSON remain
-    #[arg(long, short)]
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
 
     /// A command to hand the buffer to
     #[arg(last = true, value_name = "COMMAND")]
@@ -215,8 +231,11 @@ pub struct ExplainArgs {
     pub knobs: Knobs,
 
     /// Print the plan as one JSON object
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
 }
 
 /// `dmafile doctor`
@@ -248,10 +267,92 @@ pub struct PinsArgs {
     pub json: bool,
 }
 
-/// Parses a word of the engine; its error says what the choices are.
+/// `dmafile bench`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Loads the file into a memfd by dmafile, by read() into a memfd, and by read() into \
+                  private memory of huge pages: cold (nothing of it in the page cache) and warm (all \
+                  of it). The ways take turns in shuffled order, at least 5 rounds; each run is a \
+                  process of its own, and its memory was touched shortly before. Shown are medians, \
+                  the smallest and the largest value. Needs twice the file's size in memory."
+)]
+pub struct BenchArgs {
+    /// The file to load [default: one that it makes, and removes]
+    pub file: Option<PathBuf>,
+
+    /// Size of the file that it makes
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    #[arg(conflicts_with = "file")]
+    pub size: u64,
+
+    /// The folder of the file that it makes, on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = ".", conflicts_with = "file")]
+    pub dir: PathBuf,
+
+    /// Print facts, table and samples as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// The words of an option that takes one of a few.
+fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Display + Send + Sync,
+{
+    let listed = all
+        .iter()
+        .map(|value| PossibleValue::new(value.to_string()));
+    PossibleValuesParser::new(listed).map(|word| {
+        let value = all.iter().find(|value| value.to_string() == word);
+        *value.expect("one of the possible values")
+    })
+}
+
+/// Parses `ALGO[=HEX]`, of which clap knows the first half.
+#[derive(Clone)]
+struct Checksum;
+
+impl Checksum {
+    fn algorithms() -> impl Iterator<Item = PossibleValue> {
+        Algorithm::ALL.iter().map(|&algorithm| {
+            let value = PossibleValue::new(algorithm.name());
+            if algorithm == Algorithm::Xxh3 {
+                value.alias("xxh3-64")
+            } else {
+                value
+            }
+        })
+    }
+}
+
+impl TypedValueParser for Checksum {
+    type Value = Verify;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<Verify, clap::Error> {
+        let text = value.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        PossibleValuesParser::new(Self::algorithms()).parse_ref(command, arg, name.as_ref())?;
+        word::<Verify>.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Self::algorithms()))
+    }
+}
+
+/// Parses a word of the engine, whose error says why it is none; clap names the option.
 fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|error: dmafile::Error| error.render(&crate::Options))
+        .map_err(|error: dmafile::Error| error.why().render(&crate::Options))
 }
 
 /// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.

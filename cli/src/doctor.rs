@@ -1,28 +1,27 @@
 //! `dmafile doctor`
 
+use crate::Failure;
 use crate::args::DoctorArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
+use crate::text::columns;
+use dmafile::one_line;
 use serde_json::json;
 use std::fmt::Write;
+use tabwriter::Alignment;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, Failure> {
     let checks = dmafile::doctor(&args.path)?;
     if args.json {
         return write_json(&json!({ "checks": checks }));
     }
-    let width = checks
-        .iter()
-        .map(|check| check.name.len())
-        .max()
-        .unwrap_or(0);
-    let mut text = String::new();
+    let mut table = String::new();
     for check in &checks {
-        let (name, found) = (check.name, &check.found);
+        let (health, name) = (check.health, check.name);
         // Writing to a String does not fail.
-        let _ = writeln!(text, "{:<7}  {name:<width$}  {found}", check.health);
+        let _ = writeln!(table, "{health}\t{name}\t{}", one_line(&check.found));
         if let Some(remedy) = &check.remedy {
-            let _ = writeln!(text, "{:<7}  {:<width$}  try: {remedy}", "", "");
+            let _ = writeln!(table, "\t\ttry: {}", one_line(remedy));
         }
     }
-    write_stdout(text.as_bytes())
+    write_stdout(columns(&table, Alignment::Left).as_bytes())
 }

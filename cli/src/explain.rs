@@ -1,10 +1,11 @@
 //! `dmafile explain`
 
 use crate::args::ExplainArgs;
-use crate::{Failure, text, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
+use crate::{Failure, text};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
-    let plan = args.knobs.load()?.plan()?;
+    let plan = args.knobs.load(&args.tuning)?.plan()?;
     if args.json {
         return write_json(&plan);
     }

@@ -7,16 +7,21 @@ mod bench;
 mod doctor;
 mod explain;
 mod load;
+mod output;
 mod pins;
 mod show;
+mod signals;
 mod text;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
 use dmafile::{ErrorKind, Names, Opt};
+use output::write_stdout;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
+use std::{fmt, process};
 
 /// Exit status: the command was used wrongly.
 const USAGE: u8 = 2;
@@ -27,7 +32,15 @@ const INTERRUPTED: u8 = 130;
 ///
 /// With `load … -- COMMAND` it returns only where COMMAND could not be executed.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
-    match dispatch(args) {
+    // Not by its path: that may be another file by now, or out of reach.
+    run_as(&["/proc/self/exe".into()], args)
+}
+
+/// As [`run`], in a program that is another one than the command: `launcher` is what starts the
+/// command from there, a program and its first arguments.
+pub fn run_as(launcher: &[OsString], args: impl IntoIterator<Item = OsString>) -> u8 {
+    let args: Vec<_> = args.into_iter().collect();
+    match dispatch(&Launcher(launcher), &args) {
         Ok(status) => status,
         Err(failure) => {
             // The last word goes to stderr; where that is closed there is nobody left to tell.
@@ -37,11 +50,31 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
+/// What starts this command again.
+struct Launcher<'a>(&'a [OsString]);
+
+impl Launcher<'_> {
+    fn command(&self) -> process::Command {
+        let mut command = process::Command::new(&self.0[0]);
+        command.args(&self.0[1..]);
+        command
+    }
+}
+
+impl fmt::Display for Launcher<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&dmafile::one_line(&self.0[0].to_string_lossy()))
+    }
+}
+
+fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     // Beyond the limit on file size (ulimit -f) a write shall fail, not end us. A handler, because
     // COMMAND would inherit a signal that is ignored.
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())
         .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
+    if args.get(1).is_some_and(|word| word == bench::way::WORD) {
+        return bench::way::run(args[1..].iter().cloned());
+    }
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -52,13 +85,13 @@ fn dispatch(args: impl IntoIterator<Item = OsString>) -> Result<u8, Failure> {
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Pins(args) => pins::run(args),
-        Command::Bench { args } => bench::run(args),
+        Command::Bench(args) => bench::run(args, launcher),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "dmafile", &mut text);
             write_stdout(&text)
         }
-        Command::Man => manual(),
+        Command::Man { dir } => manual(dir.as_deref()),
     }
 }
 
@@ -141,45 +174,32 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             Ok(USAGE)
         }
         _ => {
-            let head = text.split("\n\n").next().unwrap_or_default();
-            let line = head.split_whitespace().collect::<Vec<_>>().join(" ");
-            let line = line.trim_start_matches("error: ");
+            let (head, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+            let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let mut line = joined(head.trim_start_matches("error: "));
+            for tip in rest.lines().map(str::trim) {
+                // Not the one on `--`, behind which is COMMAND.
+                if tip.starts_with("tip: ") && tip.contains("similar") {
+                    line = format!("{line}; {}", joined(tip));
+                }
+            }
             Err(Failure::usage(&format!("{line}; see dmafile --help")))
         }
     }
 }
 
-fn manual() -> Result<u8, Failure> {
-    let mut text = Vec::new();
-    let failed = |error: std::io::Error| Failure::os("cannot render", "the manual", &error, "");
-    let command = Cli::command();
-    clap_mangen::Man::new(command.clone())
-        .render(&mut text)
-        .map_err(failed)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let name = format!("dmafile-{}", sub.get_name());
-        clap_mangen::Man::new(sub.clone().name(name))
+/// All pages into a folder, or that of the command itself to stdout.
+fn manual(dir: Option<&Path>) -> Result<u8, Failure> {
+    let command = Cli::command().disable_help_subcommand(true);
+    let Some(dir) = dir else {
+        let mut text = Vec::new();
+        clap_mangen::Man::new(command)
             .render(&mut text)
-            .map_err(failed)?;
-    }
-    write_stdout(&text)
-}
-
-/// Writes to stdout, where a closed pipe or a full disk is an error and not a panic.
-fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text)
-        .and_then(|()| out.flush())
+            .map_err(|error| Failure::os("cannot render", "the man page", &error, ""))?;
+        return write_stdout(&text);
+    };
+    let place = dmafile::one_line(&dir.to_string_lossy());
+    clap_mangen::generate_to(command, dir)
         .map(|()| 0)
-        .map_err(|error| Failure::os("cannot write", "stdout", &error, ""))
-}
-
-/// Writes one JSON object and a newline to stdout.
-fn write_json(value: &impl serde::Serialize) -> Result<u8, Failure> {
-    let mut text = serde_json::to_vec(value).map_err(|error| Failure {
-        line: format!("cannot write JSON: {error}"),
-        status: 1,
-    })?;
-    text.push(b'\n');
-    write_stdout(&text)
+        .map_err(|error| Failure::os("cannot write the man pages", &place, &error, ""))
 }

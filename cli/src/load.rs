@@ -1,37 +1,18 @@
 //! `dmafile load`
 
 use crate::args::LoadArgs;
-use crate::{Failure, text, write_json, write_stdout};
+use crate::output::{Text, progress_bar, write_file, write_wanted_json};
+use crate::signals::interruptible;
+use crate::{Failure, text};
 use dmafile::{CancelToken, Loaded, Reason, Report};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::fs::{self, File};
-use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// Where text for people goes.
-#[derive(Clone, Copy)]
-enum Text {
-    Stdout,
-    /// stdout belongs to COMMAND or to the JSON object.
-    Stderr,
-    Nowhere,
-}
-
-impl Text {
-    fn print(self, text: &str) -> Result<(), Failure> {
-        match self {
-            Self::Stdout => write_stdout(text.as_bytes()).map(drop),
-            Self::Stderr => std::io::stderr()
-                .write_all(text.as_bytes())
-                .map_err(|error| Failure::os("cannot write", "stderr", &error, "")),
-            Self::Nowhere => Ok(()),
-        }
-    }
-}
+/// How far a load is, while it lasts.
+const PROGRESS: &str =
+    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
 
 pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     let hand_over = !args.command.is_empty();
@@ -51,7 +32,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         (false, false) => Text::Stdout,
     };
 
-    let load = args.knobs.load()?;
+    let load = args.knobs.load(&args.tuning)?;
     let token = CancelToken::new();
     interruptible(&token)?;
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
@@ -67,7 +48,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         let mut shown = shown.lock().expect("no holder of this lock panics");
         *shown = (plan.reasons.clone(), printed.err());
     });
-    if let Some(bar) = progress_bar(args.quiet) {
+    if let Some(bar) = progress_bar(args.quiet, PROGRESS) {
         load = load.progress(move |progress| {
             bar.set_length(progress.total);
             bar.set_position(progress.done);
@@ -94,66 +75,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     }
 }
 
-/// SIGINT and SIGTERM set the token; a second one ends the process at once. What was ignored when
-/// we were started (nohup, a job in the background of a script) stays so, for COMMAND too.
-fn interruptible(token: &CancelToken) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    use signal_hook::flag;
-    let ignored = ignored_signals();
-    for signal in [SIGINT, SIGTERM] {
-        if ignored >> (signal - 1) & 1 == 1 {
-            continue;
-        }
-        flag::register_conditional_shutdown(signal, crate::INTERRUPTED.into(), token.flag())
-            .and_then(|_| flag::register(signal, token.flag()))
-            .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
-    }
-    Ok(())
-}
-
-/// A bit a signal, from `/proc/self/status`; none where that cannot be read.
-fn ignored_signals() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
-/// On a terminal only: nobody wants escape codes in a log.
-fn progress_bar(quiet: bool) -> Option<ProgressBar> {
-    if quiet || !std::io::stderr().is_terminal() {
-        return None;
-    }
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
-    bar.set_style(ProgressStyle::with_template(style).expect("the template is a constant"));
-    Some(bar)
-}
-
 fn write_files(args: &LoadArgs, report: &Report) -> Result<(), Failure> {
     if let (Some(path), Some(trace)) = (&args.trace, report.trace()) {
         write_file(path, trace)?;
     }
-    match &args.json {
-        Some(Some(path)) => write_file(path, report),
-        Some(None) => write_json(report).map(drop),
-        None => Ok(()),
-    }
-}
-
-fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(), Failure> {
-    let failed = |error: std::io::Error| {
-        Failure::os("cannot write", &path.display().to_string(), &error, "")
-    };
-    let text = serde_json::to_string(value).map_err(|error| failed(error.into()))? + "\n";
-    let mut file = File::create(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(|error| {
-        // Half an object helps nobody; a device or a FIFO stays.
-        if file.metadata().is_ok_and(|data| data.is_file()) {
-            let _ = fs::remove_file(path);
-        }
-        failed(error)
-    })
+    write_wanted_json(&args.json, report)
 }
 
 /// Becomes COMMAND; what it returns says why not.

@@ -1,11 +1,14 @@
 //! `dmafile pins`
 
+use crate::Failure;
 use crate::args::PinsArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
+use crate::text::columns;
 use dmafile::Pins;
 use dmafile::pins::{Process, Ring};
 use indicatif::BinaryBytes;
 use std::fmt::Write;
+use tabwriter::Alignment;
 
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
     let pins = dmafile::pins(args.pid)?;
@@ -82,17 +85,12 @@ fn table(text: &mut String, processes: &[Process]) {
         "REGISTERED",
         "LIMIT",
     ];
-    let mut rows = vec![head.map(String::from)];
-    rows.extend(processes.iter().map(row));
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max();
-    let widths: Vec<_> = (0..head.len()).filter_map(width).collect();
-    let names = std::iter::once("NAME".to_string()).chain(processes.iter().map(name));
-    for (row, name) in rows.iter().zip(names) {
-        for (cell, &width) in row.iter().zip(&widths) {
-            let _ = write!(text, "{cell:>width$}  ");
-        }
-        let _ = writeln!(text, "{name}");
+    let mut table = head.join("\t");
+    table += "\tNAME\n";
+    for process in processes {
+        let _ = writeln!(table, "{}\t{}", row(process).join("\t"), name(process));
     }
+    *text += &columns(&table, Alignment::Right);
 }
 
 fn row(process: &Process) -> [String; 8] {

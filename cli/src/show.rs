@@ -1,12 +1,15 @@
 //! `dmafile show`
 
+use crate::Failure;
 use crate::args::ShowArgs;
-use crate::{Failure, write_json, write_stdout};
+use crate::output::{write_json, write_stdout};
+use crate::text::columns;
 use dmafile::format::Value;
 use dmafile::{Model, Tensor, one_line};
 use indicatif::BinaryBytes;
 use serde_json::json;
 use std::fmt::Write;
+use tabwriter::Alignment;
 
 pub(crate) fn run(args: &ShowArgs) -> Result<u8, Failure> {
     let model = Model::open(&args.file)?;
@@ -46,26 +49,26 @@ fn text(model: &Model, tensors: &[&Tensor]) -> String {
     for (name, value) in model.metadata() {
         let _ = writeln!(text, "  {} = {}", one_line(name), brief(value));
     }
-    let shapes: Vec<String> = tensors.iter().map(|tensor| shape(&tensor.shape)).collect();
-    let names: Vec<String> = tensors
-        .iter()
-        .map(|tensor| one_line(&tensor.name))
-        .collect();
-    let width = |texts: &[String]| texts.iter().map(String::len).max().unwrap_or(0);
-    let (name_width, shape_width) = (width(&names), width(&shapes));
-    for ((tensor, name), shape) in tensors.iter().zip(&names).zip(&shapes) {
+    let sizes = tensors.iter().map(|tensor| tensor.bytes.to_string().len());
+    let digits = sizes.max().unwrap_or(0);
+    let mut table = String::new();
+    for tensor in tensors {
         let _ = write!(
-            text,
-            "{name:<name_width$}  {:<8} {shape:<shape_width$}  {:>12} bytes at {}",
-            tensor.dtype, tensor.bytes, tensor.offset,
+            table,
+            "{}\t{}\t{}\t{:>digits$} bytes at {}",
+            one_line(&tensor.name),
+            tensor.dtype,
+            shape(&tensor.shape),
+            tensor.bytes,
+            tensor.offset,
         );
         if shards.len() > 1 {
             let file = shards[tensor.shard].file.file_name().unwrap_or_default();
-            let _ = write!(text, " of {}", one_line(&file.to_string_lossy()));
+            let _ = write!(table, " of {}", one_line(&file.to_string_lossy()));
         }
-        text.push('\n');
+        table.push('\n');
     }
-    text
+    text + &columns(&table, Alignment::Left)
 }
 
 fn shape(dimensions: &[u64]) -> String {

@@ -2,7 +2,9 @@
 
 use dmafile::{Plan, Report, one_line};
 use indicatif::{BinaryBytes, DecimalBytes};
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use tabwriter::{Alignment, TabWriter};
 
 /// The plan, a line a choice, with its reason.
 pub(crate) fn plan(plan: &Plan) -> String {
@@ -145,6 +147,20 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A table of lines whose cells are separated by tabs, each column as wide as what it shows. The last
+/// cell of a line is in no column.
+pub(crate) fn columns(table: &str, alignment: Alignment) -> String {
+    let mut writer = TabWriter::new(Vec::new()).alignment(alignment);
+    let text = writer
+        .write_all(table.as_bytes())
+        .and_then(|()| writer.flush())
+        .map(|()| writer.into_inner().unwrap_or_default())
+        .unwrap_or_default();
+    String::from_utf8_lossy(&text)
+        .lines()
+        .fold(String::new(), |all, line| all + line.trim_end() + "\n")
 }
 
 fn ms(seconds: f64) -> String {

@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Dir, KIB, METHODS, MIB, cached, content, end, reads_directly, run_as, sha256, skip};
+use common::{
+    Dir, KIB, METHODS, MIB, Warm, cached, content, end, reads_directly, run_as, sha256, skip,
+};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -149,7 +151,7 @@ fn command_gets_its_signals_as_we_got_ours() {
         [mask("SigBlk:"), mask("SigIgn:")]
     };
     let ours = masks(&mut dir.dmafile("load file --quiet --"));
-    assert_eq!(ours, masks(&mut Command::new("env")));
+    assert_eq!(ours, masks(common::interruptible(&mut Command::new("env"))));
 }
 
 #[test]
@@ -236,8 +238,14 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
             "a size is a whole number of bytes",
         ),
         ("load file --block 4KK", "sizes read 4096, 512K, 8M, 1GiB"),
-        ("load file --offset 18446744073709551616", "'--offset <N>'"),
-        ("load file --queue-depth many", "'--queue-depth <N>'"),
+        (
+            "load file --offset 18446744073709551616",
+            "'--offset <BYTES>'",
+        ),
+        (
+            "load file --queue-depth many",
+            "'--queue-depth <OPERATIONS>'",
+        ),
         (
             "load file --method slow",
             "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
@@ -259,6 +267,43 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         assert!(line.contains(part), "{args}: {line}");
         assert!(line.ends_with("; see dmafile --help"), "{args}: {line}");
     }
+    // Each is said once, and what clap would try is kept.
+    let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
+                   copy-file-range, heap-read";
+    for (args, line) in [
+        (
+            "load file --method thread",
+            &format!(
+                "invalid value 'thread' for '--method <METHOD>' [possible values: {methods}]; tip: \
+                 a similar value exists: 'threads'"
+            ),
+        ),
+        (
+            "load file --metod read",
+            &"unexpected argument '--metod' found; tip: a similar argument exists: '--method'"
+                .to_string(),
+        ),
+        (
+            "load file --verify md5=12",
+            &"invalid value 'md5' for '--verify <ALGO[=HEX]>' [possible values: crc32c, xxh3, \
+              blake3, sha256]"
+                .to_string(),
+        ),
+        (
+            "load file --verify sha256=12",
+            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]>': '12' is no sha256: 64 \
+              hexadecimal digits"
+                .to_string(),
+        ),
+    ] {
+        let found = dir.refusal(&mut dir.dmafile(args), 2);
+        assert_eq!(found, format!("{line}; see dmafile --help"));
+    }
+    assert!(
+        dir.run("load file --quiet --verify xxh3-64")
+            .status
+            .success()
+    );
     let bare = dir.run("");
     assert_eq!(bare.status.code(), Some(2), "{bare:?}");
     assert!(
@@ -281,7 +326,7 @@ fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
     );
 }
 
-/// Where there is a node, vm/test_udmabuf.py has the tests.
+/// Where there is a node, tests/vm/test_loads.py has the tests.
 #[test]
 fn without_udmabuf_the_remedy_is_named() {
     let dir = Dir::new();
@@ -691,7 +736,7 @@ fn direct_load_leaves_nothing_in_the_page_cache() {
 fn what_sits_in_the_page_cache_is_copied_from_it() {
     let dir = Dir::new();
     let file = dir.file("file", 12 * MIB);
-    fs::read(&file).unwrap();
+    let _warm = Warm::range(&File::open(&file).unwrap(), 0..12 * MIB);
     let warm = dir.loaded(&mut dir.load("file"));
     assert_eq!(warm.digest, sha256(&file, 0, 12 * MIB));
     if warm.reasons().contains("cachestat: all of it is cached") {
@@ -767,19 +812,87 @@ fn doctor_tells_an_ordinary_user_its_limits() {
 }
 
 #[test]
-fn completions_and_manual_come_from_the_definitions() {
+fn completions_come_from_the_definitions() {
     let dir = Dir::new();
-    for what in [
-        "completions bash",
-        "completions zsh",
-        "completions fish",
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = dir.run(&format!("completions {shell}")).ok();
+        assert_eq!(ended.stderr, "", "{shell}");
+        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
+            assert!(ended.stdout.contains(word), "no {word} for {shell}");
+        }
+        // The values of options.
+        for word in ["copy-file-range", "4k", "buffered", "in-read", "sha256"] {
+            assert!(ended.stdout.contains(word), "no {word} for {shell}");
+        }
+        assert!(!ended.stdout.contains("bench-run"), "{shell}");
+    }
+}
+
+#[test]
+fn manual_has_a_page_a_subcommand() {
+    let dir = Dir::new();
+    fs::create_dir(dir.path("man")).unwrap();
+    let ended = dir.run("man man").ok();
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+    let page = |name: &str| fs::read_to_string(dir.path("man").join(name)).unwrap();
+    for sub in [
+        "load",
+        "show",
+        "explain",
+        "doctor",
+        "pins",
+        "bench",
+        "completions",
         "man",
     ] {
-        let ended = dir.run(what).ok();
-        assert_eq!(ended.stderr, "", "{what}");
-        for word in ["explain", "doctor", "pins", "queue", "depth", "gather"] {
-            assert!(ended.stdout.contains(word), "no {word} in {what}");
-        }
+        let text = page(&format!("dmafile-{sub}.1"));
+        assert_eq!(text.matches("\n.TH ").count(), 1, "{sub}");
+        assert!(
+            text.contains(&format!(".TH dmafile-{sub} 1")),
+            "{sub}: {text}"
+        );
+        let synopsis = text.split_once(".SH SYNOPSIS\n").unwrap().1;
+        assert!(
+            synopsis.starts_with(&format!("\\fBdmafile {sub}\\fR")),
+            "{text}"
+        );
+    }
+    // What a page refers to is there.
+    let main = page("dmafile.1");
+    let names = fs::read_dir(dir.path("man")).unwrap().count();
+    assert_eq!(main.matches("(1)\n").count() + 1, names, "{main}");
+    // What is printed without a folder is one page.
+    let ended = dir.run("man").ok();
+    assert_eq!(
+        (ended.stdout.as_str(), ended.stderr.as_str()),
+        (main.as_str(), "")
+    );
+    let line = dir.refusal(&mut dir.dmafile("man missing"), 1);
+    let wanted = "cannot write the man pages: missing: No such file or directory (ENOENT)";
+    assert_eq!(line, wanted);
+}
+
+#[test]
+fn help_of_load_has_its_options_in_order_of_need() {
+    let help = Dir::new().run("load --help").ok().stdout;
+    let headings = [
+        "What to load:",
+        "Where to:",
+        "Output:",
+        "Tuning, rarely needed:",
+    ];
+    let found = headings.map(|heading| help.find(&format!("\n{heading}\n")));
+    assert!(
+        found.iter().all(Option::is_some) && found.is_sorted(),
+        "{help}"
+    );
+    for option in [
+        "--pages <PAGES>",
+        "--method <METHOD>",
+        "--block <BYTES>",
+        "--offset <BYTES>",
+    ] {
+        assert!(help.contains(option), "no {option} in {help}");
     }
 }
 

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Dir, KIB, MIB, NOBODY, done, end, limit, reads_directly, run_as, sha256, skip};
+use common::{
+    Dir, KIB, MIB, NOBODY, POOL, done, end, limit, own_user, reads_directly, run_as, sha256, skip,
+};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 #[test]
 fn little_lockable_memory_means_plain_buffers() {
@@ -18,8 +18,8 @@ fn little_lockable_memory_means_plain_buffers() {
     if !reads_directly(&dir) {
         return;
     }
-    // A user of its own: what others have locked counts too.
-    let uid = NOBODY - 2;
+    // What others of the same user have locked counts too.
+    let uid = own_user(2);
     let run = |args: &str, locked| {
         let mut command = dir.load(&format!("file --io direct {args}"));
         limit(&mut command, libc::RLIMIT_MEMLOCK, locked);
@@ -210,19 +210,11 @@ fn without_a_second_thread_one_does_all_of_it() {
         common::evict(&File::open(&file).unwrap());
         // A COMMAND that needs no second process.
         command.args(["--", "sh", "-c", "exec sha256sum /proc/self/fd/$DMAFILE_FD"]);
-        // A user of its own, who has no other process.
-        run_as(&mut command, NOBODY - 1);
+        // A user who has no other process.
+        run_as(&mut command, own_user(1));
         let ended = end(limit(&mut command, libc::RLIMIT_NPROC, 1)).ok();
         assert!(ended.stdout.starts_with(&digest), "{args}: {ended:?}");
     }
-}
-
-/// One test at a time changes the pool of huge pages or relies on it, whatever process it is in.
-fn pool_lock() -> File {
-    let file = File::open(POOL).unwrap();
-    // SAFETY: a lock on an open file, given back when it is closed.
-    done(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }).unwrap();
-    file
 }
 
 fn pool() -> u64 {
@@ -250,8 +242,7 @@ impl Drop for Grown {
 
 #[test]
 fn pool_without_room_is_named_and_auto_goes_without() {
-    let _lock = pool_lock();
-    let dir = Dir::new();
+    let dir = Dir::alone_with_pool();
     // Data at both ends, and more in between than the pool holds; holes count there.
     let size = pool() * 2 * MIB + 64 * MIB;
     let file = dir.file("file", MIB);
@@ -278,11 +269,10 @@ fn pool_without_room_is_named_and_auto_goes_without() {
 
 #[test]
 fn pool_with_room_is_used() {
-    let _lock = pool_lock();
+    let dir = Dir::alone_with_pool();
     let Some(_grown) = Grown::by(16) else {
         return skip("the pool of huge pages cannot be grown");
     };
-    let dir = Dir::new();
     let size = 20 * MIB + 5;
     let file = dir.file("file", size);
     for args in [
@@ -363,11 +353,10 @@ impl Drop for PoolLimit {
 
 #[test]
 fn pool_that_a_cgroup_keeps_from_us_is_done_without() {
-    let _lock = pool_lock();
+    let dir = Dir::alone_with_pool();
     let (Some(_grown), Some(limit)) = (Grown::by(16), PoolLimit::new(8 * MIB)) else {
         return skip("no pool of huge pages, or no cgroup that limits it");
     };
-    let dir = Dir::new();
     let file = dir.file("file", 20 * MIB);
     let confined = |mut command: Command, hidden| {
         confine(&mut command, &limit.group);

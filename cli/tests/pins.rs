@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, MIB, NOBODY, end, eventually, is_root, limit, run_as, skip};
+use common::{Dir, MIB, end, eventually, is_root, limit, own_user, run_as, skip};
 use io_uring::IoUring;
 use serde_json::{Value, json};
 use std::fs;
@@ -19,6 +19,11 @@ const BUFFERS: [u64; 2] = [3, 5];
 const LOCKED: u64 = 7;
 /// Its limit on both together, unless it has a lower one.
 const LIMIT: u64 = 6 * MIB;
+
+/// An ordinary user, for tests that run as root.
+fn user() -> u32 {
+    own_user(0)
+}
 
 fn page() -> u64 {
     // SAFETY: asks for a number.
@@ -205,11 +210,11 @@ fn process(pins: &Value) -> Value {
 
 #[test]
 fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
-    let Some(mut pinning) = Pinning::start(NOBODY) else {
+    let Some(mut pinning) = Pinning::start(user()) else {
         return;
     };
     let pid = pinning.pid().to_string();
-    let json = pins(&pid, NOBODY);
+    let json = pins(&pid, user());
     let shown = process(&json);
     let pinned = BUFFERS.iter().sum::<u64>() * page();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -228,7 +233,7 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
 
     let text = end(run_as(
         &mut Dir::new().dmafile(&format!("pins {pid}")),
-        NOBODY,
+        user(),
     ))
     .ok();
     assert_eq!(text.stderr, "");
@@ -246,8 +251,8 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
 
     pinning.release();
     // Older kernels unpin some time after they said so.
-    eventually("unpinned", || process(&pins(&pid, NOBODY))["pinned"] == 0);
-    let shown = process(&pins(&pid, NOBODY));
+    eventually("unpinned", || process(&pins(&pid, user()))["pinned"] == 0);
+    let shown = process(&pins(&pid, user()));
     assert_eq!(shown["locked"], 0);
     let ring = &shown["rings"][0];
     assert_eq!((&ring["count"], &ring["bytes"]), (&json!(0), &json!(0)));
@@ -256,10 +261,10 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
 
 #[test]
 fn without_a_number_all_that_pin_are_listed_with_their_users() {
-    let (Some(mut one), Some(two)) = (Pinning::start(NOBODY), Pinning::start(NOBODY)) else {
+    let (Some(mut one), Some(two)) = (Pinning::start(user()), Pinning::start(user())) else {
         return;
     };
-    let json = pins("", NOBODY);
+    let json = pins("", user());
     let listed = |json: &Value, pid: u32| {
         let processes = json["processes"].as_array().unwrap();
         processes.iter().find(|shown| shown["pid"] == pid).cloned()
@@ -276,7 +281,7 @@ fn without_a_number_all_that_pin_are_listed_with_their_users() {
         users.iter().find(|user| user["uid"] == uid).cloned()
     };
     assert!(of_user(&json).unwrap()["pinned"].as_u64().unwrap() >= both);
-    let json = pins(&one.pid().to_string(), NOBODY);
+    let json = pins(&one.pid().to_string(), user());
     assert!(of_user(&json).unwrap()["pinned"].as_u64().unwrap() >= both);
     if is_root() {
         // Root's capability is gone with root.
@@ -284,7 +289,7 @@ fn without_a_number_all_that_pin_are_listed_with_their_users() {
     }
     one.release();
     eventually("not listed", || {
-        let json = pins("", NOBODY);
+        let json = pins("", user());
         listed(&json, one.pid()).is_none() && listed(&json, two.pid()).is_some()
     });
 }
@@ -303,7 +308,7 @@ fn processes_of_others_are_counted_and_what_is_public_of_them_is_shown() {
     } else {
         1
     };
-    let json = pins(&pid.to_string(), NOBODY);
+    let json = pins(&pid.to_string(), user());
     let shown = process(&json);
     assert_eq!(shown["rings"], Value::Null);
     assert_eq!(json["unreadable"], 1);
@@ -316,10 +321,10 @@ fn processes_of_others_are_counted_and_what_is_public_of_them_is_shown() {
         (format!("pins {pid}"), remark),
         ("pins".into(), "; run as root"),
     ] {
-        let text = end(run_as(&mut Dir::new().dmafile(&args), NOBODY)).ok();
+        let text = end(run_as(&mut Dir::new().dmafile(&args), user())).ok();
         assert!(text.stdout.contains(remark), "{text:?}");
     }
-    assert!(pins("", NOBODY)["unreadable"].as_u64().unwrap() >= 1);
+    assert!(pins("", user())["unreadable"].as_u64().unwrap() >= 1);
 }
 
 #[test]
@@ -327,7 +332,7 @@ fn root_sees_the_processes_of_others_and_which_of_them_a_limit_binds() {
     if !rules() {
         return skip("not root, or with less than all of its capabilities");
     }
-    for (uid, lifted) in [(0, true), (NOBODY, false)] {
+    for (uid, lifted) in [(0, true), (user(), false)] {
         let Some(pinning) = Pinning::start(uid) else {
             return;
         };
@@ -445,7 +450,7 @@ fn counters_of_the_machine_are_those_of_the_kernel() {
     };
     let names = ["nr_foll_pin_acquired ", "nr_foll_pin_released "];
     let before = names.map(counter);
-    let json = pins("", NOBODY);
+    let json = pins("", user());
     let after = names.map(counter);
     let system = &json["system"];
     for (index, key) in ["acquired", "released"].into_iter().enumerate() {
@@ -465,15 +470,15 @@ fn counters_of_the_machine_are_those_of_the_kernel() {
 
 #[test]
 fn pins_of_a_process_are_among_those_of_the_machine() {
-    let Some(_pinning) = Pinning::start(NOBODY) else {
+    let Some(_pinning) = Pinning::start(user()) else {
         return;
     };
-    if pins("", NOBODY)["system"]["pages"].is_null() {
+    if pins("", user())["system"]["pages"].is_null() {
         return skip("this kernel does not count pins");
     }
     // Processors hand in their counts about once a second.
     eventually("counted", || {
-        let pages = pins("", NOBODY)["system"]["pages"].as_u64().unwrap();
+        let pages = pins("", user())["system"]["pages"].as_u64().unwrap();
         pages >= BUFFERS.iter().sum::<u64>()
     });
 }

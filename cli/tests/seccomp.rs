@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, MIB, NOBODY, cached, end, run_as, sha256};
+use common::{Dir, MIB, NOBODY, Warm, cached, end, run_as, sha256};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
@@ -241,7 +241,7 @@ fn without_cachestat_residency_is_learned_by_peeking() {
             assert!(cold.reasons().contains(&why), "{}", cold.reasons());
             assert!(cached(&file).is_none_or(|bytes| bytes == 0));
         }
-        fs::read(&file).unwrap();
+        let _warm = Warm::range(&fs::File::open(&file).unwrap(), 0..SIZE);
         let warm = run();
         let why = format!("RWF_NOWAIT, by the MiB (cachestat: {name})\n");
         assert!(warm.reasons().contains(&why), "{}", warm.reasons());
@@ -256,7 +256,7 @@ fn stranger_to_the_file_learns_residency_by_peeking() {
     }
     let dir = Dir::new();
     let file = dir.file("file", SIZE);
-    fs::read(&file).unwrap();
+    let _warm = Warm::range(&fs::File::open(&file).unwrap(), 0..SIZE);
     let mut command = dir.load("file");
     let loaded = dir.loaded(run_as(&mut command, NOBODY));
     assert_eq!(loaded.digest, sha256(&file, 0, SIZE));

@@ -20,11 +20,30 @@ fn text_lists_the_tensors() {
         format!(
             "a.safetensors: safetensors, 2 tensors, 2.71 KiB in 1 file\n\
              \x20 who = a test\n\
-             a.0.w  U8       [1000]          1000 bytes at {data}\n\
-             a.1.w  U8       [1777]          1777 bytes at {}\n",
+             a.0.w  U8  [1000]  1000 bytes at {data}\n\
+             a.1.w  U8  [1777]  1777 bytes at {}\n",
             data + 1000
         )
     );
+}
+
+#[test]
+fn columns_are_as_wide_as_what_is_seen() {
+    let dir = Dir::new();
+    let mut written = tensors("a", 1, 1000);
+    for name in ["ä", "漢字"] {
+        written.extend(tensors(name, 1, 20_000));
+    }
+    safetensors(&dir.path("a.safetensors"), &written);
+    let text = dir.run("show a.safetensors").ok().stdout;
+    // A Chinese character is as wide as two others.
+    for line in [
+        "\na.0.w     U8  [1000]    1000 bytes",
+        "\nä.0.w     U8  [20000]  20000 bytes",
+        "\n漢字.0.w  U8  [20000]  20000 bytes",
+    ] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
 }
 
 #[test]

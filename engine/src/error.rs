@@ -84,7 +84,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn why(mut self, why: impl Into<Message>) -> Self {
+    pub(crate) fn with_why(mut self, why: impl Into<Message>) -> Self {
         self.0.why = why.into();
         self
     }
@@ -112,6 +112,11 @@ impl Error {
     /// The file, offset or limit it happened at; empty where there is none.
     pub fn place(&self) -> &str {
         &self.0.place
+    }
+
+    /// What is wrong.
+    pub fn why(&self) -> &Message {
+        &self.0.why
     }
 
     /// What would mend it; empty where nothing is known to.

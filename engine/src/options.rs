@@ -8,6 +8,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
 /// Smallest and largest block, in bytes.
 pub const BLOCK_RANGE: (u64, u64) = (4 << 10, 64 << 20);
@@ -138,123 +139,154 @@ impl FromStr for Kind {
     }
 }
 
-/// Declares an enum whose variants are words of the command line.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-        #[non_exhaustive]
-        pub enum $name {
-            $($(#[$variant_doc])* #[serde(rename = $word)] $variant),+
-        }
-
-        impl $name {
-            /// Every value, in the order the documentation lists them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The word for it on the command line and in JSON.
-            pub fn word(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word),+
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.word())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = Error;
-
-            fn from_str(text: &str) -> Result<Self> {
-                Self::ALL
-                    .iter()
-                    .copied()
-                    .find(|value| value.word() == text)
-                    .ok_or_else(|| {
-                        let words: Vec<_> = Self::ALL.iter().map(|value| value.word()).collect();
-                        Error::usage(
-                            Opt::$name,
-                            format!("'{text}' is none of {}", words.join(", ")),
-                        )
-                    })
-            }
-        }
-    };
+/// How large the pages of a buffer should be.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Pages::unknown)]
+#[non_exhaustive]
+pub enum Pages {
+    /// Huge wherever an ordinary user gets them.
+    Auto,
+    /// Base pages, whatever their size is on this machine.
+    #[strum(serialize = "4k")]
+    Small,
+    /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
+    Thp,
+    /// Pages of the hugetlb pool.
+    Huge,
 }
 
-words! {
-    /// How large the pages of a buffer should be.
-    Pages {
-        /// Huge wherever an ordinary user gets them.
-        Auto = "auto",
-        /// Base pages, whatever their size is on this machine.
-        Small = "4k",
-        /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
-        Thp = "thp",
-        /// Pages of the hugetlb pool.
-        Huge = "huge",
+impl Pages {
+    /// Every value, in the order the documentation lists them.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The word for it on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Pages, Self::ALL, text)
     }
 }
 
-words! {
-    /// How bytes move.
-    Method {
-        /// The fastest that works here.
-        Auto = "auto",
-        /// io_uring, buffers registered where the pin limit allows.
-        Uring = "uring",
-        /// pread(2) on a pool of threads.
-        Threads = "threads",
-        /// pread(2), one after the other: the plain baseline.
-        Read = "read",
-        /// Copy from a mapping of the file.
-        Mmap = "mmap",
-        /// Direct reads into a small ring, and one copy from there: for memory that direct reads
-        /// cannot land in, the mappings of most dma-bufs above all.
-        Bounce = "bounce",
-        /// sendfile(2) into the buffer's descriptor.
-        Sendfile = "sendfile",
-        /// splice(2) through a pipe into the buffer's descriptor.
-        Splice = "splice",
-        /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
-        Module = "module",
-        /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.
-        CopyFileRange = "copy-file-range",
-        /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
-        HeapRead = "heap-read",
+/// How bytes move.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Method::unknown)]
+#[non_exhaustive]
+pub enum Method {
+    /// The fastest that works here.
+    Auto,
+    /// io_uring, buffers registered where the pin limit allows.
+    Uring,
+    /// pread(2) on a pool of threads.
+    Threads,
+    /// pread(2), one after the other: the plain baseline.
+    Read,
+    /// Copy from a mapping of the file.
+    Mmap,
+    /// Direct reads into a small ring, and one copy from there: for memory that direct reads
+    /// cannot land in, the mappings of most dma-bufs above all.
+    Bounce,
+    /// sendfile(2) into the buffer's descriptor.
+    Sendfile,
+    /// splice(2) through a pipe into the buffer's descriptor.
+    Splice,
+    /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
+    Module,
+    /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.
+    CopyFileRange,
+    /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
+    HeapRead,
+}
+
+impl Method {
+    /// Every value, in the order the documentation lists them.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The word for it on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Method, Self::ALL, text)
     }
 }
 
-words! {
-    /// Whether reads pass by the page cache.
-    Io {
-        /// Per extent: what sits in the page cache is copied from it, the rest is read directly.
-        Auto = "auto",
-        /// `O_DIRECT` only.
-        Direct = "direct",
-        /// Through the page cache only.
-        Buffered = "buffered",
+/// Whether reads pass by the page cache.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Io::unknown)]
+#[non_exhaustive]
+pub enum Io {
+    /// Per extent: what sits in the page cache is copied from it, the rest is read directly.
+    Auto,
+    /// `O_DIRECT` only.
+    Direct,
+    /// Through the page cache only.
+    Buffered,
+}
+
+impl Io {
+    /// Every value, in the order the documentation lists them.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The word for it on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Io, Self::ALL, text)
     }
 }
 
-words! {
-    /// When the pages of a buffer come into being.
-    Allocation {
-        /// Whichever is cheaper.
-        Auto = "auto",
-        // AR-15.
-        /// By a thread of its own, one gather ahead of the reads.
-        Ahead = "ahead",
-        /// Inside the read, page by page as it lands.
-        InRead = "in-read",
-        // AR-21.
-        /// All of them before the first read: the order to compare with.
-        Before = "before",
+/// When the pages of a buffer come into being.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Allocation::unknown)]
+#[non_exhaustive]
+pub enum Allocation {
+    /// Whichever is cheaper.
+    Auto,
+    // AR-15.
+    /// By a thread of its own, one gather ahead of the reads.
+    Ahead,
+    /// Inside the read, page by page as it lands.
+    InRead,
+    // AR-21.
+    /// All of them before the first read: the order to compare with.
+    Before,
+}
+
+impl Allocation {
+    /// Every value, in the order the documentation lists them.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The word for it on the command line and in JSON.
+    pub fn word(self) -> &'static str {
+        self.into()
     }
+
+    fn unknown(text: &str) -> Error {
+        none_of(Opt::Allocation, Self::ALL, text)
+    }
+}
+
+/// What a word says that is none of an option's.
+fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
+    let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
+    Error::usage(option, format!("'{text}' is none of {}", words.join(", ")))
 }
 
 #[cfg(test)]
@@ -266,6 +298,8 @@ mod tests {
     fn words_round_trip() {
         for &method in Method::ALL {
             assert_eq!(method.word().parse::<Method>().unwrap(), method);
+            assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
+            assert_eq!(serde_json::to_value(method).unwrap(), method.word());
         }
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(

@@ -1,5 +1,6 @@
 //! What was decided during one run and why: one log, from the first look at the file to the report.
 
+use crate::sync::lock;
 use serde::Serialize;
 use std::sync::Mutex;
 
@@ -32,17 +33,11 @@ impl Reasons {
             choice: choice.to_string(),
             why: why.into(),
         };
-        self.0
-            .lock()
-            .expect("no holder of this lock panics")
-            .push(reason);
+        lock(&self.0).push(reason);
     }
 
     /// All of them so far, in their order.
     pub(crate) fn list(&self) -> Vec<Reason> {
-        self.0
-            .lock()
-            .expect("no holder of this lock panics")
-            .clone()
+        lock(&self.0).clone()
     }
 }

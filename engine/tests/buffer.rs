@@ -210,7 +210,7 @@ fn what_a_stranger_sends_is_not_trusted() {
             Some(loose.as_fd()),
             "not sealed against shrinking",
         ),
-        (message(0, 8192), Some(plain.as_fd()), "no memfd"),
+        (message(0, 8192), Some(plain.as_fd()), "not a memfd"),
         (message(0, 8193), sealed, "outside"),
         (message(u64::MAX, 2), sealed, "no end"),
         (message(8192, 0), sealed, "empty"),
@@ -225,6 +225,41 @@ fn what_a_stranger_sends_is_not_trusted() {
         let error = receive(&message, fd).to_string();
         assert!(error.contains(why), "{error} should say {why}");
     }
+}
+
+/// The sender may punch holes into hugetlb pages, which gives them back to the pool: a touch of a
+/// mapping would raise SIGBUS once that is empty.
+#[test]
+fn received_hugetlb_pages_are_not_touched_before_they_are_sealed() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let huge = match rustix::fs::memfd_create("huge", flags) {
+        Ok(huge) => huge,
+        Err(errno) => return eprintln!("SKIP: no hugetlb memfd ({errno})"),
+    };
+    // No page of a pool is needed for this: it is all holes.
+    ftruncate(&huge, 4 << 20).unwrap();
+    fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let parts = [
+        &b"dmafile1"[..],
+        &5_u64.to_le_bytes(),
+        &(3_u64 << 20).to_le_bytes(),
+    ];
+    send_with(&ours, &parts.concat(), huge.as_fd());
+    let mut received = Buffer::receive(&theirs).unwrap();
+    assert!(received.as_ptr().is_none() && received.as_slice().is_none());
+    let mut bytes = [7; 100];
+    received
+        .access()
+        .unwrap()
+        .read_at(1 << 20, &mut bytes)
+        .unwrap();
+    assert_eq!(bytes, [0; 100]);
+    // Sealed, its pages stay; mapping them takes pages of the pool, which there may be none of.
+    let sealed = received.seal().is_ok();
+    assert_eq!(received.as_slice().is_some(), sealed);
+    assert!(fcntl_get_seals(&huge).unwrap().contains(SealFlags::WRITE));
 }
 
 fn send_with(socket: &UnixStream, message: &[u8], fd: std::os::fd::BorrowedFd<'_>) {

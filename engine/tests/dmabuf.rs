@@ -1,5 +1,5 @@
 //! dma-bufs on a kernel that has them: what they hold is read by mappings of this test's own. Elsewhere
-//! these tests say that they are skipped; vm/ runs them on a kernel that has both nodes.
+//! these tests say that they are skipped; tests/vm/ runs them on a kernel that has both nodes.
 #![allow(unsafe_code, reason = "a reader of its own takes a mapping of its own")]
 
 mod common;
@@ -22,7 +22,7 @@ fn machine() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     let there = ["/dev/udmabuf", "/dev/dma_heap/system"].map(|node| Path::new(node).exists());
     if there != [true, true] {
-        let line = "SKIP: no dma-bufs on this kernel; vm/ has one with them\n";
+        let line = "SKIP: no dma-bufs on this kernel; tests/vm/ has one with them\n";
         std::io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }

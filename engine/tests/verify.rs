@@ -51,7 +51,7 @@ fn a_partly_cached_file_is_hashed_in_order() {
     let want = file_digest(&path, 0, len as u64);
     for (start, end) in [(0, 5 << 20), (7 << 20, 12 << 20), (15 << 20, 20 << 20)] {
         common::evict(&path);
-        warm(&path, start, end);
+        let _warm = warm(&path, start, end);
         let loaded = Load::new(&path).verify(sha256()).run().unwrap();
         assert_eq!(loaded.report.io, Io::Auto);
         assert_eq!(loaded.report.verify[0].digest, want);

@@ -8,7 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "test.h"
-#include "../../vm/inside/drm.h"
+#include "../../tests/vm/inside/drm.h"
 
 #include <pthread.h>
 #include <signal.h>

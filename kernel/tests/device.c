@@ -9,7 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "test.h"
-#include "../../vm/testdev/testdev.h"
+#include "vm/testdev/testdev.h"
 
 #define LENGTH		(3 << 20)
 /* What a device says that doesn't care. */

@@ -8,15 +8,12 @@ from . import _dmafile
 
 def main() -> int:
     """Runs the command with the arguments of this process; returns its exit status."""
-    if sys.argv[1:2] == ["bench"]:
-        # By this Python, where the native command would look for one.
-        from dmafile_bench.__main__ import main as bench
-
-        return bench(sys.argv[2:])
     # The interpreter's handler would only note the signal. One that is ignored stays so.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _dmafile.main(["dmafile", *sys.argv[1:]])
+    # For `dmafile bench`. With -P nothing is imported from the current folder.
+    again = [sys.executable, "-P", "-m", "dmafile"]
+    return _dmafile.main(["dmafile", *sys.argv[1:]], again)
 
 
 if __name__ == "__main__":

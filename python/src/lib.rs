@@ -12,10 +12,10 @@ use pyo3::prelude::*;
 use std::ffi::OsString;
 
 /// Runs the `dmafile` command with these arguments, the program's name first; returns its exit
-/// status.
+/// status. `again` is what starts the command: a program and its first arguments.
 #[pyfunction]
-fn main(py: Python<'_>, args: Vec<OsString>) -> u8 {
-    py.detach(|| dmafile_cli::run(args))
+fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
+    py.detach(|| dmafile_cli::run_as(&again, args))
 }
 
 /// The compiled half of dmafile; use the package.

@@ -5,15 +5,12 @@ use crate::error::raise;
 use crate::job::Job;
 use crate::request::{self, MODEL};
 use dmafile::format::{Dtype, Value};
-use dmafile::{Kind, Load, Pattern, Tensor};
+use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
 use pyo3::exceptions::{PyKeyError, PyNotImplementedError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use std::collections::HashMap;
 use std::path::PathBuf;
-
-/// What is read in less time than a load takes to prepare, in bytes.
-const SMALL: u64 = 256 << 10;
 
 /// The headers of a model; its files stay open.
 #[pyclass(frozen, module = "dmafile._dmafile")]
@@ -132,7 +129,7 @@ impl Model {
         options: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tensor = self.tensor(name)?;
-        if nbytes > SMALL || !options.is_empty() {
+        if nbytes > SMALL_READ || !options.is_empty() {
             let load = self.model.load_part(tensor, offset, nbytes);
             let buffer = self.run(py, load, options, None)?;
             return Ok(Bound::new(py, buffer)?.into_any());

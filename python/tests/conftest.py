@@ -1,16 +1,23 @@
 """Files to load, on the disk of the checkout: /tmp may be a tmpfs, where nothing is direct."""
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
 import pytest
+
+# As in a terminal: a script's background jobs ignore it, and what they start does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 SIZE = (3 << 20) + 123
@@ -27,6 +34,20 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
+def eventually(happened: Callable[[], bool]) -> None:
+    """Waits for it; nothing here takes a minute, even on a crowded machine, unless it hangs."""
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def bytes_read() -> int:
+    """What this process has read by system calls: less than the file by a load that was stopped."""
+    first = Path("/proc/self/io").read_text().splitlines()[0]
+    return int(first.removeprefix("rchar: "))
+
+
 def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -39,6 +60,17 @@ def file_sha256(path: str | Path) -> str:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pool() -> Iterator[None]:
+    """Loads may take huge pages from the pool; a test of the command that fills it, in whatever
+    process, holds this lock alone, and does not meet ours."""
+    path = Path("/proc/sys/vm/nr_hugepages")
+    with contextlib.ExitStack() as held:
+        if path.exists():
+            fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import dmafile
 import pytest
-from conftest import SIZE
+
+from conftest import SIZE, eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,14 +45,11 @@ def test_a_buffer_travels_to_a_program_in_c(
     place = Path(os.path.relpath(folder / f"socket-{seal}-{offset}"))
     program = subprocess.Popen([*receiver, str(place)], stdout=subprocess.PIPE, text=True)
     try:
-        for _ in range(1000):
-            if place.exists():
-                break
-            time.sleep(0.01)
         with dmafile.load(file, offset=offset) as buffer, socket.socket(socket.AF_UNIX) as peer:
             if seal:
                 buffer.seal()
-            peer.connect(str(place))
+            # The socket is there a moment before anybody listens at it.
+            eventually(lambda: peer.connect_ex(str(place)) == 0)
             buffer.send(peer)
         out, _ = program.communicate(timeout=60)
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dmafile
 import pytest
+
 from conftest import file_sha256
 
 COMMAND = Path(sys.executable).parent / "dmafile"
@@ -48,6 +49,18 @@ def test_a_command_inherits_the_buffer_and_nothing_else(file: Path) -> None:
     assert int(ignored, 16) & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGPIPE - 1)) == 0
 
 
+def test_it_measures_itself_and_imports_nothing_from_the_current_folder(
+    file: Path, tmp_path: Path
+) -> None:
+    """Every run that is measured is a process of its own, of this Python."""
+    for name in ("dmafile.py", "dmafile_bench.py", "signal.py"):
+        (tmp_path / name).write_text("open('ran', 'w').close()\n")
+    done = run("bench", file, "--json", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line["way"] for line in json.loads(done.stdout)["table"]} > {"dmafile"}
+    assert not (tmp_path / "ran").exists()
+
+
 def test_ctrl_c_ends_it_with_130(slow: Path) -> None:
     for send in (signal.SIGINT, signal.SIGTERM):
         command = [
@@ -66,7 +79,7 @@ def test_ctrl_c_ends_it_with_130(slow: Path) -> None:
             # The plan is printed before the first byte moves.
             process.stdout.readline()
             process.send_signal(send)
-            assert process.wait(timeout=10) == 130
+            assert process.wait(timeout=60) == 130
 
 
 @pytest.mark.parametrize("ignored", [False, True])

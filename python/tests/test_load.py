@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import dmafile
 import pytest
-from conftest import SIZE, SLOWLY, Run, file_sha256, open_files, sha256
+
+from conftest import SIZE, SLOWLY, Run, bytes_read, file_sha256, open_files, sha256
 
 
 def test_another_program_reads_the_same_bytes(file: Path) -> None:
@@ -212,10 +212,10 @@ def test_an_exception_in_progress_stops_the_load(slow: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise KeyError(total)
 
-    begin = time.monotonic()
+    read = bytes_read()
     with pytest.raises(KeyError):
         dmafile.load(slow, **SLOWLY, progress=fail)
-    assert time.monotonic() - begin < 1
+    assert bytes_read() - read < slow.stat().st_size
     assert open_files() == before
 
 
@@ -223,13 +223,20 @@ def test_ctrl_c_stops_the_load_and_leaves_nothing(slow: Path) -> None:
     program = """
 import os, sys, threading, time, dmafile
 fds = len(os.listdir("/proc/self/fd"))
+end = time.monotonic() + 60
 seen = lambda done, total: print("going", flush=True) if done else None
 try:
     dmafile.load(sys.argv[1], method="read", io="direct", block=4096, progress=seen)
 except KeyboardInterrupt:
+    read = int(open("/proc/self/io").readline().split()[1])
     memory = [line for line in open("/proc/self/smaps") if "memfd" in line]
+    # A thread that has ended, and been waited for, is listed for a moment more.
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
+        time.sleep(0.001)
     tasks = len(os.listdir("/proc/self/task"))
-    print("stopped", len(os.listdir("/proc/self/fd")) - fds, memory, tasks, flush=True)
+    fds = len(os.listdir("/proc/self/fd")) - fds
+    whole = read >= os.stat(sys.argv[1]).st_size
+    print("stopped", whole, fds, memory, tasks, flush=True)
 """
     with subprocess.Popen(
         [sys.executable, "-c", program, slow], stdout=subprocess.PIPE, text=True
@@ -237,10 +244,8 @@ except KeyboardInterrupt:
         assert process.stdout is not None
         assert process.stdout.readline() == "going\n"
         process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
         rest = process.stdout.read()
-    assert time.monotonic() - begin < 1
-    assert rest.splitlines()[-1] == "stopped 0 [] 1"
+    assert rest.splitlines()[-1] == "stopped False 0 [] 1"
     assert process.returncode == 0
 
 
@@ -255,12 +260,11 @@ def test_other_threads_run_on_meanwhile(slow: Path) -> None:
 
     counter = threading.Thread(target=count)
     counter.start()
-    begin = time.monotonic()
     dmafile.load(slow, length=24 << 20, **SLOWLY)
-    seconds = time.monotonic() - begin
     ended.set()
     counter.join()
-    assert turns > seconds * 100, (turns, seconds)
+    # It would turn once if it had to wait.
+    assert turns > 3
 
 
 def test_loads_in_several_threads_and_after_a_fork(file: Path, python: Run) -> None:

@@ -2,6 +2,11 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+#[path = "../../../engine/tests/common/page_cache.rs"]
+mod page_cache;
+
+#[allow(unused_imports, reason = "each test file uses its own part")]
+pub use page_cache::{Warm, evict};
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
@@ -34,15 +39,33 @@ const CHECKSUM: &str = "tail -c +$((DMAFILE_OFFSET + 1)) /proc/self/fd/$DMAFILE_
 static BINARY: LazyLock<File> =
     LazyLock::new(|| File::open(env!("CARGO_BIN_EXE_dmafile")).unwrap());
 
+/// The pool of huge pages, which all loads on this machine share.
+pub const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
 /// A folder for one test; commands run in it and name its files without a path.
-pub struct Dir(tempfile::TempDir);
+pub struct Dir(tempfile::TempDir, Option<File>);
 
 impl Dir {
     pub fn new() -> Self {
+        Self::with_pool(libc::LOCK_SH)
+    }
+
+    /// For a test that changes the pool of huge pages, or counts on what is in it: no other test
+    /// with a folder runs meanwhile, in whatever process, as its loads might take pages from there.
+    pub fn alone_with_pool() -> Self {
+        Self::with_pool(libc::LOCK_EX)
+    }
+
+    fn with_pool(lock: i32) -> Self {
+        let pool = File::open(POOL).ok();
+        if let Some(file) = &pool {
+            // SAFETY: a lock on an open file, given back when it is closed.
+            done(unsafe { libc::flock(file.as_raw_fd(), lock) }).unwrap();
+        }
         let dir = tempfile::tempdir_in(DISK).unwrap();
         // Whoever the command runs as writes its report here.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
-        Self(dir)
+        Self(dir, pool)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -81,6 +104,7 @@ impl Dir {
             .args(args.split_whitespace())
             .current_dir(self.0.path())
             .stdin(Stdio::null());
+        interruptible(&mut command);
         command
     }
 
@@ -340,14 +364,6 @@ fn memfd_with(flags: u32, bytes: u64) -> File {
     file
 }
 
-/// Writes a file out and drops it from the page cache.
-pub fn evict(file: &File) {
-    file.sync_all().unwrap();
-    // SAFETY: advice on an open file.
-    let done = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    assert_eq!(done, 0);
-}
-
 /// Bytes of a file in the page cache, by the program `fincore`; None without it.
 pub fn cached(path: &Path) -> Option<u64> {
     let mut command = Command::new("fincore");
@@ -407,6 +423,26 @@ pub fn own_mounts() -> io::Result<()> {
 pub fn is_root() -> bool {
     // SAFETY: asks for a number.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// Has a command end at SIGINT and SIGQUIT, as in a terminal: in the background of a script they are
+/// ignored, and stay so.
+pub fn interruptible(command: &mut Command) -> &mut Command {
+    // SAFETY: signal(2) may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A user of this process's own, told apart by `number`: limits that count by user count what other
+/// runs of these tests do, too.
+pub fn own_user(number: u32) -> u32 {
+    20_000 + (std::process::id() * 4 + number) % 40_000
 }
 
 /// Has a command run as user `uid` where the tests run as root.

@@ -68,13 +68,13 @@ pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
     let error = Error::os("cannot make the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
-            .why("the hugetlb pool has no room for it")
+            .with_why("the hugetlb pool has no room for it")
             .with_remedy(message![
                 "make it larger: sysctl vm.nr_hugepages=N, or use ",
                 Opt::Pages.set(Pages::Thp)
             ]),
         (Errno::NOMEM, _, Some(limit)) => error
-            .why(format!(
+            .with_why(format!(
                 "it does not fit the limit on address space, {limit} bytes"
             ))
             .with_remedy("raise it: ulimit -v"),
@@ -82,16 +82,16 @@ pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
             error.with_remedy("free memory, or raise vm.overcommit_memory's limit")
         }
         (Errno::INVAL, Pages::Huge, _) => error
-            .why("this kernel has no hugetlb pages")
+            .with_why("this kernel has no hugetlb pages")
             .with_remedy(message!["use ", Opt::Pages.set(Pages::Thp)]),
         (Errno::FAULT, Pages::Huge, _) => error
-            .why("a cgroup limits hugetlb pages to less")
+            .with_why("a cgroup limits hugetlb pages to less")
             .with_remedy(message![
                 "raise its hugetlb limit, or use ",
                 Opt::Pages.set(Pages::Thp)
             ]),
         (Errno::FBIG, ..) => error
-            .why("it exceeds the limit on file size")
+            .with_why("it exceeds the limit on file size")
             .with_remedy("raise it: ulimit -f"),
         _ => error,
     }

@@ -124,7 +124,8 @@ impl Finish for Memfd {
 
 /// Filled, or received.
 pub(super) struct FilledMemfd {
-    /// None only where it could not be mapped again after it was sealed.
+    /// None where a touch could raise a signal, and where it could not be mapped again after it was
+    /// sealed: then its bytes go through the descriptor.
     view: Option<View>,
     fd: OwnedFd,
     size: u64,
@@ -139,24 +140,20 @@ impl FilledMemfd {
         }
         let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
         let sealed = seals.contains(SealFlags::WRITE);
-        if stat.is_hugetlb() && !sealed {
-            // The sender may punch a hole, and where the pool has no page left the next touch of it
-            // is SIGBUS.
-            let why =
-                "its memfd is on hugetlb pages and not sealed against writing: its pages may go";
-            return Err(why.to_string());
-        }
         if end > stat.size {
             return Err("its range lies outside its memfd".to_string());
         }
         let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
-        let view = match sealed {
-            true => View::sealed(fd.as_fd(), len),
-            false => Mapping::shared(fd.as_fd(), len, 1, true).map(Mapping::into_view),
+        let mapped = match sealed {
+            true => View::sealed(fd.as_fd(), len).map(Some),
+            // The sender may punch holes, which gives its pages back to the pool, and where that is
+            // empty the next touch is SIGBUS: it is read through its descriptor.
+            false if stat.is_hugetlb() => Ok(None),
+            false => Mapping::shared(fd.as_fd(), len, 1, true).map(|map| Some(map.into_view())),
         };
-        let view = view.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
+        let view = mapped.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
         Ok(Self {
-            view: Some(view),
+            view,
             fd,
             size: stat.size,
         })

@@ -92,7 +92,7 @@ impl Buffer {
             (Some(one), true) => Ok(one),
             _ => Err(Error::os("cannot hand the buffer on", Errno::FBIG)
                 .at(kind)
-                .why("it consists of several dma-bufs")
+                .with_why("it consists of several dma-bufs")
                 .with_remedy("take all of them, or raise size_limit_mb of udmabuf")),
         }
     }
@@ -107,7 +107,7 @@ impl Buffer {
             let error = Error::os("cannot hand the buffer on", errno).at(kind);
             match errno {
                 Errno::OPNOTSUPP => error
-                    .why("private memory has no descriptor")
+                    .with_why("private memory has no descriptor")
                     .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]),
                 _ => error,
             }
@@ -181,15 +181,15 @@ impl Buffer {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
-                    error.why("private memory is nobody else's to change")
+                    error.with_why("private memory is nobody else's to change")
                 }
-                Errno::OPNOTSUPP => error.why("a dma-buf knows no seals"),
+                Errno::OPNOTSUPP => error.with_why("a dma-buf knows no seals"),
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
-                    error.why("a udmabuf pins its pages for writing, as long as it lives")
+                    error.with_why("a udmabuf pins its pages for writing, as long as it lives")
                 }
                 Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
-                    .why("its owner has forbidden seals")
+                    .with_why("its owner has forbidden seals")
                     .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }

@@ -42,13 +42,13 @@ impl Buffer {
         }
         if fds.is_empty() {
             return Err(refuse(Errno::OPNOTSUPP)
-                .why("private memory has no descriptor")
+                .with_why("private memory has no descriptor")
                 .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
         }
         if fds.len() > socket::MOST {
             let why = format!("{} dma-bufs are more than a message carries", fds.len());
             return Err(refuse(Errno::TOOBIG)
-                .why(why)
+                .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
         }
         let mut message = MAGIC.to_vec();
@@ -84,7 +84,7 @@ impl Buffer {
             let error = Error::os("cannot receive a buffer", errno);
             match errno {
                 Errno::MFILE => error
-                    .why("not all of its descriptors could be taken")
+                    .with_why("not all of its descriptors could be taken")
                     .with_remedy(
                         "raise the limit on open files: ulimit -n; or a security policy forbids it",
                     ),

@@ -26,19 +26,19 @@ fn cannot_open(name: &str, errno: Errno) -> Error {
         .collect();
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV if there.is_empty() => {
-            error.why(format!("there is no {node}")).with_remedy(
+            error.with_why(format!("there is no {node}")).with_remedy(
                 message!["a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (in a container, its host's node), dmafile.ko, or ", Opt::To.set(Kind::Udmabuf), " or memfd"]
             )
         }
         Errno::NOENT | Errno::NXIO | Errno::NODEV => error
-            .why(format!("there is no {node}"))
+            .with_why(format!("there is no {node}"))
             .with_remedy(format!(
                 "use one that is there: heap:{}",
                 there.join(", heap:")
             )),
         Errno::ACCESS | Errno::PERM => {
             error
-                .why(format!("{node} cannot be opened"))
+                .with_why(format!("{node} cannot be opened"))
                 .with_remedy(format!(
                     "chgrp video {node} && chmod g+r {node}, or a udev rule"
                 ))

@@ -30,7 +30,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
-            .why(format!("{NODE} is somebody else's"))
+            .with_why(format!("{NODE} is somebody else's"))
             .with_remedy("remove the module that made it, then modprobe dmafile")
     })?;
     if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {
@@ -63,18 +63,16 @@ fn cannot_open(errno: Errno) -> Error {
     let error = Error::os("cannot use dmafile.ko", errno);
     match errno {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => {
-            error.why(format!("there is no {NODE}")).with_remedy(
+            error.with_why(format!("there is no {NODE}")).with_remedy(
                 "modprobe dmafile, after make kernel-install (in a container, both on its host)",
             )
         }
-        Errno::ACCESS | Errno::PERM => {
-            error
-                .why(format!("{NODE} cannot be opened"))
-                .with_remedy(format!(
-                    "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
-                ))
-        }
-        _ => error.why(format!("{NODE} cannot be opened")),
+        Errno::ACCESS | Errno::PERM => error
+            .with_why(format!("{NODE} cannot be opened"))
+            .with_remedy(format!(
+                "join its group: usermod -aG \"$(stat -c %G {NODE})\" USER, or a udev rule"
+            )),
+        _ => error.with_why(format!("{NODE} cannot be opened")),
     }
 }
 
@@ -96,7 +94,7 @@ pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     let error = super::cannot_allocate(errno);
     match errno {
         Errno::TOOBIG => error
-            .why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
+            .with_why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
             .with_remedy(message![
                 "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",
                 Opt::Offset,

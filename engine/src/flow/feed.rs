@@ -2,6 +2,7 @@
 //! into being.
 
 use crate::error::Error;
+use crate::sync;
 use crate::sys::usage::Bell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -155,10 +156,7 @@ impl Feed {
                 Take::Extent(extent) => return Some(extent),
                 Take::Drained => return None,
                 Take::NotYet => {
-                    state = self
-                        .more
-                        .wait(state)
-                        .expect("no holder of this lock panics");
+                    state = sync::wait(&self.more, state);
                 }
             }
         }
@@ -218,7 +216,7 @@ impl Feed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        sync::lock(&self.state)
     }
 }
 
@@ -289,6 +287,30 @@ mod tests {
         feed.stop(Some(Error::new("late", "b")));
         assert_eq!(feed.wait(Lane::Main), None);
         assert_eq!(feed.error().unwrap().to_string(), "a: b");
+    }
+
+    #[test]
+    fn a_panic_under_the_lock_ends_no_other_thread() {
+        let cut = Cut {
+            block: 4096,
+            align: 4096,
+            base: 0,
+            phase: 0,
+            capacity: 8192,
+        };
+        let feed = Feed::new([(0, 8192)], [], cut, None);
+        feed.hold();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| feed.wait(Lane::Main));
+            let broken = scope.spawn(|| {
+                let _held = feed.lock();
+                panic!("on purpose");
+            });
+            assert!(broken.join().is_err());
+            feed.stop(Some(Error::new("a", "b")));
+            assert_eq!(waiting.join().expect("no panic of this thread"), None);
+        });
+        assert!(feed.failed());
     }
 
     proptest! {

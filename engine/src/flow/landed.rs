@@ -1,5 +1,6 @@
 //! How far the bytes are there without a gap, for those that need them in file order.
 
+use crate::sync;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -43,16 +44,13 @@ impl Landed {
     pub(super) fn wait(&self, have: u64) -> Option<u64> {
         let mut state = self.lock();
         while state.upto <= have && !state.over {
-            state = self
-                .more
-                .wait(state)
-                .expect("no holder of this lock panics");
+            state = sync::wait(&self.more, state);
         }
         (state.upto > have).then_some(state.upto)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        sync::lock(&self.state)
     }
 }
 

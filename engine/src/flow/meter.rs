@@ -2,15 +2,18 @@
 
 use super::feed::Extent;
 use super::landed::Landed;
-use super::overlap::{Interval, Overlap, Overlapped, lock};
+use super::overlap::{Interval, Overlap, Overlapped};
 use super::trace::{ROW_ALLOC, ROW_MAIN, Span};
 use crate::control::{Progress, ProgressFn};
+use crate::sync::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use strum::{IntoStaticStr, VariantArray};
 
 /// Parts of a transfer that are timed apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Phase {
     Open,
     Plan,
@@ -23,28 +26,10 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    pub(crate) const ALL: [Self; 8] = [
-        Self::Open,
-        Self::Plan,
-        Self::Alloc,
-        Self::Submit,
-        Self::Wait,
-        Self::Copy,
-        Self::Verify,
-        Self::Export,
-    ];
+    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
 
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Plan => "plan",
-            Self::Alloc => "alloc",
-            Self::Submit => "submit",
-            Self::Wait => "wait",
-            Self::Copy => "copy",
-            Self::Verify => "verify",
-            Self::Export => "export",
-        }
+        self.into()
     }
 }
 

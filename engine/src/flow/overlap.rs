@@ -1,6 +1,7 @@
 //! What passed at the same time: reads in flight, allocation, and export.
 
-use std::sync::{Mutex, MutexGuard};
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// From when to when, since the transfer began.
@@ -88,10 +89,6 @@ fn within(busy: &[Interval], these: &[Interval]) -> Duration {
         }
     }
     hidden
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
 }
 
 #[cfg(test)]

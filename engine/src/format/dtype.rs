@@ -1,29 +1,22 @@
 //! What the elements of a tensor are.
 
 use serde::Serialize;
-use std::fmt;
+use strum::{Display, IntoStaticStr, VariantArray};
 
 /// Declares the types: their name, elements in a block, bits of a block.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $elements:literal, $bits:literal;)+) => {
         /// The type of a tensor's elements. Quantised ones come in blocks of several elements.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Display, IntoStaticStr, VariantArray,
+        )]
+        #[serde(into = "&'static str")]
         #[non_exhaustive]
         pub enum Dtype {
-            $($(#[$doc])* #[serde(rename = $name)] $variant),+
+            $($(#[$doc])* #[strum(serialize = $name)] $variant),+
         }
 
         impl Dtype {
-            /// Every type.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// Its name as the formats spell it: `BF16`, `Q4_K`.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name),+
-                }
-            }
-
             /// Elements in a block; 1 where each stands for itself.
             pub fn block_elements(self) -> u64 {
                 match self {
@@ -143,6 +136,14 @@ dtypes! {
 }
 
 impl Dtype {
+    /// Every type.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name as the formats spell it: `BF16`, `Q4_K`.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
     /// The bytes of `elements` in a row; None where they end inside a block or byte, or overflow.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         if !elements.is_multiple_of(self.block_elements()) {
@@ -150,11 +151,5 @@ impl Dtype {
         }
         let bits = (elements / self.block_elements()).checked_mul(self.block_bits())?;
         bits.is_multiple_of(8).then_some(bits / 8)
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::sys::{Errno, errno};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::io::{self, Read};
 
 pub use dtype::Dtype;
@@ -20,23 +19,15 @@ pub use dtype::Dtype;
 pub const MAX_HEADER: u64 = 100_000_000;
 
 /// A format of model files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Format {
     /// safetensors: a JSON header, then the tensors.
     Safetensors,
     /// GGUF, versions 2 and 3, little-endian.
     Gguf,
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Safetensors => "safetensors",
-            Self::Gguf => "gguf",
-        })
-    }
 }
 
 /// A tensor as the header of its file describes it. Every field has been checked: the bytes lie

@@ -9,13 +9,13 @@ use crate::options::Pages;
 use crate::plan::registered_need;
 use crate::sys::{Errno, dmabuf, file, host, ko, map::Mapping, memfd};
 use serde::Serialize;
-use std::fmt;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Health {
     /// As good as it gets.
@@ -24,16 +24,6 @@ pub enum Health {
     Fair,
     /// It is not to be had here.
     Missing,
-}
-
-impl fmt::Display for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Good => "good",
-            Self::Fair => "fair",
-            Self::Missing => "missing",
-        })
-    }
 }
 
 /// One thing that was looked at.
@@ -223,21 +213,7 @@ fn udmabuf(host: &Host) -> Check {
         Ok(()) => {
             let size = parameter("size_limit_mb").unwrap_or(64);
             let list = parameter("list_limit").unwrap_or(1024);
-            let found = format!("can be opened; dma-bufs up to {size} MiB, of {list} ranges");
-            let remedy = "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb";
-            match host.udmabuf_vmaps_wrong {
-                false => Check::new(name, Health::Good, found).remedy(remedy),
-                true => Check::new(
-                    name,
-                    Health::Fair,
-                    format!(
-                        "{found}; drivers that vmap one see wrong bytes where it lies on huge pages"
-                    ),
-                )
-                .remedy(format!(
-                    "{remedy}; Linux 6.13 or later, or thp pages for importers without vmap"
-                )),
-            }
+            udmabuf_that_opens(size, list, host.udmabuf_vmaps_wrong)
         }
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV) => {
             Check::new(name, Health::Missing, "no /dev/udmabuf").remedy(
@@ -254,6 +230,31 @@ fn udmabuf(host: &Host) -> Check {
             )
             .remedy("usermod -aG kvm USER, or a udev rule that gives its group access")
         }
+    }
+}
+
+/// Up to this limit, in MiB, a udmabuf is larger than most models.
+const UDMABUF_ENOUGH: u64 = 65536;
+
+fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
+    let mut found = format!("can be opened; dma-bufs up to {size} MiB, of {list} ranges");
+    let mut health = Health::Good;
+    let mut remedies = Vec::new();
+    if size < UDMABUF_ENOUGH {
+        remedies.push(format!(
+            "echo {UDMABUF_ENOUGH} > /sys/module/udmabuf/parameters/size_limit_mb"
+        ));
+    }
+    if vmaps_wrong {
+        found += "; drivers that vmap one see wrong bytes where it lies on huge pages";
+        health = Health::Fair;
+        let remedy = "Linux 6.13 or later, or thp pages for importers without vmap";
+        remedies.push(remedy.to_string());
+    }
+    let check = Check::new("udmabuf", health, found);
+    match remedies.is_empty() {
+        true => check,
+        false => check.remedy(remedies.join("; ")),
     }
 }
 
@@ -403,4 +404,28 @@ fn file_system(path: &Path) -> Result<Check> {
         )
         .remedy("keep large files on ext4, xfs, f2fs or another file system with direct I/O"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_udmabufs_is_raised_only_where_it_is_low() {
+        let raise = "echo 65536 > /sys/module/udmabuf/parameters/size_limit_mb";
+        let low = udmabuf_that_opens(64, 1024, false);
+        assert_eq!(
+            (low.health, low.remedy.as_deref()),
+            (Health::Good, Some(raise))
+        );
+        let high = udmabuf_that_opens(65536, 1024, false);
+        assert_eq!((high.health, high.remedy), (Health::Good, None));
+        let remedy = udmabuf_that_opens(65536, 1024, true).remedy.unwrap();
+        assert!(remedy.starts_with("Linux 6.13"), "{remedy}");
+        let remedy = udmabuf_that_opens(64, 1024, true).remedy.unwrap();
+        assert!(
+            remedy.starts_with(raise) && remedy.contains("; Linux 6.13"),
+            "{remedy}"
+        );
+    }
 }

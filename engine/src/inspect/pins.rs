@@ -143,7 +143,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         if asked.as_ref().is_some_and(|asked| asked.uid != status.uid) {
             continue;
         }
-        let cap_ipc_lock = process::pins_freely(&folder, &status);
+        let cap_ipc_lock = process::pins_freely(&folder, status.effective);
         let user = users.entry(status.uid).or_insert(User {
             uid: status.uid,
             pinned: 0,

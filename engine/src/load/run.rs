@@ -296,3 +296,30 @@ fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<
     meter.add_step(Phase::Export, start);
     Ok((filled, outcome, pages))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_peeking_brought_in_goes_when_a_load_ends_early() {
+        const LEN: u64 = 4 << 20;
+        let dir = crate::source::folder_on_disk();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; LEN as usize]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let source = Arc::new(Source::open(&path).unwrap());
+        if source.resident(0, LEN) != Ok(0) {
+            eprintln!("SKIP: this file system keeps files in memory, or no cachestat");
+            return;
+        }
+        let peeked = Peeked(Arc::clone(&source));
+        peeked.no_readahead();
+        assert!(!peeked.peek(0, LEN - 1));
+        assert_ne!(source.resident(0, LEN), Ok(0), "a miss brings pages in");
+        drop(peeked);
+        assert_eq!(source.resident(0, LEN), Ok(0));
+    }
+}

@@ -11,6 +11,7 @@ use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_READS;
 use crate::plan::Plan;
 use crate::source::Source;
+use crate::sync;
 use crate::sys::ko::{BUFFERED, How, Moved, Progress, Range};
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -295,7 +296,7 @@ impl Watch<'_> {
     fn look(&self, progress: &Progress, over: &(Mutex<bool>, Condvar)) {
         let mut seen = 0;
         let mut since = self.meter.now();
-        let mut ended = over.0.lock().expect(LOCK);
+        let mut ended = sync::lock(&over.0);
         while !*ended {
             if self.cancel.is_set() || self.feed.is_some_and(Feed::stopped) {
                 progress.stop();
@@ -313,7 +314,7 @@ impl Watch<'_> {
                 self.meter.under_way(bytes);
                 seen = bytes;
             }
-            ended = over.1.wait_timeout(ended, LOOK).expect(LOCK).0;
+            ended = sync::wait_for(&over.1, ended, LOOK);
         }
         drop(ended);
         // From here on it is counted.
@@ -341,15 +342,12 @@ impl Watch<'_> {
     }
 }
 
-/// A lock that is poisoned.
-const LOCK: &str = "no holder of this lock panics";
-
 /// Says that a call is over.
 struct Ends<'a>(&'a (Mutex<bool>, Condvar));
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        *self.0.0.lock().expect(LOCK) = true;
+        *sync::lock(&self.0.0) = true;
         self.0.1.notify_all();
     }
 }

@@ -18,6 +18,9 @@ use std::sync::Arc;
 pub use pattern::Pattern;
 pub use shards::is_collection;
 
+/// How much [`Model::read_part`] reads in less time than a load takes to prepare, in bytes.
+pub const SMALL_READ: u64 = 256 << 10;
+
 /// A tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -246,7 +249,7 @@ impl Model {
 
     /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, at once and
     /// without a plan: cheaper than a load for the little that a load would spend more time to
-    /// prepare than to read (below about 1 MiB).
+    /// prepare than to read, up to [`SMALL_READ`] bytes.
     ///
     /// # Errors
     /// EINVAL outside the tensor; what reading gives, EIO where the file has been cut short.

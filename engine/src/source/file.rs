@@ -1,6 +1,7 @@
 //! One file that a load reads: two descriptors for it, one of them past the page cache.
 
 use crate::error::{Error, Result};
+use crate::sync;
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, cache, retry, usage};
@@ -20,47 +21,48 @@ pub(crate) struct Input {
     missed: Mutex<Vec<u64>>,
 }
 
-/// File systems whose files are made up while they are read, or are already memory.
-const PSEUDO: &[(u64, &str)] = &[
-    (0x9fa0, "proc"),
-    (0x6265_6572, "sysfs"),
-    (0x6462_6720, "debugfs"),
-    (0x7472_6163, "tracefs"),
-    (0x0027_e0eb, "cgroup"),
-    (0x6367_7270, "cgroup2"),
-    (0x7363_6673, "securityfs"),
+/// File systems whose files are made up while they are read.
+const PSEUDO: &[(u32, &str)] = &[
+    (libc::PROC_SUPER_MAGIC as u32, "proc"),
+    (libc::SYSFS_MAGIC as u32, "sysfs"),
+    (libc::DEBUGFS_MAGIC as u32, "debugfs"),
+    (libc::TRACEFS_MAGIC as u32, "tracefs"),
+    (libc::CGROUP_SUPER_MAGIC as u32, "cgroup"),
+    (libc::CGROUP2_SUPER_MAGIC as u32, "cgroup2"),
+    (libc::SECURITYFS_MAGIC as u32, "securityfs"),
     (0x6265_6570, "configfs"),
-    (0xcafe_4a11, "bpf"),
+    (libc::BPF_FS_MAGIC as u32, "bpf"),
 ];
-const MEMORY: &[(u64, &str)] = &[
-    (0x0102_1994, "tmpfs"),
+/// File systems whose files are memory already. Numbers are those that libc has no name for, here
+/// and below.
+const MEMORY: &[(u32, &str)] = &[
+    (libc::TMPFS_MAGIC as u32, "tmpfs"),
     (0x8584_58f6, "ramfs"),
-    (0x9584_58f6, "hugetlbfs"),
+    (libc::HUGETLBFS_MAGIC as u32, "hugetlbfs"),
 ];
-const DISK: &[(u64, &str)] = &[
-    (0xef53, "ext4"),
-    (0x5846_5342, "xfs"),
-    (0x9123_683e, "btrfs"),
-    (0xf2f5_2010, "f2fs"),
-    (0x794c_7630, "overlayfs"),
+const DISK: &[(u32, &str)] = &[
+    (libc::EXT4_SUPER_MAGIC as u32, "ext4"),
+    (libc::XFS_SUPER_MAGIC as u32, "xfs"),
+    (libc::BTRFS_SUPER_MAGIC as u32, "btrfs"),
+    (libc::F2FS_SUPER_MAGIC as u32, "f2fs"),
+    (libc::OVERLAYFS_SUPER_MAGIC as u32, "overlayfs"),
     (0x7371_7368, "squashfs"),
     (0xe0f5_e1e2, "erofs"),
-    (0x6573_5546, "fuse"),
-    (0x6969, "nfs"),
+    (libc::FUSE_SUPER_MAGIC as u32, "fuse"),
+    (libc::NFS_SUPER_MAGIC as u32, "nfs"),
     (0xff53_4d42, "cifs"),
     (0xfe53_4d42, "smb2"),
     (0x0102_1997, "9p"),
     (0x2fc1_2fc1, "zfs"),
-    (0xca45_1a4e, "bcachefs"),
-    (0x4d44, "vfat"),
+    (libc::BCACHEFS_SUPER_MAGIC as u32, "bcachefs"),
+    (libc::MSDOS_SUPER_MAGIC as u32, "vfat"),
     (0x2011_bab0, "exfat"),
 ];
 
-fn named(list: &[(u64, &'static str)], magic: u64) -> Option<&'static str> {
+fn named(list: &[(u32, &'static str)], magic: u64) -> Option<&'static str> {
     // Some architectures sign-extend the 32-bit magic.
-    let magic = magic & 0xffff_ffff;
     list.iter()
-        .find(|(known, _)| *known == magic)
+        .find(|(known, _)| *known == magic as u32)
         .map(|(_, name)| *name)
 }
 
@@ -294,12 +296,14 @@ impl Input {
     /// stand for their surroundings.
     pub(crate) fn forget_misses(&self) {
         for offset in self.missed().drain(..) {
+            // A page that is still on its way cannot be dropped: this waits for it.
+            let _ = file::read_at(self.buffered(), &mut [0], offset);
             cache::drop_page(self.buffered(), offset);
         }
     }
 
     fn missed(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.missed.lock().expect("no holder of this lock panics")
+        sync::lock(&self.missed)
     }
 
     /// Keeps misses of [`Input::peek`] from reading ahead.

@@ -1,7 +1,8 @@
 //! dma-bufs: making them of a memfd or by a heap, and bracketing access by the CPU
 //! (linux/udmabuf.h, linux/dma-heap.h, linux/dma-buf.h).
 
-use super::{Errno, last_errno, retry};
+use super::ioctl::{Opcode, Request, opcode, request};
+use super::{Errno, retry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,11 @@ struct Create {
 }
 
 const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
-const UDMABUF_CREATE: libc::Ioctl = libc::_IOW::<Create>(b'u' as u32, 0x42);
+
+// SAFETY: UDMABUF_CREATE reads the structure, and has no addresses in it.
+unsafe impl Request for Create {
+    const OPCODE: Opcode = opcode::write::<Self>(b'u', 0x42);
+}
 
 /// struct dma_heap_allocation_data of linux/dma-heap.h.
 #[repr(C)]
@@ -44,7 +49,10 @@ struct FileOf {
 /// The buffer has a file's size and content, on a kernel with the series in kernel/linux-6.12.
 const DMA_HEAP_ALLOC_AND_READ_FILE: u64 = 1;
 
-const DMA_HEAP_IOCTL_ALLOC: libc::Ioctl = libc::_IOWR::<Allocation>(b'H' as u32, 0);
+// SAFETY: DMA_HEAP_IOCTL_ALLOC updates the structure, and has no addresses in it.
+unsafe impl Request for Allocation {
+    const OPCODE: Opcode = opcode::read_write::<Self>(b'H', 0);
+}
 
 /// struct dma_buf_sync of linux/dma-buf.h.
 #[repr(C)]
@@ -55,10 +63,23 @@ struct Sync {
 const DMA_BUF_SYNC_READ: u64 = 1;
 const DMA_BUF_SYNC_WRITE: u64 = 2;
 const DMA_BUF_SYNC_END: u64 = 4;
-const DMA_BUF_IOCTL_SYNC: libc::Ioctl = libc::_IOW::<Sync>(b'b' as u32, 0);
-const DMA_BUF_SET_NAME_B: libc::Ioctl = libc::_IOW::<u64>(b'b' as u32, 1);
+
+// SAFETY: DMA_BUF_IOCTL_SYNC reads the structure, and has no addresses in it.
+unsafe impl Request for Sync {
+    const OPCODE: Opcode = opcode::write::<Self>(b'b', 0);
+}
+
 /// The longest name, its NUL included (DMA_BUF_NAME_LEN).
 const NAME_LEN: usize = 32;
+
+/// A name, which ends with a NUL.
+#[repr(transparent)]
+struct Name([u8; NAME_LEN]);
+
+// SAFETY: DMA_BUF_SET_NAME_B reads up to the NUL, or as much as fits into such an array.
+unsafe impl Request for Name {
+    const OPCODE: Opcode = opcode::write::<u64>(b'b', 1);
+}
 
 /// What fstatfs(2) says of a dma-buf (linux/magic.h).
 const DMA_BUF_MAGIC: u64 = 0x444d_4142;
@@ -79,20 +100,15 @@ pub(crate) fn udmabuf(
     offset: u64,
     size: u64,
 ) -> Result<OwnedFd, Errno> {
-    let create = Create {
+    let mut create = Create {
         memfd: memfd.as_raw_fd() as u32,
         flags: UDMABUF_FLAGS_CLOEXEC,
         offset,
         size,
     };
-    retry(|| {
-        // SAFETY: the structure is the kernel's own and lives through the call.
-        match unsafe { libc::ioctl(node.as_raw_fd(), UDMABUF_CREATE, &raw const create) } {
-            // SAFETY: a descriptor that the kernel has just made for us.
-            fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-            _ => Err(last_errno()),
-        }
-    })
+    let fd = retry(|| request(node, &mut create))?;
+    // SAFETY: a descriptor that the kernel has just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Where the nodes of heaps are.
@@ -119,7 +135,7 @@ pub(crate) fn heaps() -> Vec<PathBuf> {
 
 /// Has a heap make a dma-buf of `size` bytes, rounded up to whole pages, all of them zero.
 pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno> {
-    request(heap, Size { len: size }, 0)
+    ask(heap, Size { len: size }, 0)
 }
 
 /// Whether a heap knows [`allocate_and_read`]: asked for a file that there isn't.
@@ -128,7 +144,7 @@ pub(crate) fn reads_files(heap: BorrowedFd<'_>) -> bool {
         file_fd: u32::MAX,
         file_reserved: 0,
     };
-    let asked = request(heap, Size { file: nothing }, DMA_HEAP_ALLOC_AND_READ_FILE);
+    let asked = ask(heap, Size { file: nothing }, DMA_HEAP_ALLOC_AND_READ_FILE);
     // Who doesn't know the flag says EINVAL, before anything else.
     asked.is_err_and(|errno| errno == Errno::BADF)
 }
@@ -146,23 +162,17 @@ pub(crate) fn allocate_and_read(
         file_fd: file.as_raw_fd() as u32,
         file_reserved: 0,
     };
-    request(heap, Size { file }, DMA_HEAP_ALLOC_AND_READ_FILE)
+    ask(heap, Size { file }, DMA_HEAP_ALLOC_AND_READ_FILE)
 }
 
-fn request(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Errno> {
+fn ask(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Errno> {
     let mut data = Allocation {
         size,
         fd: 0,
         fd_flags: (libc::O_RDWR | libc::O_CLOEXEC) as u32,
         heap_flags,
     };
-    retry(|| {
-        // SAFETY: the structure is the kernel's own and lives through the call.
-        match unsafe { libc::ioctl(heap.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC, &raw mut data) } {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    })?;
+    retry(|| request(heap, &mut data))?;
     // SAFETY: a descriptor that the kernel has just made for us.
     Ok(unsafe { OwnedFd::from_raw_fd(data.fd as i32) })
 }
@@ -185,14 +195,13 @@ pub(crate) fn size(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
 
 /// Names a dma-buf, for those who look for who holds memory (`/proc/PID/fdinfo`, debugfs).
 pub(crate) fn name(fd: BorrowedFd<'_>, name: &str) {
-    let mut bytes = [0_u8; NAME_LEN];
+    let mut bytes = Name([0; NAME_LEN]);
     let name = name.bytes().filter(|&byte| byte != 0).take(NAME_LEN - 1);
-    for (to, from) in bytes.iter_mut().zip(name) {
+    for (to, from) in bytes.0.iter_mut().zip(name) {
         *to = from;
     }
-    // SAFETY: the kernel reads up to the NUL, inside an array that lives through the call. A kernel
-    // that takes no names loses nothing but the name.
-    let _ = unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_SET_NAME_B, bytes.as_ptr()) };
+    // A kernel that takes no names loses nothing but the name.
+    let _ = request(fd, &mut bytes);
 }
 
 /// Says that the CPU begins (or ends) to read, or to read and write, the memory of a dma-buf.
@@ -204,15 +213,11 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Err
     if end {
         flags |= DMA_BUF_SYNC_END;
     }
-    let sync = Sync { flags };
+    let mut sync = Sync { flags };
     loop {
-        // SAFETY: the structure is the kernel's own and lives through the call.
-        match unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_IOCTL_SYNC, &raw const sync) } {
-            0 => return Ok(()),
-            _ => match last_errno() {
-                Errno::INTR | Errno::AGAIN => {}
-                errno => return Err(errno),
-            },
+        match request(fd, &mut sync) {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            done => return done.map(drop),
         }
     }
 }

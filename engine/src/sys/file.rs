@@ -1,9 +1,9 @@
 //! Files: opening, what they are, where their data lies, and reading into a region.
 
 use super::map::Region;
-use super::{Errno, retry};
+use super::{Errno, last_errno, retry};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// What `statx(2)` and `fstatfs(2)` say of an open file.
@@ -52,12 +52,13 @@ pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// A second descriptor for the file behind a number that the process was given.
 pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
-    if number < 0 {
-        return Err(Errno::BADF);
+    // Not rustix's: it takes a descriptor that is open, and this may be any number.
+    // SAFETY: the call touches no memory; EBADF where the number is not open.
+    match unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) } {
+        // SAFETY: a descriptor that the kernel has just made for us.
+        fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(last_errno()),
     }
-    // SAFETY: the borrow ends with this call; a number that is not open answers EBADF.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
-    twin(borrowed)
 }
 
 pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
@@ -105,10 +106,17 @@ pub(crate) fn pread(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
-    // SAFETY: the target goes straight to the system call.
-    let target = unsafe { region.target(at, len) };
-    let (got, _) = rustix::io::pread(fd, target, offset)?;
-    Ok(got.len() as u64)
+    // Not rustix's: it wants a `&mut`, and others may look at these bytes meanwhile.
+    // SAFETY: `span` has checked that the bytes lie inside the region, which is there through the call.
+    let got = unsafe {
+        libc::pread(
+            fd.as_fd().as_raw_fd(),
+            region.span(at, len).cast(),
+            len as usize,
+            offset as libc::off_t,
+        )
+    };
+    u64::try_from(got).map_err(|_| last_errno())
 }
 
 /// Up to `len` bytes from `offset` of `from` to byte `at` of `to` (copy_file_range(2)); positions are
@@ -146,14 +154,14 @@ pub(crate) fn pread_cached(
     // SAFETY: one vector over memory inside the region, for the time of the call.
     let got = unsafe {
         libc::preadv2(
-            std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()),
+            fd.as_fd().as_raw_fd(),
             &raw const iov,
             1,
             offset as libc::off_t,
             libc::RWF_NOWAIT,
         )
     };
-    u64::try_from(got).map_err(|_| super::last_errno())
+    u64::try_from(got).map_err(|_| last_errno())
 }
 
 /// Copies from or to memory of this process that may vanish (a mapped file that is cut short): a
@@ -177,7 +185,7 @@ pub(crate) fn copy_mapped(
     let got = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
-    u64::try_from(got).map_err(|_| super::last_errno())
+    u64::try_from(got).map_err(|_| last_errno())
 }
 
 /// Writes all of `bytes` at `offset`.

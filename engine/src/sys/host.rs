@@ -4,6 +4,7 @@
 
 use super::process;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::capabilities;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -74,7 +75,7 @@ pub(crate) fn address_space() -> Option<u64> {
 /// Whether RLIMIT_MEMLOCK does not bind this process.
 pub(crate) fn may_pin_freely() -> bool {
     let own = Path::new("/proc/self");
-    process::status(own).is_ok_and(|status| process::pins_freely(own, &status))
+    capabilities(None).is_ok_and(|sets| process::pins_freely(own, sets.effective))
 }
 
 /// Processors this process may run on.

@@ -1,7 +1,8 @@
 //! dmafile.ko: dma-bufs of its own, and bytes between files and the pages behind them
 //! (kernel/uapi/dmafile.h).
 
-use super::{Errno, last_errno, memfd, retry};
+use super::ioctl::{Opcode, Request, opcode, request};
+use super::{Errno, memfd, retry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,11 +23,7 @@ pub(crate) const FEATURE_NAMES: [(u64, &str); 4] = [
     (0x8, "io_uring"),
 ];
 
-const MAGIC: u32 = 0xDE;
-const INFO: libc::Ioctl = libc::_IO(MAGIC, 0);
-const ALLOC: libc::Ioctl = libc::_IO(MAGIC, 1);
-const ALLOC_READ: libc::Ioctl = libc::_IO(MAGIC, 2);
-const RW: libc::Ioctl = libc::_IO(MAGIC, 3);
+const MAGIC: u8 = 0xDE;
 
 const STRICT: u32 = 0x4;
 const IN_ORDER: u32 = 0x8;
@@ -61,6 +58,11 @@ pub(crate) struct Info {
     pub depth: u32,
 }
 
+// SAFETY: DMAFILE_IOC_INFO writes the structure, and has no addresses in it.
+unsafe impl Request for Info {
+    const OPCODE: Opcode = opcode::none(MAGIC, 0);
+}
+
 /// struct dmafile_alloc.
 #[repr(C)]
 #[derive(Default)]
@@ -71,6 +73,11 @@ struct Alloc {
     fd: i32,
     length: u64,
     alloc_ns: u64,
+}
+
+// SAFETY: DMAFILE_IOC_ALLOC updates the structure, and has no addresses in it.
+unsafe impl Request for Alloc {
+    const OPCODE: Opcode = opcode::none(MAGIC, 1);
 }
 
 /// struct dmafile_alloc_read.
@@ -96,6 +103,12 @@ struct AllocRead {
     copy_ns: u64,
 }
 
+// SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The one address in it is that of a `Progress`,
+// which its maker borrows through the call, and whose members are atomic.
+unsafe impl Request for AllocRead {
+    const OPCODE: Opcode = opcode::none(MAGIC, 2);
+}
+
 /// struct dmafile_rw.
 #[repr(C)]
 #[derive(Default)]
@@ -115,6 +128,12 @@ struct Rw {
     submit_ns: u64,
     wait_ns: u64,
     copy_ns: u64,
+}
+
+// SAFETY: DMAFILE_IOC_RW updates the structure. The one address in it is that of a `Progress`,
+// which its maker borrows through the call, and whose members are atomic.
+unsafe impl Request for Rw {
+    const OPCODE: Opcode = opcode::none(MAGIC, 3);
 }
 
 /// struct dmafile_progress: what a running request and its caller tell each other.
@@ -192,7 +211,7 @@ pub(crate) fn info(node: BorrowedFd<'_>) -> Result<Info, Errno> {
         size: size_of::<Info>() as u32,
         ..Info::default()
     };
-    request(node, INFO, &mut info)?;
+    call(node, &mut info)?;
     Ok(info)
 }
 
@@ -205,7 +224,7 @@ pub(crate) fn allocate(node: BorrowedFd<'_>, length: u64) -> Result<OwnedFd, Err
         length,
         ..Alloc::default()
     };
-    request(node, ALLOC, &mut alloc)?;
+    call(node, &mut alloc)?;
     // SAFETY: a descriptor that the kernel has just made for us.
     Ok(unsafe { OwnedFd::from_raw_fd(alloc.fd) })
 }
@@ -233,7 +252,7 @@ pub(crate) fn allocate_and_read(
         progress: progress.address(),
         ..AllocRead::default()
     };
-    request(node, ALLOC_READ, &mut read)?;
+    call(node, &mut read)?;
     let moved = Moved {
         bytes: read.bytes,
         mode: read.mode,
@@ -268,7 +287,7 @@ pub(crate) fn read(
         progress: progress.address(),
         ..Rw::default()
     };
-    let end = request(node, RW, &mut rw);
+    let end = call(node, &mut rw);
     let moved = Moved {
         bytes: rw.bytes,
         mode: rw.mode,
@@ -295,23 +314,16 @@ pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool 
         length: 1,
         ..Rw::default()
     };
-    request(node, RW, &mut rw) == Err(Errno::OVERFLOW)
+    call(node, &mut rw) == Err(Errno::OVERFLOW)
 }
 
 /// What its descriptors are open for.
 const FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
 
-/// Whoever is interrupted begins anew: a request that ends with EINTR has left nothing behind, and
-/// a process that is killed does not come here again.
-fn request<T>(node: BorrowedFd<'_>, number: libc::Ioctl, data: &mut T) -> Result<(), Errno> {
-    retry(|| {
-        // SAFETY: the structure is the kernel's own, begins with its size, and lives through the
-        // call; so do the descriptors and the progress that it names.
-        match unsafe { libc::ioctl(node.as_raw_fd(), number, std::ptr::from_mut(data)) } {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    })
+/// Makes a request again where a signal has cut it short: one that ends with EINTR has left nothing
+/// behind, and a process that is killed does not come here again.
+fn call(node: BorrowedFd<'_>, data: &mut impl Request) -> Result<(), Errno> {
+    retry(|| request(node, data)).map(drop)
 }
 
 #[cfg(test)]
@@ -348,10 +360,10 @@ mod tests {
         all.extend(members!(Progress, "dmafile_progress": bytes, stop, reserved));
         let numbers = [
             ("DMAFILE_VERSION", VERSION.into()),
-            ("DMAFILE_IOC_INFO", INFO),
-            ("DMAFILE_IOC_ALLOC", ALLOC),
-            ("DMAFILE_IOC_ALLOC_READ", ALLOC_READ),
-            ("DMAFILE_IOC_RW", RW),
+            ("DMAFILE_IOC_INFO", Info::OPCODE.into()),
+            ("DMAFILE_IOC_ALLOC", Alloc::OPCODE.into()),
+            ("DMAFILE_IOC_ALLOC_READ", AllocRead::OPCODE.into()),
+            ("DMAFILE_IOC_RW", Rw::OPCODE.into()),
             ("DMAFILE_FEATURE_ALLOC_READ", FEATURE_NAMES[0].0),
             ("DMAFILE_FEATURE_READ", FEATURE_NAMES[1].0),
             ("DMAFILE_FEATURE_WRITE", FEATURE_NAMES[2].0),

@@ -4,7 +4,6 @@ use super::{Errno, last_errno};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
@@ -31,8 +30,9 @@ enum Share {
     Shared,
 }
 
-// SAFETY: a mapping is plain memory; whoever reads or writes through it does so by way of
-// `Region`, whose methods copy or hand the address to the kernel.
+// SAFETY: a mapping is plain memory that no thread owns. Its address is private to this crate:
+// `Region` copies bytes or hands the address to the kernel, and makes no reference of it; `View`
+// makes slices only of bytes that nobody else can change, and no region while it is there.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -314,9 +314,9 @@ pub(crate) struct Region<'m> {
     owner: PhantomData<&'m [u8]>,
 }
 
-// SAFETY: see `Mapping`.
+// SAFETY: see `Mapping`; nobody else can reach the bytes that a caller lends.
 unsafe impl Send for Region<'_> {}
-// SAFETY: see `Mapping`.
+// SAFETY: as above.
 unsafe impl Sync for Region<'_> {}
 
 impl<'m> Region<'m> {
@@ -349,16 +349,6 @@ impl<'m> Region<'m> {
         );
         // SAFETY: `at` lies inside the allocation, as just checked.
         unsafe { self.base.as_ptr().add(at as usize) }
-    }
-
-    /// The bytes as a target for a system call that writes.
-    ///
-    /// # Safety
-    /// The slice goes straight to a system call and nowhere else.
-    pub(super) unsafe fn target(&self, at: u64, len: u64) -> &'m mut [MaybeUninit<u8>] {
-        let start = self.span(at, len);
-        // SAFETY: inside the region; `MaybeUninit` makes no claim about the contents.
-        unsafe { std::slice::from_raw_parts_mut(start.cast(), len as usize) }
     }
 
     /// Zeroes `len` bytes at `at`.

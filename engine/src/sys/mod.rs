@@ -8,6 +8,7 @@ pub(crate) mod cache;
 pub(crate) mod dmabuf;
 pub(crate) mod file;
 pub(crate) mod host;
+mod ioctl;
 pub(crate) mod ko;
 pub(crate) mod map;
 pub(crate) mod memfd;

@@ -1,9 +1,9 @@
 //! What pages a mapping has got (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
 
+use super::ioctl::{Opcode, Request, opcode, request};
 use super::map::Region;
-use super::{Errno, last_errno};
+use super::{Errno, errno};
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 
 /// struct pm_scan_arg of linux/fs.h.
 #[repr(C)]
@@ -32,7 +32,12 @@ struct Found {
     categories: u64,
 }
 
-const PAGEMAP_SCAN: libc::Ioctl = libc::_IOWR::<Scan>(b'f' as u32, 16);
+// SAFETY: PAGEMAP_SCAN updates the structure, and writes at most `vec_len` entries to the array at
+// `vec`, which its maker borrows mutably through the call.
+unsafe impl Request for Scan {
+    const OPCODE: Opcode = opcode::read_write::<Self>(b'f', 16);
+}
+
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// Bytes of a mapping that lie on transparent huge pages; None where nobody can say.
@@ -42,8 +47,7 @@ pub(crate) fn huge_bytes(region: &Region<'_>) -> Option<u64> {
 }
 
 fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
-    let pagemap = File::open("/proc/self/pagemap")
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let pagemap = File::open("/proc/self/pagemap").map_err(errno)?;
     let mut found = [Found::default(); 64];
     let mut bytes = 0;
     let (mut start, end) = (region.address(), region.address() + region.len());
@@ -58,11 +62,8 @@ fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
             return_mask: PAGE_IS_HUGE,
             ..Scan::default()
         };
-        // SAFETY: the structure is the kernel's own, and it writes at most `vec_len` entries to an
-        // array that lives through the call.
-        let got = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-        let got = usize::try_from(got).map_err(|_| last_errno())?;
-        bytes += found[..got]
+        let got = request(&pagemap, &mut scan)?;
+        bytes += found[..got as usize]
             .iter()
             .map(|one| one.end - one.start)
             .sum::<u64>();

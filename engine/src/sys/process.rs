@@ -1,9 +1,13 @@
 //! What the kernel tells of any process, read from its folder under `/proc` (proc(5)).
 //!
 //! ENOENT or ESRCH: the process has ended. EACCES or EPERM: it may not be looked into.
+//!
+//! Read by hand: procfs (0.18) ends names at a colon, refuses those that are not UTF-8 and wants
+//! lines that sandboxes leave out.
 
 use super::{Errno, errno};
 use rustix::process::{Pid, test_kill_process};
+use rustix::thread::CapabilitySet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,8 +25,7 @@ pub(crate) struct Status {
     pub locked: Option<u64>,
     /// Bytes pinned.
     pub pinned: u64,
-    /// The effective capabilities, a bit each.
-    capabilities: u64,
+    pub effective: CapabilitySet,
 }
 
 /// The folder of a process.
@@ -68,20 +71,22 @@ fn parse_status(text: &str) -> Option<Status> {
         uid: field("Uid")?.split_whitespace().next()?.parse().ok()?,
         locked: bytes("VmLck"),
         pinned: bytes("VmPin").unwrap_or(0),
-        capabilities: u64::from_str_radix(field("CapEff")?, 16).ok()?,
+        effective: CapabilitySet::from_bits_retain(u64::from_str_radix(field("CapEff")?, 16).ok()?),
     })
 }
 
 /// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): in the first
 /// user namespace, because the root of another one has it in vain.
-pub(crate) fn pins_freely(folder: &Path, status: &Status) -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
+pub(crate) fn pins_freely(folder: &Path, effective: CapabilitySet) -> bool {
     /// PROC_USER_INIT_INO
     const FIRST: &str = "user:[4026531837]";
-    let effective = status.capabilities >> CAP_IPC_LOCK & 1 == 1;
-    // Without user namespaces there is no link; where it may not be read the capability decides.
-    effective
-        && fs::read_link(folder.join("ns/user")).map_or(true, |link| link.as_os_str() == FIRST)
+    effective.contains(CapabilitySet::IPC_LOCK)
+        && match fs::read_link(folder.join("ns/user")) {
+            Ok(link) => link.as_os_str() == FIRST,
+            // Without user namespaces there is no link; where it may not be read the capability
+            // decides. Without /proc nothing does.
+            Err(_) => folder.join("status").exists(),
+        }
 }
 
 /// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
@@ -180,7 +185,7 @@ mod tests {
         assert_eq!((status.pid, status.uid), (41, 1000));
         assert_eq!(status.name, "dd (of=x)");
         assert_eq!((status.locked, status.pinned), (Some(28 << 10), 4112 << 10));
-        assert_eq!(status.capabilities, 0x1ff_ffff_ffff);
+        assert_eq!(status.effective.bits(), 0x1ff_ffff_ffff);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
 use crate::options::{Allocation, Pages};
+use crate::sync;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -225,7 +226,7 @@ impl<'a> Steps<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        sync::lock(&self.state)
     }
 }
 
@@ -254,10 +255,10 @@ fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
         .at(format!("byte {at} of {}", transfer.work.plan.capacity));
     match (errno, transfer.work.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
-            .why("its owner has cut it short meanwhile")
+            .with_why("its owner has cut it short meanwhile")
             .with_remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error
-            .why("a cgroup limits hugetlb pages to less")
+            .with_why("a cgroup limits hugetlb pages to less")
             .with_remedy(message![
                 "raise its hugetlb limit, or use ",
                 Opt::Pages.set(Pages::Thp)

@@ -13,13 +13,16 @@ use crate::message::Opt;
 use crate::source::Source;
 use crate::sys::Errno;
 use serde::Serialize;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
 /// A checksum algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
+)]
+#[serde(into = "&'static str")]
+#[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Algorithm {
     /// CRC-32C (Castagnoli), 8 hexadecimal digits.
@@ -34,16 +37,11 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 4] = [Self::Crc32c, Self::Xxh3, Self::Blake3, Self::Sha256];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name on the command line and in JSON.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Crc32c => "crc32c",
-            Self::Xxh3 => "xxh3",
-            Self::Blake3 => "blake3",
-            Self::Sha256 => "sha256",
-        }
+        self.into()
     }
 
     fn digits(self) -> usize {
@@ -52,12 +50,6 @@ impl Algorithm {
             Self::Xxh3 => 16,
             Self::Blake3 | Self::Sha256 => 64,
         }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -109,13 +101,11 @@ impl FromStr for Verify {
             None => (text, None),
         };
         let wanted = if name == "xxh3-64" { "xxh3" } else { name };
-        let algorithm = Algorithm::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == wanted)
-            .ok_or_else(|| {
-                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-                Error::usage(Opt::Verify, format!("'{name}' is none of {names}"))
-            })?;
+        let algorithm: Algorithm = wanted.parse().map_err(|_| {
+            let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
+            let names = names.join(", ");
+            Error::usage(Opt::Verify, format!("'{name}' is none of {names}"))
+        })?;
         match expected {
             Some(hex) => Self::expect(algorithm, hex),
             None => Ok(Self::compute(algorithm)),

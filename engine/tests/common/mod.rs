@@ -1,16 +1,27 @@
 //! Files to load, and readers that are not ours to check what came.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod page_cache;
+
 use dmafile::{Buffer, Method};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 /// A directory on the disk that holds the build, not on a tmpfs; or where DMAFILE_TEST_DIR says, on
 /// machines that cannot write there.
 pub fn dir() -> tempfile::TempDir {
+    // Loads may take huge pages from the pool. A test of the command that fills it, in whatever
+    // process, holds this lock alone, and does not meet ours.
+    static POOL: LazyLock<Option<File>> = LazyLock::new(|| {
+        let pool = File::open("/proc/sys/vm/nr_hugepages").ok()?;
+        rustix::fs::flock(&pool, rustix::fs::FlockOperation::LockShared).unwrap();
+        Some(pool)
+    });
+    LazyLock::force(&POOL);
     let asked = std::env::var_os("DMAFILE_TEST_DIR");
     tempfile::tempdir_in(asked.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())).unwrap()
 }
@@ -53,19 +64,12 @@ pub fn sparse(dir: &Path, len: u64, data: &[(u64, u64)]) -> PathBuf {
 
 /// Writes a file out and drops it from the page cache.
 pub fn evict(path: &Path) {
-    let file = File::open(path).unwrap();
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    page_cache::evict(&File::open(path).unwrap());
 }
 
-/// Reads a range into the page cache.
-pub fn warm(path: &Path, start: u64, end: u64) {
-    let mut file = File::open(path).unwrap();
-    // Without readahead beyond the range.
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-    file.seek(SeekFrom::Start(start)).unwrap();
-    let mut bytes = vec![0; (end - start) as usize];
-    file.read_exact(&mut bytes).unwrap();
+/// Has a range in the page cache until what comes back is dropped; it starts at a page.
+pub fn warm(path: &Path, start: u64, end: u64) -> page_cache::Warm {
+    page_cache::Warm::range(&File::open(path).unwrap(), start..end)
 }
 
 /// Bytes of a file in the page cache, as util-linux's fincore counts them.

@@ -1,0 +1,94 @@
+"""Puts measured tables into the documents: `python -m bench.documents`.
+
+A document has `<!-- table: RUN/NAME -->` and `<!-- end -->` around a table: that of the run which
+bench/results keeps as DATE-RUN, made again from its samples. What documents show lies there as
+NAME.csv, too. `RUN/about` is a sentence that says what was measured.
+"""
+
+import re
+from pathlib import Path
+
+from bench import overlap, runs
+from bench.instructions import series
+from bench.instructions import tables as stock
+from bench.instructions.measure import Measured
+from bench.runs import RESULTS, ROOT, Rows, Run
+from bench.seconds import run as seconds
+from bench.words import table, with_tables
+
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MAKERS = {
+    "seconds": seconds.tables,
+    "instructions": stock.tables,
+    "series": series.tables,
+    "by-size": series.tables_by_size,
+    "overlap": overlap.tables,
+}
+"""By what a run's machine.json calls `bench`."""
+UNSAMPLED = ("series/udmabufs",)
+"""Tables of runs that kept no samples of them; they stay as they are, until measured again."""
+
+
+def rows_of(name: str) -> Rows | None:
+    """The table of that name, from the samples; or None where those were not kept."""
+    folder, wanted = name.split("/")
+    run = Run.read(runs.kept(folder))
+    rows = MAKERS[run.machine["bench"]](run).get(wanted)
+    assert rows is not None or name in UNSAMPLED, f"{name}: no such table"
+    return rows
+
+
+def about(folder: str) -> str:
+    run = Run.read(runs.kept(folder))
+    ways = [one for one in run.samples if one.get("part", "ways") == "ways"]
+    return stock.about(Measured.of(run.machine["machine"], ways))
+
+
+def made(name: str) -> str | None:
+    """What stands in a document under that name."""
+    folder, wanted = name.split("/")
+    if wanted == "about":
+        return about(folder)
+    rows = rows_of(name)
+    return None if rows is None else table(*rows)
+
+
+def quoted() -> list[str]:
+    """The names of all tables that documents show, each once."""
+    found = [
+        name
+        for document in DOCUMENTS
+        for name in re.findall(r"<!-- table: (\S+) -->", document.read_text())
+        if not name.endswith("/about")
+    ]
+    return list(dict.fromkeys(found))
+
+
+def path_of(name: str) -> Path:
+    folder, wanted = name.split("/")
+    return runs.kept(folder) / f"{wanted}.csv"
+
+
+def update() -> None:
+    """Writes all tables, to the documents and beside the samples."""
+    names = quoted()
+    for name in names:
+        if (rows := rows_of(name)) is not None:
+            runs.write_csv(path_of(name), rows)
+    shown = {path_of(name) for name in names}
+    for path in RESULTS.glob("*/*.csv"):
+        if path not in shown:
+            path.unlink()
+    for document in DOCUMENTS:
+        document.write_text(with_tables(document.read_text(), made))
+
+
+def keep(folder: Path, date: str, name: str) -> Path:
+    """Takes over the run of a folder, and shows it."""
+    kept = runs.keep(Run.read(folder), date, name)
+    update()
+    return kept
+
+
+if __name__ == "__main__":
+    update()

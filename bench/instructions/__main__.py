@@ -1,0 +1,79 @@
+"""Counts instructions in QEMU: `make vm-bench`, `make series-cost`.
+
+stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md
+series   what the series of kernel/linux-6.12 changes: docs/series.md
+by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
+"""
+
+import argparse
+import datetime
+from collections.abc import Sequence
+
+from bench import documents, runs
+from bench.candidates import on_stock
+from bench.instructions import series
+from bench.instructions.measure import MIB, as_run, measure
+from bench.runs import RESULTS, ROOT, Run
+from bench.words import table
+
+NAMES = {"stock": "instructions", "series": "series", "by-size": "series-by-size"}
+"""What their results are called."""
+
+
+def rounds(text: str) -> int:
+    if (number := int(text)) < 5:
+        raise argparse.ArgumentTypeError("at least 5, fewer show no spread")
+    return number
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="instructions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=NAMES)
+    parser.add_argument("--mib", type=int, default=64, help="size of the file [64]")
+    parser.add_argument("--rounds", type=rounds, default=5, help="at least 5 [5]")
+    parser.add_argument("--seed", type=int, default=1, help="of the order [1]")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"write to {RESULTS.relative_to(ROOT)} and the documents [to .bench]",
+    )
+    return parser.parse_args(words)
+
+
+def run(args: argparse.Namespace) -> Run:
+    if args.what == "series":
+        return series.measured(args.mib * MIB, args.rounds, args.seed)
+    if args.what == "by-size":
+        return series.measured_by_size(args.rounds, args.seed)
+    lines = on_stock()
+    print(f"{len(lines)} candidates, {args.rounds} rounds and one to warm up", flush=True)
+    measured = measure(
+        lines, size=args.mib * MIB, rounds=args.rounds, seed=args.seed, timeout=6 * 3600
+    )
+    return as_run(NAMES[args.what], measured)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = arguments(words)
+    measured = run(args)
+    name, date = NAMES[args.what], datetime.date.today().isoformat()
+    tables = documents.MAKERS[measured.machine["bench"]](measured)
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{table(*rows)}")
+    if args.keep:
+        folder = runs.keep(measured, date, name)
+        documents.update()
+    else:
+        folder = ROOT / ".bench" / f"{date}-{name}"
+        measured.write(folder)
+        for title, rows in tables.items():
+            runs.write_csv(folder / f"{title}.csv", rows)
+    print(f"\nEvery run: {folder}")
+
+
+if __name__ == "__main__":
+    main()

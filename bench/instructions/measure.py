@@ -1,0 +1,208 @@
+"""Counts the instructions of candidates, in a machine that does nothing else.
+
+All run in one machine, in an order drawn again each round, cold, and are compared as ratios within
+a round; docs/instructions.md tells how.
+"""
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench import ways
+from bench.runs import ROOT, Run
+
+STEPS = ("create", "fill", "close")
+"""Between the marks of ways.c, from START to CREATED, and so on."""
+FIRST_MARK, LAST_MARK = 0, 3
+MIB = 1 << 20
+
+Count = tuple[int, ...]
+"""The user's instructions and the kernel's; or both in one, of runs that knew no more."""
+
+
+@dataclass
+class Candidate:
+    """What came of one line: what was counted at each step of each round, or why not."""
+
+    line: str
+    refused: str | None = None
+    report: dict[str, Any] | None = None
+    runs: list[list[Count]] = field(default_factory=list)
+
+
+def whole(run: Sequence[Count]) -> int:
+    return sum(map(sum, run))
+
+
+def step(name: str) -> Callable[[Sequence[Count]], int]:
+    """User and kernel of one step."""
+    index = STEPS.index(name)
+    return lambda run: sum(run[index])
+
+
+def side(index: int) -> Callable[[Sequence[Count]], int]:
+    """The user's (0) or the kernel's (1), of all steps."""
+    return lambda run: sum(one[index] for one in run)
+
+
+@dataclass
+class Measured:
+    """A machine's worth of them, with files of one size."""
+
+    size: int
+    about: Mapping[str, Any]
+    candidates: dict[str, Candidate]
+
+    @property
+    def rounds(self) -> int:
+        return max(len(one.runs) for one in self.candidates.values())
+
+    def per_mib(self, line: str, what: Callable[[Sequence[Count]], int]) -> list[float]:
+        """Thousands of instructions a MiB, by round."""
+        return [what(run) / (self.size / MIB) / 1000 for run in self.candidates[line].runs]
+
+    def ratios(
+        self, line: str, against: str, what: Callable[[Sequence[Count]], int] = whole
+    ) -> list[float]:
+        """Round by round."""
+        pairs = zip(self.candidates[line].runs, self.candidates[against].runs, strict=True)
+        return [what(one) / what(other) for one, other in pairs]
+
+    def samples(self, **more: Any) -> Iterator[dict[str, Any]]:
+        """A line for each run, as results keep it, and for each refusal; `more` stands first."""
+        for one in self.candidates.values():
+            about = {**more, "candidate": one.line, "size": self.size}
+            if one.refused is not None:
+                yield {**about, "refused": one.refused}
+            for number, run in enumerate(one.runs, 1):
+                told = {"report": one.report} if one.report and number == 1 else {}
+                yield {**about, "round": number, **dict(zip(STEPS, run, strict=True)), **told}
+
+    @classmethod
+    def of(cls, about: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> "Measured":
+        """The same the other way round; all are of one size."""
+        every: dict[str, Candidate] = {}
+        sizes = set()
+        for line in samples:
+            sizes.add(line["size"])
+            one = every.setdefault(line["candidate"], Candidate(line["candidate"]))
+            one.refused = line.get("refused")
+            one.report = one.report or line.get("report")
+            if "round" in line:
+                one.runs.append([tuple(line[name]) for name in STEPS])
+        (size,) = sizes
+        return cls(size, about, every)
+
+
+def as_run(bench: str, measured: Measured) -> Run:
+    return Run({"bench": bench, "machine": measured.about}, list(measured.samples()))
+
+
+INSIDE = """
+cp "$1" /tmp/ways
+shift
+limit=/sys/module/udmabuf/parameters/size_limit_mb
+[ ! -e $limit ] || echo 4096 >$limit
+echo about $(uname -r) >&2
+exec /tmp/ways rounds /mnt/file "$@"
+"""
+
+
+def measure(
+    lines: Sequence[str],
+    *,
+    size: int = 64 * MIB,
+    rounds: int = 5,
+    seed: int = 1,
+    timeout: int = 600,
+    profile: str = "release",
+    module: bool = True,
+    kernel: str = "6.12",
+) -> Measured:
+    """Boots once; ends with CalledProcessError, and what was said, where that fails."""
+    # Before it runs: what is edited meanwhile is not what is measured.
+    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    # The file's content to compare with, the page cache, and what is filled; and the pool that huge
+    # pages come from, which is as large as two files.
+    mib = -(-size // MIB)
+    memory = 2048 + (8 if any("pages=huge" in line for line in lines) else 4) * mib
+    with tempfile.TemporaryDirectory(prefix="dmafile-instructions-") as name:
+        folder = Path(name)
+        program, marks = ways.build(folder, profile), folder / "marks"
+        (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
+        command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
+        command += [f"--kernel={kernel}", *(["--module"] if module else [])]
+        command += [f"--memory={memory}M", f"--disk-size={max(2048, 1024 + 2 * mib)}M"]
+        command += ["--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
+        command += [str(program), str(size >> 10), str(rounds), str(seed)]
+        command.append(str(folder / "candidates"))
+        result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if result.returncode:
+            sys.stderr.write(result.stderr)
+            result.check_returncode()
+        every = pair(lines, result.stdout.splitlines(), marks.read_text().splitlines())
+    guest = re.search(r"^about (.*)$", result.stderr, re.MULTILINE)
+    assert guest is not None, result.stderr
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "guest": guest[1],
+        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "dmafile": ours,
+    }
+    return Measured(size, about, every)
+
+
+def said_by(*command: str) -> str:
+    return subprocess.check_output(command, text=True).strip()
+
+
+def groups(marks: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
+    """What was counted at the marks of each run; of one that was refused, fewer."""
+    group: list[tuple[int, int]] = []
+    for line in marks:
+        number, user, kernel = map(int, line.split())
+        if number == FIRST_MARK and group:
+            yield group
+            group = []
+        if number <= LAST_MARK:
+            group.append((user, kernel))
+    if group:
+        yield group
+
+
+def pair(lines: Sequence[str], said: Sequence[str], marks: Sequence[str]) -> dict[str, Candidate]:
+    """Brings together what the program inside said, and what was counted meanwhile."""
+    every = [Candidate(line) for line in lines]
+    counted = groups(marks)
+    for sentence in said:
+        verb, index, rest = sentence.split(" ", 2)
+        one = every[int(index)]
+        if verb == "ran":
+            group = next(counted)
+            if rest != "0":
+                assert len(group) == LAST_MARK + 1, f"{one.line}: {len(group)} marks"
+                one.runs.append([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(group)])
+        elif verb == "refused":
+            one.refused = rest
+        elif verb == "report":
+            one.report = told(one.line, json.loads(rest))
+    assert next(counted, None) is None, "more was counted than run"
+    return {one.line: one for one in every}
+
+
+def told(line: str, report: dict[str, Any]) -> dict[str, Any]:
+    """What dmafile says of a load, which has to be what it was asked for."""
+    for word in line.split()[1:]:
+        key, _, value = word.partition("=")
+        key = {"to": "kind"}.get(key, key)
+        assert key not in report or report[key] == value, f"{line}: {key} is {report[key]}"
+    why = {reason["about"]: reason["choice"] for reason in report["reasons"]}
+    return {"method": why.get("method"), "allocation": why.get("allocation")}

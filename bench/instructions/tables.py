@@ -1,0 +1,185 @@
+"""The tables of a measurement, each by the name that documents have for it."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from bench.candidates import (
+    ALLOC_READ,
+    BLOCKS,
+    GATES,
+    HEAP_WAYS,
+    KINDS,
+    MEMORY,
+    MODULE,
+    NORMAL,
+    PAGES,
+    POOL_MADE,
+    READ_INTO_ITS_MAPPING,
+    RW,
+    WAYS,
+    heap,
+    load,
+    make,
+    on_stock,
+)
+from bench.instructions.measure import (
+    MIB,
+    STEPS,
+    Count,
+    Measured,
+    side,
+    step,
+    whole,
+)
+from bench.runs import Rows, Run
+from bench.words import size_text, spread, thousands
+
+ZEROING = MIB / 8
+"""Instructions for a MiB: the kernel of this CPU zeroes a page with `rep stosq`, word by word."""
+
+
+def ratio_text(values: Sequence[float]) -> str:
+    return spread(values, digits=3)
+
+
+def about(measured: Measured) -> str:
+    """What was measured, in a sentence."""
+    of = measured.about
+    return (
+        f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
+        f"{size_text(measured.size)}, {measured.rounds} rounds."
+    )
+
+
+class Tables:
+    """Those of a stock kernel: docs/instructions.md, docs/kernel.md."""
+
+    NAMES = ("memory", "loads", "heaps", "blocks", "module", "goals", "gates", "refused")
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+
+    def per_mib(self, line: str, what: Callable[[Sequence[Count]], int]) -> str:
+        return thousands(self.measured.per_mib(line, what))
+
+    def ratio(self, line: str, against: str = NORMAL) -> str:
+        return ratio_text(self.measured.ratios(line, against))
+
+    def less_memory(self, line: str) -> str:
+        """What a load takes beyond creating and closing the same memory."""
+        candidates = self.measured.candidates
+        words = line.split()
+        kind = words[1].removeprefix("to=")
+        alone = {
+            "heap:system": [make("heap")],
+            "udmabuf": [f"make to=memfd {words[2]}", f"make to=udmabuf {words[2]}"],
+        }.get(kind, [f"make to={kind} {words[2]}"])
+        runs = zip(candidates[line].runs, *(candidates[one].runs for one in alone), strict=True)
+        beyond = [whole(run) - sum(map(whole, memory)) for run, *memory in runs]
+        return thousands([one * MIB / self.measured.size / 1000 for one in beyond])
+
+    def steps(self, line: str) -> list[str]:
+        return [self.per_mib(line, step(name)) for name in STEPS]
+
+    def ran(self, line: str) -> bool:
+        return self.measured.candidates[line].refused is None
+
+    def memory(self) -> Rows:
+        rows = []
+        for line in MEMORY:
+            kind, _, pages = line.removeprefix("make to=").partition(" pages=")
+            create, _, close = self.steps(line)
+            rows.append([kind, pages, create, close, self.ratio(line)])
+        return ["memory", "pages", "create", "close", "both, to normal"], rows
+
+    def loads(self) -> Rows:
+        rows = []
+        for kind in KINDS:
+            for pages in PAGES:
+                for method, io in WAYS:
+                    line = load(kind, pages, method, io)
+                    if self.ran(line):
+                        rows.append([kind, pages, method, io, *self.load(line)])
+        head = ["kind", "pages", "method", "io"]
+        return [*head, "user", "kernel", "close", "less memory", "all, to normal"], rows
+
+    def load(self, line: str) -> list[str]:
+        each = [side(0), side(1), step("close")]
+        counts = [*(self.per_mib(line, what) for what in each), self.less_memory(line)]
+        return [*counts, self.ratio(line)]
+
+    def heaps(self) -> Rows:
+        rows = [
+            [method, io, *self.load(heap(method, io))]
+            for method, io in HEAP_WAYS
+            if self.ran(heap(method, io))
+        ]
+        return ["method", "io", "user", "kernel", "close", "less memory", "all, to normal"], rows
+
+    def blocks(self) -> Rows:
+        kinds = list(dict.fromkeys((kind, pages) for kind, pages, _ in BLOCKS))
+        sizes = list(dict.fromkeys(block for _, _, block in BLOCKS))
+        rows = []
+        for kind, pages in kinds:
+            lines = [BLOCKS[kind, pages, block] for block in sizes]
+            each = [self.ratio(line, lines[-1]) for line in lines[:-1]]
+            rows.append([kind, pages, self.per_mib(lines[-1], whole), *each])
+        head = ["kind", "pages", f"{sizes[-1] >> 10} MiB"]
+        return [*head, *(f"{block} KiB, to it" for block in sizes[:-1])], rows
+
+    def module(self) -> Rows:
+        rows = []
+        for name, line in MODULE.items():
+            counts = self.measured.per_mib(line, whole)
+            above = thousands([one - ZEROING / 1000 for one in counts])
+            rows.append([name, *self.steps(line), above, self.ratio(line)])
+        return ["", "create", "fill", "close", "above zeroing", "all, to normal"], rows
+
+    def goals(self) -> Rows:
+        """What dmafile.ko is held to, and what came of it."""
+        floor = ZEROING * self.measured.size / MIB
+        stock = {
+            "a udmabuf of hugetlb pages, which were set aside": load(
+                "udmabuf", "huge", "uring", "direct"
+            ),
+            "the same, set aside for it and given back": POOL_MADE,
+            "a udmabuf, THP": load("udmabuf", "thp", "uring", "direct"),
+        }
+        candidates = self.measured.candidates
+        rows = [["`ALLOC_READ`, to the normal way", "1/7 = 0.143", self.ratio(ALLOC_READ)]]
+        for name, line in stock.items():
+            pairs = zip(candidates[ALLOC_READ].runs, candidates[line].runs, strict=True)
+            ratios = [(whole(one) - floor) / (whole(other) - floor) for one, other in pairs]
+            rows.append([f"`ALLOC_READ` above zeroing, to {name}", "1/2", ratio_text(ratios)])
+        fills = self.measured.ratios(RW, READ_INTO_ITS_MAPPING, step("fill"))
+        name = "`RW` into a dma-buf, to `read()` into its mapping"
+        rows.append([name, "1/16 = 0.063", ratio_text(fills)])
+        return ["", "at most", "measured here"], rows
+
+    def gates(self) -> Rows:
+        rows = [
+            [gate.name, f"{gate.limit:g}", self.ratio(gate.candidate, gate.against)]
+            for gate in GATES
+        ]
+        return ["", "below", "measured here"], rows
+
+    def refused(self) -> Rows:
+        why: dict[str, list[str]] = {}
+        for line in on_stock():
+            if (refused := self.measured.candidates[line].refused) is not None:
+                # The reason itself: what comes before names the candidate, and after the remedy.
+                reason = refused.split("; ")[0].split(": ")[-1]
+                why.setdefault(reason, []).append(line)
+        rows = []
+        for reason, lines in why.items():
+            words = [dict(re.findall(r"([\w-]+)=(\S+)", line)) for line in lines]
+            kinds = ", ".join(dict.fromkeys(word["to"] for word in words))
+            methods = dict.fromkeys(f"{word['method']} {word['io']}" for word in words)
+            rows.append([reason, kinds, ", ".join(methods), str(len(lines))])
+        return ["", "into", "by", "candidates"], rows
+
+
+def tables(run: Run) -> dict[str, Rows]:
+    """Of such a run, by name."""
+    found = Tables(Measured.of(run.machine["machine"], run.samples))
+    return {name: getattr(found, name)() for name in Tables.NAMES}

@@ -1,0 +1,137 @@
+"""What a load costs in instructions, held against other ways in the same machine.
+
+The limits are ratios, whose spread docs/instructions.md shows. A change of what a load does, for a
+reason, is measured again (`make vm-bench ARGS=--keep`), and may move a limit.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+
+from bench import runs
+from bench.candidates import (
+    GATES,
+    HEAP_OURS,
+    HEAP_SIZES,
+    MODULE_GATES,
+    READ_INTO_ITS_MAPPING,
+    RW,
+    Gate,
+    by_size,
+    on_series,
+    on_stock,
+)
+from bench.instructions.measure import MIB, Candidate, Measured, measure, pair, step
+from bench.instructions.series import measured_by_size, tables_by_size
+from bench.runs import Run
+
+
+@pytest.fixture(scope="module")
+def measured(counting: None) -> Measured:
+    """One machine, and as few rounds as have a median; of what `cargo test` builds, whose own code,
+    optimized too, is a small part of what is counted."""
+    return measure(lines_of(GATES), rounds=3, profile="dev", module=False)
+
+
+@pytest.fixture(scope="module")
+def with_module(counting: None) -> Measured:
+    return measure([*lines_of(MODULE_GATES), RW, READ_INTO_ITS_MAPPING], rounds=3, profile="dev")
+
+
+def lines_of(gates: Sequence[Gate]) -> list[str]:
+    """What they compare, each once."""
+    return list(dict.fromkeys(line for gate in gates for line in (gate.candidate, gate.against)))
+
+
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
+def test_a_load_takes_no_more_than_it_should(gate: Gate, measured: Measured) -> None:
+    holds(gate, measured)
+
+
+@pytest.mark.parametrize("gate", MODULE_GATES, ids=lambda gate: gate.name)
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+def test_the_module_takes_no_more_than_it_should(gate: Gate, with_module: Measured) -> None:
+    holds(gate, with_module)
+
+
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+def test_to_fill_a_buffer_takes_a_sixteenth_of_a_read_into_its_mapping(
+    with_module: Measured,
+) -> None:
+    ratios = with_module.ratios(RW, READ_INTO_ITS_MAPPING, step("fill"))
+    assert statistics.median(ratios) < 1 / 16, ratios
+
+
+def holds(gate: Gate, measured: Measured) -> None:
+    for line in (gate.candidate, gate.against):
+        assert measured.candidates[line].refused is None, measured.candidates[line].refused
+    ratios = measured.ratios(gate.candidate, gate.against)
+    assert statistics.median(ratios) < gate.limit, ratios
+
+
+def shown(name: str, **only: str) -> Measured:
+    """The measurement that documents show."""
+    run = Run.read(runs.kept(name))
+    lines = [one for one in run.samples if only.items() <= one.items()]
+    return Measured.of(run.machine["machine"], lines)
+
+
+def test_all_that_there_is_was_measured() -> None:
+    assert set(on_stock()) <= set(shown("instructions").candidates)
+    assert set(on_series()) <= set(shown("series", part="ways").candidates)
+    by = Run.read(runs.kept("series-by-size")).samples
+    assert {(one["candidate"], one["size"]) for one in by} == set(product(by_size(), HEAP_SIZES))
+
+
+def test_a_measurement_is_kept_whole() -> None:
+    """With reasons and reports, and in rounds."""
+    lines = ["load to=memfd", "copy to=heap method=read io=direct"]
+    runs = [[(1, 2), (3, 4), (5, 6)], [(2, 2), (3, 4), (5, 7)]]
+    ran = Candidate(lines[0], report={"method": "uring"}, runs=[[*run] for run in runs])
+    refused = Candidate(lines[1], refused="heap: no")
+    one = Measured(3 * MIB, {"date": "today"}, dict(zip(lines, (ran, refused), strict=True)))
+    again = Measured.of(one.about, json.loads(json.dumps(list(one.samples(part="ways")))))
+    assert again == one and again.rounds == 2
+    assert again.per_mib(lines[0], step("fill")) == [7 / 3000, 7 / 3000]
+
+
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+@pytest.mark.usefixtures("counting")
+def test_published_rows_run_at_their_sizes() -> None:
+    """On a stock kernel, which lacks what the heap's rows want."""
+    run = measured_by_size(rounds=2, seed=1, sizes=HEAP_SIZES[:2], kernel="6.12")
+    head, rows = tables_by_size(run)["published"]
+    assert head == ["", "512 KiB", "published", "8 MiB", "published"]
+    first, *others = rows
+    assert first == ["normal: heap, mmap, read()", *["1.00"] * 4]
+    for name, small, _, large, _ in others:
+        stock = name in ("udmabuf, read(), buffered", "udmabuf, read(), direct", *HEAP_OURS)
+        assert ("refused" not in (small, large)) == stock, (name, small, large)
+
+
+@pytest.mark.parametrize("gate", [*GATES, *MODULE_GATES], ids=lambda gate: gate.name)
+def test_limits_are_as_wide_as_the_spread_asks_for(gate: Gate) -> None:
+    ratios = shown("instructions").ratios(gate.candidate, gate.against)
+    middle = statistics.median(ratios)
+    assert max(ratios) < gate.limit < 1.25 * middle, ratios
+
+
+def test_marks_find_their_runs() -> None:
+    lines = ["make to=one", "make to=two"]
+    said = ["ran 1 0", "refused 1 no: there is none", "ran 0 0", "ran 0 1"]
+    marks = ["254 9 9", "0 10 10", "1 10 11"]
+    marks += ["0 20 20", "1 21 22", "2 21 22", "3 21 25"]
+    marks += ["0 30 30", "1 35 36", "2 36 36", "3 36 37", "255 99 99"]
+    every = pair(lines, said, marks)
+    assert every["make to=one"] == Candidate("make to=one", runs=[[(5, 6), (1, 0), (0, 1)]])
+    assert every["make to=two"] == Candidate("make to=two", refused="no: there is none")
+
+
+@pytest.mark.parametrize("marks", [["0 1 1"], ["0 1 1", "1 1 1", "2 1 1", "3 1 1", "0 2 2"]])
+def test_marks_that_do_not_fit_are_an_error(marks: list[str]) -> None:
+    with pytest.raises(AssertionError, match=r"marks|more was counted"):
+        pair(["make to=one"], ["ran 0 1"], marks)

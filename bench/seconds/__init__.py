@@ -1,0 +1,1 @@
+"""By the clock: tables of this machine, `make bench`."""

@@ -1,0 +1,71 @@
+"""What a reader has to know of a machine to place its figures."""
+
+import datetime
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.seconds.files import file_system
+from bench.seconds.memory import meminfo
+from bench.seconds.process import Failed, run
+
+
+def of(path: Path, default: str = "") -> str:
+    """The first line of a file of the kernel's, or what stands for it where there is none."""
+    try:
+        return path.read_text().splitlines()[0].strip()
+    except (OSError, IndexError):
+        return default
+
+
+def chosen(path: Path) -> str:
+    """Of a list of settings, the one in brackets."""
+    found = re.search(r"\[([\w-]+)\]", of(path))
+    return found[1] if found else ""
+
+
+def disk(folder: Path) -> str:
+    """Name and model of the device that a folder is on."""
+    number = folder.stat().st_dev
+    node = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not node.exists():
+        return ""
+    node = node.resolve()
+    whole = node.parent if (node / "partition").exists() else node
+    kind = "rotating" if of(whole / "queue/rotational") == "1" else "solid state"
+    if whole.name.startswith("vd"):
+        # It says the one or the other whatever is behind it.
+        kind = "virtio"
+    words = [whole.name, of(whole / "device/model"), kind, chosen(whole / "queue/scheduler")]
+    return ", ".join(word for word in words if word)
+
+
+def version(command: Sequence[str], scratch: Path) -> str:
+    """The first line with which a program names itself, or nothing where there is none."""
+    out = scratch / "version"
+    try:
+        run(command, out)
+    except Failed:
+        return ""
+    return of(out)
+
+
+def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[str, str]:
+    """All of it, a line each, without names of hosts or users."""
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    thp = Path("/sys/kernel/mm/transparent_hugepage")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "dmafile": version([*program, "--version"], scratch),
+        "kernel": platform.release(),
+        "processor": f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} threads",
+        "memory": f"{meminfo('MemTotal') / (1 << 30):.1f} GiB",
+        "file system": file_system(folder),
+        "disk": disk(folder),
+        "huge pages": f"THP {chosen(thp / 'enabled')}, shmem {chosen(thp / 'shmem_enabled')}, "
+        f"hugetlb pool {meminfo('HugePages_Total') // 1024}",
+        "load": of(Path("/proc/loadavg")),
+        "Python": platform.python_version(),
+    }

@@ -1,0 +1,203 @@
+"""Runs candidates side by side: in turns, each round in a new order, from a known state."""
+
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.runs import Run
+from bench.seconds.commands import Candidate
+from bench.seconds.files import cached
+from bench.seconds.process import Failed, run
+from bench.seconds.state import prepare
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of a candidate."""
+
+    candidate: str
+    size: int
+    round: int
+    warm: bool
+    wall: float
+    """Seconds of the whole process, from outside."""
+    cpu: float
+    """Seconds of CPU of the whole process, io_uring's workers included."""
+    peak: int
+    """Bytes that it held at most, by getrusage(2)."""
+    cached_after: int
+    """Bytes of the file in the page cache when it has ended; 0 before, or all where it's warm."""
+    seconds: float
+    """By its own clock: without the start of the process."""
+    own_cpu: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+    report: Any = None
+    quick_memory: bool = True
+    """Right before, memory was as quick to allocate as it was at best."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A candidate in a state of the page cache."""
+
+    candidate: Candidate
+    warm: bool = False
+
+
+@dataclass
+class Measured:
+    """What came of a table, so far."""
+
+    seed: int
+    candidates: dict[str, str] = field(default_factory=dict)
+    """What runs by each name, in the order of the table."""
+    samples: list[Sample] = field(default_factory=list)
+    refused: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Why a candidate can't run here with so many bytes."""
+    missing: list[str] = field(default_factory=list)
+    """What isn't here to be measured, and how to get it."""
+    interrupted: bool = False
+    failed: str = ""
+    """What ended it, if it didn't come to its end by itself or by Ctrl-C."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of what ran, the largest first."""
+        return sorted({one.size for one in self.samples}, reverse=True)
+
+    def of(self, name: str, size: int, *, warm: bool = False) -> list[Sample]:
+        return [
+            one for one in self.samples if (one.candidate, one.size, one.warm) == (name, size, warm)
+        ]
+
+
+def as_run(machine: Mapping[str, str], seed: int, tables: Mapping[str, Measured]) -> Run:
+    """All of it, as results keep it."""
+    about = {
+        name: {
+            "candidates": one.candidates,
+            "interrupted": one.interrupted,
+            "failed": one.failed,
+        }
+        for name, one in tables.items()
+    }
+    lines: list[dict[str, Any]] = []
+    for table, measured in tables.items():
+        lines += ({"table": table, **asdict(one)} for one in measured.samples)
+        for (name, size), why in measured.refused.items():
+            lines.append({"table": table, "candidate": name, "size": size, "refused": why})
+    top = {"bench": "seconds", "machine": dict(machine), "seed": seed, "tables": about}
+    return Run(top, lines)
+
+
+def of_run(run: Run) -> dict[str, Measured]:
+    """The same the other way round, by the name of the table."""
+    found = {
+        table: Measured(run.machine["seed"], **about)
+        for table, about in run.machine["tables"].items()
+    }
+    for line in run.samples:
+        fields = dict(line)
+        measured = found[fields.pop("table")]
+        if "refused" in fields:
+            measured.refused[fields["candidate"], fields["size"]] = fields["refused"]
+        else:
+            measured.samples.append(Sample(**fields))
+    return found
+
+
+def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
+    """One run; or why it can't be."""
+    candidate, out = cell.candidate, scratch / "said"
+    quick = prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
+    try:
+        done = run(candidate.command, out)
+        said = candidate.said(out)
+    except Failed as why:
+        # Who can't says so: this is something else, wrong bytes perhaps.
+        sys.exit(f"{candidate.name}: {why}")
+    if isinstance(said, str):
+        return said
+    return Sample(
+        candidate.name,
+        candidate.size,
+        number,
+        cell.warm,
+        done.wall,
+        done.cpu,
+        done.peak,
+        cached(candidate.file),
+        said.seconds,
+        said.cpu,
+        said.phases,
+        said.report,
+        quick,
+    )
+
+
+def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
+    """Why a candidate can't run here; ends this program where it reads wrong bytes."""
+    command, checks = cell.candidate.command, cell.candidate.checks
+    checking = replace(cell.candidate, command=[*command, checks] if checks else command)
+    one = sample(replace(cell, candidate=checking), 0, scratch)
+    if isinstance(one, str):
+        return one
+    for name, wanted in same.items():
+        if one.report[name] != wanted:
+            sys.exit(f"{cell.candidate.name}: wrong bytes: {name} {one.report[name]}, not {wanted}")
+    return None
+
+
+def progress(number: int, rounds: int, since: float) -> str:
+    """Which round begins, and how long it takes from here: those before it took `since` seconds."""
+    if number == 1:
+        return f"round 1 of {rounds}"
+    left = since / (number - 1) * (rounds - number + 1)
+    return f"round {number} of {rounds}, {left / 60:.1f} minutes left"
+
+
+def measure(
+    cells: Sequence[Cell],
+    measured: Measured,
+    scratch: Path,
+    rounds: int,
+    same: Mapping[str, Any],
+) -> Iterator[Sample]:
+    """Each once, to see that it works and reads the right bytes; and then the rounds."""
+    draw = random.Random(measured.seed)
+    measured.candidates |= {cell.candidate.name: cell.candidate.what for cell in cells}
+    # How far it is, and how long it takes from here.
+    left = len(cells) * (rounds + 1)
+    with tqdm(total=left, disable=None, unit="run", leave=False) as bar:
+        usable = []
+        for cell in cells:
+            bar.set_description(f"trying {cell.candidate.name}")
+            # By the first of its states.
+            if (cell.candidate.name, cell.candidate.size) in measured.refused:
+                bar.total = left = left - rounds - 1
+                continue
+            if why := tried(cell, scratch, same):
+                measured.refused[cell.candidate.name, cell.candidate.size] = why
+                bar.total = left = left - rounds
+            else:
+                usable.append(cell)
+            bar.update()
+        began = time.monotonic()
+        for number in range(1, rounds + 1):
+            if bar.disable:
+                # A file or a pipe: how far it is, line by line.
+                print(progress(number, rounds, time.monotonic() - began), file=sys.stderr)
+            for cell in draw.sample(usable, len(usable)):
+                bar.set_description(f"round {number}: {cell.candidate.name}")
+                one = sample(cell, number, scratch)
+                if isinstance(one, str):
+                    sys.exit(f"{cell.candidate.name}: worked before, and now: {one}")
+                measured.samples.append(one)
+                bar.update()
+                yield one

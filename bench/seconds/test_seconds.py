@@ -1,0 +1,331 @@
+"""`make bench`: the parts that could mislead quietly, and all of it on small files."""
+
+import html
+import importlib.util
+import math
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from bench import ways
+from bench.__main__ import program
+from bench.candidates import QUICK, READ
+from bench.runs import MACHINE, ROOT, RUNS, Run
+from bench.seconds import memory
+from bench.seconds.commands import Said, bare, baseline, script, way
+from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
+from bench.seconds.process import Failed, run
+from bench.seconds.run import tables
+from bench.words import decided, ratios, spread, table
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder beside the code: the system's temporary one may be memory, which can't be cold."""
+    if file_system(ROOT) in ("tmpfs", "ramfs"):
+        pytest.skip("the checkout is in memory")
+    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
+        yield Path(name)
+
+
+def test_evicted_means_not_one_page_cached(folder: Path) -> None:
+    path = folder / "file"
+    path.write_bytes(bytes(3 * MIB + 1))  # dirty, which evict has to deal with
+    fill_cache(path)
+    assert cached(path) > 3 * MIB
+    evict(path)
+    assert cached(path) == 0
+
+
+def test_a_file_that_stays_cached_is_an_error() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(MIB))
+        file.flush()
+        with pytest.raises(SystemExit, match="stays in the page cache"):
+            evict(Path(file.name))
+
+
+def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    make_file(path, b"head", 40 * MIB)
+    made = path.read_bytes()
+    assert len(made) == 4 + 40 * MIB
+    assert made.startswith(b"head")
+    # No page is like another.
+    pages = [made[start : start + 4096] for start in range(0, 40 * MIB, 4096)]
+    assert len(set(pages)) == len(pages)
+
+    stamp = path.stat().st_mtime_ns
+    make_file(path, b"head", 40 * MIB)
+    assert path.stat().st_mtime_ns == stamp
+    assert list(islice(path.parent.iterdir(), 2)) == [path]
+
+
+def test_a_full_disk_is_said_before_writing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(SystemExit, match="make room"):
+        make_file(path, b"", 1 << 60)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_is_accounted_for_its_own_memory_and_time() -> None:
+    held = "x = bytearray(200 << 20)"
+    spent = run([sys.executable, "-S", "-c", held])
+    assert 200 * MIB < spent.peak < 300 * MIB
+    assert 0 < spent.cpu < spent.wall + 0.1
+
+
+def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
+    held = b"x" * (600 * MIB)
+    del held
+    assert run(["true"]).peak < 600 * MIB
+
+
+def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "fastest_touch", 0.0)
+    assert not memory.touch_memory(MIB)
+    monkeypatch.setattr(memory, "fastest_touch", math.inf)
+    assert memory.touch_memory(MIB)
+
+
+def test_a_failed_run_says_why() -> None:
+    with pytest.raises(Failed, match="ended with 3"):
+        run(["sh", "-c", "exit 3"])
+    with pytest.raises(Failed, match="No such file"):
+        run(["no-such-command"])
+
+
+def test_the_baseline_holds_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    make_file(path, b"", 100 * MIB + 1)
+    assert run(baseline(path)).peak > 100 * MIB
+    assert subprocess.run([*baseline(path), "100001"], check=False).returncode == 0
+
+
+def test_spread_is_median_least_most() -> None:
+    assert spread([3.0, 1.0, 2.25, 9.0, 2.0]) == "2.25 [1.00–9.00]"
+    assert spread([3.0, 1.0], digits=0) == "2 [1–3]"
+
+
+def test_table_lines_up() -> None:
+    assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
+        "|        |   GB/s |",
+        "|:-------|-------:|",
+        "| read() |   1.25 |",
+        "| ours   |  10.00 |",
+    ]
+
+
+def test_a_round_that_was_interrupted_counts_for_what_ran() -> None:
+    assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
+
+
+def test_an_order_that_changes_is_undecided() -> None:
+    assert decided([2.0, 3.0], [1.0, 2.0]) and decided([1.0, 2.0], [2.0, 3.0])
+    assert not decided([2.0, 1.0], [1.0, 2.0])
+
+
+# Beginning with what `cargo test` has built; of the tree, where the programs are.
+BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
+
+
+def bench(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ways.build(tmp_path_factory.mktemp("ways"), "dev")
+
+
+def test_results_have_every_run(folder: Path) -> None:
+    done = bench(folder, "--seed=7", "--candidate=small pages=to=memfd pages=4k")
+    assert done.returncode == 0, done.stderr
+    out = folder / "out"
+    kept = Run.read(out)
+    assert kept.machine["seed"] == 7
+    samples = [one for one in kept.samples if "refused" not in one]
+    runs = Counter((one["candidate"], one["warm"]) for one in samples)
+    assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
+    # By turns: no candidate runs twice before all others have run.
+    orders = [
+        [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
+        for number in range(1, 6)
+    ]
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert any(order != orders[0] for order in orders), orders
+    lines = kept.machine["tables"]["quick"]["candidates"]
+    assert lines["dmafile, memfd"] == QUICK["dmafile, memfd"]
+    assert lines["small pages"] == "load to=memfd pages=4k"
+    for one in samples:
+        direct = not lines[one["candidate"]].startswith("copy ")
+        assert one["cached_after"] == 0 or one["warm"] or not direct, one
+        assert 0 < one["seconds"] < one["wall"], one
+    # Nothing but data; the tables follow from the samples.
+    made = tables(kept)
+    assert {path.name for path in out.iterdir()} == {
+        MACHINE,
+        RUNS,
+        *(f"{name}.csv" for name in made),
+    }
+    assert len(made) == 2
+    for head, rows in made.values():
+        assert table(head, rows) in done.stdout
+    assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
+    assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
+    assert f"Every run: {out}" in done.stdout
+
+
+def test_a_report_stands_alone(folder: Path) -> None:
+    done = bench(folder, "--report", "--seed=7")
+    assert done.returncode == 0, done.stderr
+    out = folder / "out"
+    samples = [one for one in Run.read(out).samples if "refused" not in one]
+    page = (out / "report.html").read_text()
+    slow = sum(not one["quick_memory"] for one in samples)
+    assert (f"before {slow} runs it never became" in page) == (slow > 0)
+    # It opens without a network.
+    links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
+    assert not links, links
+    assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
+    assert all(html.escape(one["candidate"]) in page for one in samples)
+    assert f"Report: {out / 'report.html'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("limit", ["dmafile, memfd", "dmafile, anon", "allocation alone, memfd, 4k"]),
+        ("scale", ["dmafile, memfd, 8 MiB", "two loads at once"]),
+        ("extras", ["no checksum", "sha256", "10000 tensors: to open"]),
+        ("peers", ["dmafile ", "safetensors, mmap ", "read()", "gguf "]),
+    ],
+)
+def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> None:
+    done = bench(folder, f"--table={name}", "--seed=7")
+    assert done.returncode == 0, done.stderr
+    for row in rows:
+        assert f"\n| {row}" in done.stdout, done.stdout
+    samples = [one for one in Run.read(folder / "out").samples if "refused" not in one]
+    runs = Counter((one["candidate"], one["size"], one["warm"]) for one in samples)
+    assert set(runs.values()) == {5}, runs
+    if name == "peers" and importlib.util.find_spec("torch") is None:
+        assert "torch.load: not installed (pip install torch)" in done.stdout
+
+
+def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
+    process = subprocess.Popen(
+        [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: not ignored, as it would be in a background job of a shell.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stderr is not None
+    # The first round is over: there is something to keep.
+    for line in process.stderr:
+        if line.startswith("round 2 of"):
+            break
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    kept = Run.read(folder / "out")
+    assert kept.machine["tables"]["quick"]["interrupted"]
+    assert {one["round"] for one in kept.samples if "round" in one} >= {1}
+
+
+def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
+    # A number that isn't one ends ways.c.
+    words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
+    done = bench(folder, *words, "--report")
+    assert done.returncode == 1, done.stdout
+    assert "cannot measure on: odd: " in done.stderr and "many: not a number" in done.stderr
+    page = (folder / "out" / "report.html").read_text()
+    assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+
+
+LINES = [
+    "load to=memfd",
+    "load to=anon pages=4k method=threads io=buffered queue-depth=2 block=65536",
+    "copy to=memfd method=read io=buffered",
+    "copy to=memfd method=sendfile io=direct",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
+    path, other, said = folder / "file", folder / "other", tmp_path / "said"
+    make_file(path, b"", 2 * MIB)
+    candidate = way(built, "one", path, line)
+    assert run([*candidate.command, candidate.checks], said).wall > 0
+    told = candidate.said(said)
+    assert isinstance(told, Said) and told.seconds > 0
+    assert set(told.phases) == {"create", "fill", "close"}
+    if line.startswith("load "):
+        assert told.report["bytes"] == 2 * MIB
+    other.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(Failed, match="wrong bytes"):
+        run([*candidate.command, str(other)], said)
+    other.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Failed, match="another size"):
+        run([*candidate.command, str(other)], said)
+
+
+def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    make_file(path, b"", MIB)
+    for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
+        candidate = way(built, "one", path, line)
+        run(candidate.command, tmp_path / "said")
+        why = candidate.said(tmp_path / "said")
+        assert isinstance(why, str) and len(why) > 10, why
+    for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
+        with pytest.raises(Failed):
+            run(way(built, "one", path, line).command, tmp_path / "said")
+
+
+TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
+
+
+def test_nothing_of_the_current_folder_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of a model that was fetched may have any file."""
+    # No command of another dmafile, but this Python's module.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / "model.noise"
+    make_file(path, b"", MIB)
+    for name in ("dmafile", "json", "numpy", "jinja2", "tqdm", "bench", "sitecustomize", "mmap"):
+        (tmp_path / f"{name}.py").write_text(TRAP)
+    commands = [
+        bare("read_into_memfd.py", str(path)),
+        script("halves.py", str(path), "at-once"),
+        script("peer.py", "read()", str(ROOT / "attacks" / "gap.safetensors")),
+        [*program(None), "--version"],
+    ]
+    for command in commands:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert "HIJACKED" not in done.stderr, (command, done.stderr)
+
+
+def test_bad_usage_is_told() -> None:
+    wrong = {
+        ("--rounds=4",): "at least 5",
+        ("--table=heap",): "invalid choice",
+        ("--out=a", "--keep=b"): "cannot be combined",
+        ("--candidate=name",): "wanted NAME=",
+    }
+    for words, said in wrong.items():
+        done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr

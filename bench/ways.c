@@ -1,0 +1,919 @@
+/*
+ * Fills memory from a file in each of the ways that are compared, without an interpreter in what is measured:
+ *
+ *	ways rounds FILE KIB ROUNDS SEED CANDIDATES
+ *
+ * in a machine that counts instructions, as root: makes FILE, and runs each candidate that the file CANDIDATES lists
+ * once a round, in an order drawn again each round, cold, between marks (../vm/mark.h) that tell how many instructions
+ * it takes to create the memory, to fill it and to close all;
+ *
+ *	ways once FILE CANDIDATE [SAME]
+ *
+ * by the clock: runs one candidate once, from FILE as it is. The candidates:
+ *
+ *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, verify, block, gather,
+ *				queue-depth; it creates memory while it fills it
+ *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
+ *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
+ *				over it, udmabuf the same, filled through the dma-buf; with pages=thp tmpfs gives huge
+ *				pages meanwhile
+ *	copy to=heap method=heap-read|in-order io=direct|buffered
+ *				by a heap that reads files (kernel/linux-6.12): meanwhile, or when all is allocated
+ *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
+ *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
+ *				mapping of one
+ *	save from=heap method=write|copy-file-range io=direct|buffered
+ *				a dma-buf that is there, into a file of its size, and to the disk (fsync); only in rounds
+ *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
+ *				creates and closes only; a udmabuf over a memfd that is there already; with
+ *				method=fallocate a memfd's pages come without being mapped
+ *
+ * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed;
+ * otherwise, in rounds, they have been there before, all zeroed, reserved for this.
+ *
+ * What `rounds` prints; a round before the others compares what has been read, byte for byte, and is not counted:
+ *
+ *	ran INDEX ROUND		round 0 is that one; each run has begun a group of marks, in this order; a refused
+ *				one has fewer
+ *	refused INDEX WHY	after its "ran"; it isn't tried again
+ *	report INDEX JSON	dmafile's, once
+ *
+ * What `once` prints; with SAME, outside the clock, the bytes are compared with those of that file:
+ *
+ *	create|fill|close SECONDS CPU_SECONDS
+ *	report JSON		dmafile's
+ *	refused WHY		and nothing else
+ */
+#define _GNU_SOURCE
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/udmabuf.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <dmafile.h>
+
+#include "../kernel/uapi/dma-heap-read-file.h"
+#include "../kernel/uapi/dmafile.h"
+#include "../vm/mark.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define IN_ORDER "/sys/module/dma_heap_read/parameters/in_order"
+#define PAGE_LISTS "/proc/sys/vm/percpu_pagelist_high_fraction"
+#define SHMEM_ENABLED "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+enum { START, CREATED, FILLED, CLOSED };
+
+enum { MAX_CANDIDATES = 256 };
+#define KIB (1UL << 10)
+#define MIB (1UL << 20)
+#define HUGE_PAGE (2 * MIB)
+
+struct candidate {
+	char line[256];
+	char words[256];
+	const char *verb;
+	const char *to;
+	const char *pages;
+	const char *method;
+	const char *io;
+	const char *allocation;
+	const char *pool;
+	const char *verify;
+	size_t block;
+	size_t gather;
+	unsigned int queue_depth;
+	bool refused;
+};
+
+/* What `copy` and `make` fill: -1, and NULL, is what there is none of. */
+struct memory {
+	int memfd;
+	int dmabuf;
+	unsigned char *map;
+};
+
+static struct candidate candidates[MAX_CANDIDATES];
+static int number_of_candidates;
+static const char *path;
+static char saved_path[4096];
+static size_t size;
+static unsigned char *wanted;
+static unsigned long huge_pages;
+static char why[1024];
+/* By the clock: when each step was over. */
+static bool timed;
+/* The first mark of a run has been made. */
+static bool begun;
+static struct moment { double time, busy; } moments[CLOSED + 1];
+
+static int refuse(const char *what)
+{
+	snprintf(why, sizeof(why), "%s: %s", what, strerror(errno));
+	return -1;
+}
+
+static bool is(const char *word, const char *other)
+{
+	return word && !strcmp(word, other);
+}
+
+static int set(const char *parameter, const char *value)
+{
+	int fd = open(parameter, O_WRONLY | O_CLOEXEC), error;
+
+	if (fd < 0)
+		return refuse(parameter);
+	error = write(fd, value, strlen(value)) < 0;
+	close(fd);
+	return error ? refuse(parameter) : 0;
+}
+
+static void note(int step)
+{
+	struct timespec now;
+	struct rusage usage;
+
+	begun = true;
+	if (!timed)
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	getrusage(RUSAGE_SELF, &usage);
+	moments[step].time = now.tv_sec + now.tv_nsec / 1e9;
+	moments[step].busy = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec +
+			     (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+}
+
+/* A step is over, or the first one begins. */
+#define reached(step)                                                                                                  \
+	do {                                                                                                           \
+		mark(step);                                                                                            \
+		note(step);                                                                                            \
+	} while (0)
+
+/* What was put off until others are done, like the end of a ring, counts with what put it off. */
+static void settle(void)
+{
+	if (!timed)
+		usleep(50000);
+}
+
+/* The file */
+
+static void write_whole(int fd, const unsigned char *bytes)
+{
+	size_t done = 0;
+
+	while (done < size) {
+		ssize_t n = write(fd, bytes + done, size - done);
+
+		if (n < 0)
+			err(1, "write");
+		done += n;
+	}
+}
+
+/* What is saved takes the place of what is there. */
+static void make_place(void)
+{
+	int fd = open(saved_path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
+	void *zeros = calloc(1, size);
+
+	if (fd < 0 || !zeros)
+		err(1, "%s", saved_path);
+	write_whole(fd, zeros);
+	free(zeros);
+	if (fsync(fd) || posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) || close(fd))
+		err(1, "%s", saved_path);
+}
+
+/* Noise, on disk, so that misplaced bytes show. */
+static void make_file(void)
+{
+	uint64_t noise = 88172645463325252, *word;
+	int fd;
+
+	wanted = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (wanted == MAP_FAILED)
+		err(1, "mmap");
+	for (word = (uint64_t *)wanted; word < (uint64_t *)(wanted + size); word++) {
+		noise ^= noise << 13;
+		noise ^= noise >> 7;
+		noise ^= noise << 17;
+		*word = noise;
+	}
+	fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0644);
+	if (fd < 0 || (errno = posix_fallocate(fd, 0, size)))
+		err(1, "%s", path);
+	write_whole(fd, wanted);
+	if (fsync(fd) || close(fd))
+		err(1, "%s", path);
+}
+
+static size_t cached(int fd)
+{
+	static unsigned char pages[1 << 20];
+	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+	size_t number = 0, i;
+
+	if (map == MAP_FAILED || size / 4096 > sizeof(pages) || mincore(map, size, pages))
+		err(1, "mincore");
+	munmap(map, size);
+	for (i = 0; i < size / 4096; i++)
+		number += pages[i] & 1;
+	return number;
+}
+
+static void evict(void)
+{
+	int fd = open(path, O_RDONLY), i;
+
+	if (fd < 0)
+		err(1, "%s", path);
+	/* Pages on their way through the kernel's lists may take another try. */
+	for (i = 0; posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) || cached(fd); i++) {
+		if (i == 20)
+			errx(1, "%s stays in the page cache", path);
+		usleep(50000);
+	}
+	close(fd);
+}
+
+static void expect_none_cached(const struct candidate *c)
+{
+	int fd = open(is(c->verb, "save") ? saved_path : path, O_RDONLY);
+	size_t number = fd < 0 ? 0 : cached(fd);
+
+	if (fd < 0 || number)
+		errx(1, "%s: %zu pages are in the page cache", c->line, number);
+	close(fd);
+}
+
+/* By dmafile */
+
+static int check_load(const struct dmafile_buffer *buffer)
+{
+	static unsigned char chunk[1 << 20];
+	size_t at;
+
+	for (at = 0; at < size; at += sizeof(chunk)) {
+		size_t len = size - at < sizeof(chunk) ? size - at : sizeof(chunk);
+
+		if (dmafile_buffer_read_at(buffer, at, chunk, len) || memcmp(chunk, wanted + at, len))
+			return -1;
+	}
+	return 0;
+}
+
+/* The pool of huge pages, as long as it is kept. */
+static void set_pool(unsigned long pages)
+{
+	static const char node[] = "/proc/sys/vm/nr_hugepages";
+	FILE *file = fopen(node, "r+");
+	unsigned long there = -1;
+
+	if (!file || fprintf(file, "%lu\n", pages) < 0 || fflush(file))
+		err(1, "%s", node);
+	rewind(file);
+	if (fscanf(file, "%lu", &there) != 1 || there != pages)
+		errx(1, "%s: %lu huge pages, not %lu", node, there, pages);
+	fclose(file);
+}
+
+static int run_load(const struct candidate *c, bool check)
+{
+	struct dmafile_options options = {
+		.size = sizeof(options),
+		.to = c->to,
+		.pages = c->pages,
+		.method = c->method,
+		.io = c->io,
+		.allocation = c->allocation,
+		.verify = c->verify,
+		.gather = c->gather,
+		.block = c->block,
+		.queue_depth = c->queue_depth,
+	};
+	struct dmafile_buffer *buffer;
+	int error;
+
+	bool pool = is(c->pool, "made");
+
+	if (pool)
+		set_pool(0);
+	settle();
+	reached(START);
+	if (pool)
+		/* One more, as always. */
+		set_pool(size / HUGE_PAGE + 1);
+	reached(CREATED);
+	error = dmafile_load(path, &options, &buffer);
+	reached(FILLED);
+	if (error) {
+		dmafile_strerror_r(why, sizeof(why));
+		return -1;
+	}
+	if (check && check_load(buffer))
+		errx(1, "%s: wrong bytes", c->line);
+	if (timed)
+		printf("report %s\n", dmafile_buffer_report_json(buffer));
+	else if (check)
+		printf("report %td %s\n", c - candidates, dmafile_buffer_report_json(buffer));
+	dmafile_buffer_free(buffer);
+	if (pool)
+		set_pool(0);
+	settle();
+	reached(CLOSED);
+	if (pool)
+		set_pool(huge_pages);
+	return 0;
+}
+
+/* Memory */
+
+/* Mapped where huge pages can be. */
+static unsigned char *map_aligned(int fd, int flags)
+{
+	unsigned char *place = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *map;
+	size_t before;
+
+	if (place == MAP_FAILED)
+		return NULL;
+	before = -(uintptr_t)place % HUGE_PAGE;
+	map = mmap(place + before, size, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0);
+	munmap(place + before + size, HUGE_PAGE - before);
+	if (before)
+		munmap(place, before);
+	return map == MAP_FAILED ? NULL : map;
+}
+
+static int populate(unsigned char *map, bool collapse)
+{
+	size_t at;
+
+	/* Nothing else makes pages of shared memory huge without a privilege; it begins with what is there. */
+	for (at = 0; collapse && at < size; at += HUGE_PAGE)
+		map[at] = 0;
+	return madvise(map, size, collapse ? MADV_COLLAPSE : MADV_POPULATE_WRITE) ? refuse("madvise") : 0;
+}
+
+static int make_anon(const struct candidate *c, struct memory *m)
+{
+	int huge = is(c->pages, "huge") ? MAP_HUGETLB : 0;
+
+	m->map = map_aligned(-1, MAP_PRIVATE | MAP_ANONYMOUS | huge);
+	if (!m->map)
+		return refuse("mmap");
+	if (!huge && madvise(m->map, size, is(c->pages, "thp") ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
+		return refuse("madvise");
+	return populate(m->map, false);
+}
+
+static int make_memfd(const struct candidate *c, struct memory *m)
+{
+	int huge = is(c->pages, "huge") ? MFD_HUGETLB : 0;
+
+	m->memfd = memfd_create("loads", MFD_ALLOW_SEALING | huge);
+	if (m->memfd < 0 || ftruncate(m->memfd, size) || fcntl(m->memfd, F_ADD_SEALS, F_SEAL_SHRINK))
+		return refuse("memfd_create");
+	return 0;
+}
+
+static int map_memfd(struct memory *m)
+{
+	m->map = map_aligned(m->memfd, MAP_SHARED);
+	return m->map ? 0 : refuse("mmap");
+}
+
+static int make_udmabuf(struct memory *m)
+{
+	struct udmabuf_create create = { .memfd = m->memfd, .flags = UDMABUF_FLAGS_CLOEXEC, .size = size };
+	int node = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+
+	if (node < 0)
+		return refuse("/dev/udmabuf");
+	m->dmabuf = ioctl(node, UDMABUF_CREATE, &create);
+	if (m->dmabuf < 0)
+		return refuse("UDMABUF_CREATE");
+	close(node);
+	return 0;
+}
+
+/* A buffer of that length; or, with the flag, with the content of the file of that number. */
+static int allocate(struct memory *m, __u64 len, __u64 flags)
+{
+	struct dma_heap_allocation_data data = {
+		.len = len, .fd_flags = O_RDWR | O_CLOEXEC, .heap_flags = flags,
+	};
+	int heap = open("/dev/dma_heap/system", O_RDONLY | O_CLOEXEC);
+
+	if (heap < 0 || ioctl(heap, DMA_HEAP_IOCTL_ALLOC, &data))
+		return refuse(flags ? "DMA_HEAP_ALLOC_AND_READ_FILE" : "/dev/dma_heap/system");
+	m->dmabuf = data.fd;
+	close(heap);
+	return 0;
+}
+
+static int make_heap(struct memory *m)
+{
+	return allocate(m, size, 0);
+}
+
+static int open_module(void)
+{
+	return open("/dev/dmafile", O_RDWR | O_CLOEXEC);
+}
+
+static int make_dmafile(struct memory *m)
+{
+	struct dmafile_alloc alloc = { .size = sizeof(alloc), .fd_flags = O_RDWR | O_CLOEXEC, .length = size };
+	int node = open_module();
+
+	if (node < 0 || ioctl(node, DMAFILE_IOC_ALLOC, &alloc))
+		return refuse("/dev/dmafile");
+	m->dmabuf = alloc.fd;
+	close(node);
+	return 0;
+}
+
+static int map_dmabuf(struct memory *m)
+{
+	m->map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, m->dmabuf, 0);
+	if (m->map == MAP_FAILED)
+		m->map = NULL;
+	return m->map ? 0 : refuse("mmap of the dma-buf");
+}
+
+static void close_memory(struct memory *m)
+{
+	if (m->map)
+		munmap(m->map, size);
+	if (m->dmabuf >= 0)
+		close(m->dmabuf);
+	if (m->memfd >= 0)
+		close(m->memfd);
+}
+
+/* Creation alone */
+
+static int create_alone(const struct candidate *c, struct memory *m)
+{
+	if (is(c->to, "anon"))
+		return make_anon(c, m);
+	if (is(c->to, "memfd") && is(c->method, "fallocate"))
+		return make_memfd(c, m) || (fallocate(m->memfd, 0, 0, size) && refuse("fallocate")) ? -1 : 0;
+	if (is(c->to, "memfd"))
+		return make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")) ? -1 : 0;
+	if (is(c->to, "heap"))
+		return make_heap(m) || map_dmabuf(m) ? -1 : 0;
+	if (is(c->to, "dmafile"))
+		return make_dmafile(m);
+	if (is(c->to, "udmabuf"))
+		return make_udmabuf(m);
+	if (is(c->to, "nothing"))
+		return 0;
+	errx(1, "%s: to what?", c->line);
+}
+
+static int run_make(const struct candidate *c)
+{
+	struct memory m = { -1, -1, NULL }, under = { -1, -1, NULL };
+	int error = 0;
+
+	if (is(c->to, "udmabuf")) {
+		error = make_memfd(c, &under) || map_memfd(&under) || populate(under.map, is(c->pages, "thp"));
+		m.memfd = under.memfd;
+		under.memfd = -1;
+	}
+	settle();
+	reached(START);
+	error = error || create_alone(c, &m);
+	reached(CREATED);
+	reached(FILLED);
+	if (!error) {
+		if (is(c->to, "udmabuf")) {
+			/* Its own end, without the memory's. */
+			close(m.dmabuf);
+			m.dmabuf = -1;
+		} else {
+			close_memory(&m);
+			m = (struct memory){ -1, -1, NULL };
+		}
+		settle();
+		reached(CLOSED);
+	}
+	close_memory(&m);
+	close_memory(&under);
+	return error ? -1 : 0;
+}
+
+/* Without dmafile */
+
+static bool by_heap(const struct candidate *c)
+{
+	return is(c->method, "heap-read") || is(c->method, "in-order");
+}
+
+static int create_to_fill(const struct candidate *c, struct memory *m)
+{
+	bool maps = is(c->method, "read");
+
+	if (by_heap(c))
+		return 0;
+	if (is(c->to, "heap"))
+		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+	if (is(c->to, "dmafile")) {
+		/* To be born full, it is created while it is filled. */
+		if (is(c->method, "alloc-read"))
+			return 0;
+		return make_dmafile(m) || (maps && map_dmabuf(m)) ? -1 : 0;
+	}
+	if (make_memfd(c, m) || (!is(c->to, "memfd") && make_udmabuf(m)))
+		return -1;
+	if (is(c->to, "udmabuf"))
+		return maps ? map_dmabuf(m) : 0;
+	return maps ? map_memfd(m) : 0;
+}
+
+/* What the pipe holds at most, moved on at once. */
+static ssize_t splice_on(int in, int pipes[2], int out, size_t len)
+{
+	ssize_t came = splice(in, NULL, pipes[1], NULL, len, 0), left = came;
+
+	while (left > 0) {
+		ssize_t gone = splice(pipes[0], NULL, out, NULL, left, 0);
+
+		if (gone <= 0)
+			return -1;
+		left -= gone;
+	}
+	return came;
+}
+
+/* All at once, by dmafile.ko. */
+static int fill_by_module(const struct candidate *c, struct memory *m, int in)
+{
+	int node = open_module(), error;
+
+	if (node < 0)
+		return refuse("/dev/dmafile");
+	if (is(c->method, "rw")) {
+		struct dmafile_rw rw = {
+			.size = sizeof(rw), .flags = DMAFILE_READ, .fd = m->dmabuf, .file_fd = in, .length = size,
+		};
+
+		error = ioctl(node, DMAFILE_IOC_RW, &rw);
+	} else {
+		struct dmafile_alloc_read read = { .size = sizeof(read), .fd_flags = O_RDWR | O_CLOEXEC, .file_fd = in };
+
+		error = ioctl(node, DMAFILE_IOC_ALLOC_READ, &read);
+		if (!error)
+			m->dmabuf = read.fd;
+	}
+	close(node);
+	return error ? refuse(c->method) : 0;
+}
+
+static int fill(const struct candidate *c, struct memory *m, int in, int pipes[2])
+{
+	/* dma-bufs are what is to be filled, where there is one and no memfd is meant. */
+	int out = m->memfd >= 0 && !is(c->to, "udmabuf") ? m->memfd : m->dmabuf;
+	size_t done = 0;
+	ssize_t n;
+
+	if (is(c->method, "rw") || is(c->method, "alloc-read"))
+		return fill_by_module(c, m, in);
+	if (by_heap(c))
+		return allocate(m, in, DMA_HEAP_ALLOC_AND_READ_FILE);
+	while (done < size) {
+		size_t len = size - done;
+
+		if (is(c->method, "read"))
+			n = read(in, m->map + done, len);
+		else if (is(c->method, "sendfile"))
+			n = sendfile(out, in, NULL, len);
+		else if (is(c->method, "splice"))
+			n = splice_on(in, pipes, out, len);
+		else if (is(c->method, "copy-file-range"))
+			n = copy_file_range(in, NULL, out, NULL, len, 0);
+		else
+			errx(1, "%s: by what method?", c->line);
+		if (n <= 0)
+			return refuse(c->method);
+		done += n;
+	}
+	return 0;
+}
+
+static int run_copy(const struct candidate *c, bool check)
+{
+	struct memory m = { -1, -1, NULL };
+	int in, pipes[2] = { -1, -1 }, error;
+	bool thp = is(c->pages, "thp");
+
+	/* Whether a heap allocates all before it reads. */
+	if (by_heap(c) && set(IN_ORDER, is(c->method, "in-order") ? "Y" : "N"))
+		return -1;
+	if (thp && set(SHMEM_ENABLED, "always"))
+		return -1;
+	settle();
+	reached(START);
+	error = create_to_fill(c, &m);
+	reached(CREATED);
+	if (!error) {
+		in = open(path, O_RDONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
+		if (in < 0 || (is(c->method, "splice") && pipe2(pipes, O_CLOEXEC)) ||
+		    (pipes[1] >= 0 && fcntl(pipes[1], F_SETPIPE_SZ, MIB) < 0))
+			err(1, "%s", c->line);
+		error = fill(c, &m, in, pipes);
+		if (pipes[0] >= 0)
+			close(pipes[0]);
+		if (pipes[1] >= 0)
+			close(pipes[1]);
+		close(in);
+	}
+	reached(FILLED);
+	if (!error && check) {
+		if (!m.map && (m.memfd >= 0 ? map_memfd(&m) : map_dmabuf(&m)))
+			errx(1, "%s: %s", c->line, why);
+		if (memcmp(m.map, wanted, size))
+			errx(1, "%s: wrong bytes", c->line);
+	}
+	close_memory(&m);
+	if (!error) {
+		settle();
+		reached(CLOSED);
+	}
+	if (thp && set(SHMEM_ENABLED, "never"))
+		return -1;
+	return error;
+}
+
+/* By direct reads: what the disk has, and nothing of it is in the page cache then. */
+static void check_saved(const struct candidate *c)
+{
+	void *seen = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int fd = open(saved_path, O_RDONLY | O_DIRECT);
+
+	if (fd < 0 || seen == MAP_FAILED)
+		err(1, "%s", saved_path);
+	if (read(fd, seen, size) != (ssize_t)size || memcmp(seen, wanted, size))
+		errx(1, "%s: wrong bytes", c->line);
+	munmap(seen, size);
+	close(fd);
+}
+
+static int run_save(const struct candidate *c, bool check)
+{
+	struct memory m = { -1, -1, NULL };
+	int out, error = make_heap(&m) || map_dmabuf(&m);
+	size_t done = 0;
+	ssize_t n;
+
+	if (error)
+		return -1;
+	memcpy(m.map, wanted, size);
+	make_place();
+	settle();
+	reached(START);
+	reached(CREATED);
+	out = open(saved_path, O_WRONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
+	if (out < 0)
+		err(1, "%s", saved_path);
+	for (; done < size && !error; done += error ? 0 : n) {
+		if (is(c->method, "write"))
+			n = write(out, m.map + done, size - done);
+		else
+			n = copy_file_range(m.dmabuf, NULL, out, NULL, size - done, 0);
+		if (n <= 0)
+			error = refuse(c->method);
+	}
+	if (fsync(out))
+		err(1, "%s", saved_path);
+	close(out);
+	reached(FILLED);
+	if (!error && check)
+		check_saved(c);
+	close_memory(&m);
+	if (!error) {
+		settle();
+		reached(CLOSED);
+	}
+	return error;
+}
+
+/* All of them */
+
+static int attempt(const struct candidate *c, bool check)
+{
+	if (is(c->verb, "load"))
+		return run_load(c, check);
+	if (is(c->verb, "copy"))
+		return run_copy(c, check);
+	if (is(c->verb, "make"))
+		return run_make(c);
+	if (is(c->verb, "save") && !timed)
+		return run_save(c, check);
+	errx(1, "%s: what?", c->line);
+}
+
+static void run(struct candidate *c, int round)
+{
+	evict();
+	printf("ran %td %d\n", c - candidates, round);
+	begun = false;
+	if (!attempt(c, round == 0)) {
+		if (is(c->io, "direct"))
+			expect_none_cached(c);
+		return;
+	}
+	if (round > 0)
+		errx(1, "%s: worked before, and now: %s", c->line, why);
+	/* What is refused before that has its group, too. */
+	if (!begun)
+		reached(START);
+	c->refused = true;
+	printf("refused %td %s\n", c - candidates, why);
+}
+
+static unsigned long number(const char *text)
+{
+	char *end;
+	unsigned long found = strtoul(text, &end, 0);
+
+	if (end == text || *end)
+		errx(1, "%s: not a number", text);
+	return found;
+}
+
+static void parse(struct candidate *c)
+{
+	char *rest, *word;
+
+	c->line[strcspn(c->line, "\n")] = '\0';
+	word = strtok_r(strcpy(c->words, c->line), " ", &rest);
+	c->verb = word;
+	while ((word = strtok_r(NULL, " ", &rest))) {
+		char *value = strchr(word, '=');
+
+		if (!value)
+			errx(1, "%s: no value", word);
+		*value++ = '\0';
+		if (is(word, "to") || is(word, "from"))
+			c->to = value;
+		else if (is(word, "pages"))
+			c->pages = value;
+		else if (is(word, "method"))
+			c->method = value;
+		else if (is(word, "io"))
+			c->io = value;
+		else if (is(word, "allocation"))
+			c->allocation = value;
+		else if (is(word, "pool"))
+			c->pool = value;
+		else if (is(word, "verify"))
+			c->verify = value;
+		else if (is(word, "gather"))
+			c->gather = number(value);
+		else if (is(word, "block"))
+			c->block = number(value);
+		else if (is(word, "queue-depth"))
+			c->queue_depth = number(value);
+		else
+			errx(1, "%s: no such word", word);
+	}
+}
+
+static void read_candidates(const char *list)
+{
+	FILE *file = fopen(list, "r");
+
+	if (!file)
+		err(1, "%s", list);
+	while (number_of_candidates < MAX_CANDIDATES &&
+	       fgets(candidates[number_of_candidates].line, sizeof(candidates->line), file))
+		parse(&candidates[number_of_candidates++]);
+	fclose(file);
+}
+
+/* Whether one of them wants huge pages that have been there before. */
+static bool wants_pool(void)
+{
+	int i;
+
+	for (i = 0; i < number_of_candidates; i++)
+		if (is(candidates[i].pages, "huge"))
+			return true;
+	return false;
+}
+
+static void in_rounds(char **words)
+{
+	int order[MAX_CANDIDATES], rounds, round, i;
+
+	path = words[0];
+	size = number(words[1]) * KIB;
+	rounds = number(words[2]);
+	srand48(number(words[3]));
+	read_candidates(words[4]);
+	snprintf(saved_path, sizeof(saved_path), "%s.saved", path);
+	make_file();
+	/*
+	 * Freed pages wait on a list of the CPU's, thousands of them, until a process that frees one more, or a clock,
+	 * gives them back to all: a tenth of a load, or another one's. Short lists leave each its own.
+	 */
+	if (set(PAGE_LISTS, "1000000"))
+		errx(1, "%s", why);
+	if (wants_pool()) {
+		/* For the huge pages, and for one more load than there ever is at once. */
+		huge_pages = 2 * (size / HUGE_PAGE);
+		set_pool(huge_pages);
+	}
+
+	for (i = 0; i < number_of_candidates; i++)
+		order[i] = i;
+	for (round = 0; round <= rounds; round++) {
+		for (i = number_of_candidates - 1; i > 0; i--) {
+			int other = lrand48() % (i + 1), here = order[i];
+
+			order[i] = order[other];
+			order[other] = here;
+		}
+		for (i = 0; i < number_of_candidates; i++)
+			if (!candidates[order[i]].refused)
+				run(&candidates[order[i]], round);
+		fflush(stdout);
+	}
+}
+
+/* The file, to compare with: it isn't read before that. */
+static void map_wanted(const char *same)
+{
+	struct stat about;
+	int fd = open(same, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0 || fstat(fd, &about))
+		err(1, "%s", same);
+	if ((size_t)about.st_size != size)
+		errx(1, "%s: another size", same);
+	wanted = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (wanted == MAP_FAILED)
+		err(1, "%s", same);
+	close(fd);
+}
+
+static void once(const char *file, const char *line, const char *same)
+{
+	static const char *const steps[] = { "create", "fill", "close" };
+	struct candidate *c = &candidates[0];
+	struct stat about;
+	int i;
+
+	path = file;
+	if (stat(path, &about))
+		err(1, "%s", path);
+	size = about.st_size;
+	if (strlen(line) >= sizeof(c->line))
+		errx(1, "%s: too long", line);
+	strcpy(c->line, line);
+	parse(c);
+	if (same)
+		map_wanted(same);
+	timed = true;
+	if (attempt(c, same)) {
+		printf("refused %s\n", why);
+		return;
+	}
+	for (i = 0; i < CLOSED; i++)
+		printf("%s %.9f %.6f\n", steps[i], moments[i + 1].time - moments[i].time,
+		       moments[i + 1].busy - moments[i].busy);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 7 && !strcmp(argv[1], "rounds"))
+		in_rounds(argv + 2);
+	else if ((argc == 4 || argc == 5) && !strcmp(argv[1], "once"))
+		once(argv[2], argv[3], argv[4]);
+	else
+		errx(2, "ways rounds FILE KIB ROUNDS SEED CANDIDATES, or ways once FILE CANDIDATE [SAME]");
+	return 0;
+}

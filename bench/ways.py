@@ -1,0 +1,26 @@
+"""Builds ways.c, the one program by which candidates are measured."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from bench.runs import ROOT
+
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
+SOURCE = ROOT / "bench" / "ways.c"
+
+
+def build(folder: Path, profile: str = "release") -> Path:
+    """The program, in that folder, with the library as Cargo's profile makes it."""
+    command = ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"]
+    subprocess.run([*command, "--profile", profile], cwd=ROOT, check=True)
+    built = TARGET / ("debug" if profile == "dev" else profile)
+    program = folder / SOURCE.stem
+    # What the archive needs, as capi/dmafile.pc says.
+    system = re.search(r"^SYSTEM *:= (.*)$", (ROOT / "capi/Makefile").read_text(), re.MULTILINE)
+    assert system is not None
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'capi/include'}"]
+    command += ["-o", str(program), str(SOURCE)]
+    subprocess.run([*command, str(built / "libdmafile_capi.a"), *system[1].split()], check=True)
+    return program

@@ -1,0 +1,68 @@
+"""Figures as text, and tables of them."""
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+from tabulate import tabulate
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, least and most."""
+    middle, least, most = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} [{least:.{digits}f}–{most:.{digits}f}]"
+
+
+def thousands(values: Sequence[float]) -> str:
+    """The median of thousands of instructions, in as many digits as mean something."""
+    middle = statistics.median(values)
+    return f"{middle:,.0f}" if abs(middle) >= 99.5 else f"{middle:.1f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: the first column left, figures right."""
+    align = ["left", *["right"] * (len(head) - 1)]
+    return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, colalign=align)
+
+
+def with_tables(document: str, made: Callable[[str], str | None]) -> str:
+    """The document with each table replaced, by its name; those that are None stay."""
+
+    def put(match: re.Match[str]) -> str:
+        text = made(match[2])
+        return match[0] if text is None else f"{match[1]}\n\n{text}\n\n{match[3]}"
+
+    return re.sub(r"(<!-- table: ([\w/-]+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Those within each round: disks and hosts have moods, a round has one.
+
+    Of the last round, which may have been interrupted, one of them may be missing.
+    """
+    return [a / b for a, b in zip(over, under, strict=False)]
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios within each round."""
+    return statistics.median(ratios(over, under))
+
+
+def decided(over: Sequence[float], under: Sequence[float]) -> bool:
+    """Whether one was the larger in every round; else their order is a matter of chance."""
+    found = ratios(over, under)
+    return min(found) > 1 or max(found) < 1
+
+
+def compared(over: Sequence[float], under: Sequence[float]) -> str:
+    """Their ratio, and whether it says which of them is the larger."""
+    text = f"{ratio(over, under):.2f}"
+    return text if over == under or decided(over, under) else f"{text}, undecided"
+
+
+def size_text(size: int) -> str:
+    """A size as people say it: 8 MiB, 1 GiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"

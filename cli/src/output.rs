@@ -1,0 +1,88 @@
+//! Where text, JSON and progress go.
+
+use crate::Failure;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fs::{self, File};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// `--json` and `--json=PATH`, as clap has them.
+pub(crate) type JsonOption = Option<Option<PathBuf>>;
+
+/// Where text for people goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Text {
+    Stdout,
+    /// stdout belongs to COMMAND or to the JSON object.
+    Stderr,
+    Nowhere,
+}
+
+impl Text {
+    pub(crate) fn print(self, text: &str) -> Result<(), Failure> {
+        match self {
+            Self::Stdout => write_stdout(text.as_bytes()).map(drop),
+            Self::Stderr => std::io::stderr()
+                .write_all(text.as_bytes())
+                .map_err(|error| Failure::os("cannot write", "stderr", &error, "")),
+            Self::Nowhere => Ok(()),
+        }
+    }
+}
+
+/// Writes to stdout, where a closed pipe or a full disk is an error and not a panic.
+pub(crate) fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text)
+        .and_then(|()| out.flush())
+        .map(|()| 0)
+        .map_err(|error| Failure::os("cannot write", "stdout", &error, ""))
+}
+
+/// Writes one JSON object and a newline to stdout.
+pub(crate) fn write_json(value: &impl serde::Serialize) -> Result<u8, Failure> {
+    let mut text = serde_json::to_vec(value).map_err(|error| Failure {
+        line: format!("cannot write JSON: {error}"),
+        status: 1,
+    })?;
+    text.push(b'\n');
+    write_stdout(&text)
+}
+
+/// Writes one JSON object where `--json` wants it.
+pub(crate) fn write_wanted_json(
+    wanted: &JsonOption,
+    value: &impl serde::Serialize,
+) -> Result<(), Failure> {
+    match wanted {
+        Some(Some(path)) => write_file(path, value),
+        Some(None) => write_json(value).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// Writes one JSON object and a newline to a file.
+pub(crate) fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(), Failure> {
+    let failed = |error: std::io::Error| {
+        Failure::os("cannot write", &path.display().to_string(), &error, "")
+    };
+    let text = serde_json::to_string(value).map_err(|error| failed(error.into()))? + "\n";
+    let mut file = File::create(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).map_err(|error| {
+        // Half an object helps nobody; a device or a FIFO stays.
+        if file.metadata().is_ok_and(|data| data.is_file()) {
+            let _ = fs::remove_file(path);
+        }
+        failed(error)
+    })
+}
+
+/// On a terminal only: nobody wants escape codes in a log.
+pub(crate) fn progress_bar(quiet: bool, template: &str) -> Option<ProgressBar> {
+    if quiet || !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant"));
+    Some(bar)
+}

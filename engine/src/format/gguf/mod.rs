@@ -1,0 +1,431 @@
+//! GGUF: counts, typed metadata, descriptions of tensors, then their bytes, aligned.
+//!
+//! Every number is little-endian. Each count and length is held against the bytes that can still
+//! come before anything is made of it, and memory grows with what has come.
+
+use super::{Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted};
+use crate::format::Dtype;
+use std::collections::{BTreeMap, btree_map};
+use std::io::{BufReader, Read};
+
+/// What a file starts with.
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+
+/// The key that says how tensors are aligned.
+const ALIGNMENT: &str = "general.alignment";
+
+/// How tensors are aligned in a file without that key.
+const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Alignments that make sense: the format wants multiples of 8, and no page is above 1 GiB.
+const ALIGNMENTS: std::ops::RangeInclusive<u64> = 8..=1 << 30;
+
+/// The longest key, in bytes.
+const MAX_KEY: u64 = 65535;
+
+/// The longest name of a tensor, in bytes.
+const MAX_NAME: u64 = 64;
+
+/// The most dimensions of a tensor.
+const MAX_DIMENSIONS: u32 = 4;
+
+/// How deep lists may lie in lists. The format sets no limit; nobody is known to nest at all.
+const MAX_DEPTH: u32 = 4;
+
+/// What is read at once of a text, so that memory for it is taken as it comes.
+const STEP: usize = 1 << 16;
+
+// The least bytes that a thing takes in the file.
+const LEAST_TEXT: u64 = 8;
+const LEAST_LIST: u64 = 12;
+const LEAST_PAIR: u64 = LEAST_TEXT + 4 + 1;
+const LEAST_TENSOR: u64 = LEAST_TEXT + 4 + 4 + 8;
+
+pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
+    let mut header = Header {
+        file: BufReader::new(file),
+        at: 0,
+        size,
+        part: "its counts",
+    };
+    header.array::<{ MAGIC.len() }>()?;
+    version(header.u32()?)?;
+    let tensors = header.u64()?;
+    let pairs = header.u64()?;
+    header.room(tensors, LEAST_TENSOR, "tensors")?;
+    header.room(pairs, LEAST_PAIR, "metadata pairs")?;
+
+    header.part = "its metadata";
+    let (metadata, alignment) = header.metadata(pairs)?;
+    header.part = "its tensors' descriptions";
+    let mut tensors = header.several(tensors, |header| header.tensor(alignment))?;
+
+    // A file without tensors need not reach the place where they would start.
+    let data = header.at.next_multiple_of(alignment).min(size);
+    let room = size - data;
+    for tensor in &mut tensors {
+        if tensor.offset > room || tensor.bytes > room - tensor.offset {
+            return Err(Bad::new(format!(
+                "the tensor {} has {} bytes at data offset {}, but the data has {room} bytes",
+                quoted(&tensor.name),
+                tensor.bytes,
+                tensor.offset
+            )));
+        }
+        tensor.offset += data;
+    }
+    Ok(Table {
+        format: Format::Gguf,
+        metadata,
+        tensors: in_order(tensors)?,
+        data,
+    })
+}
+
+fn version(version: u32) -> Result<(), Bad> {
+    match version {
+        2 | 3 => Ok(()),
+        1 => Err(Bad::new(
+            "GGUF version 1, which is no longer in use: convert the file anew",
+        )),
+        _ if version & 0xffff == 0 && version != 0 => Err(Bad::new(format!(
+            "big-endian GGUF (version {}): only little-endian files are read",
+            version.swap_bytes()
+        ))),
+        _ => Err(Bad::new(format!(
+            "GGUF version {version}, which is not known here"
+        ))),
+    }
+}
+
+/// Reads numbers, each by a method named like its type.
+macro_rules! numbers {
+    ($($type:ident)+) => {
+        $(fn $type(&mut self) -> Result<$type, Bad> {
+            self.array().map($type::from_le_bytes)
+        })+
+    };
+}
+
+/// A header and how far it has been read.
+struct Header<R> {
+    file: BufReader<R>,
+    at: u64,
+    size: u64,
+    /// The part of it that is being read.
+    part: &'static str,
+}
+
+impl<R: Read> Header<R> {
+    /// The bytes that can still come.
+    fn left(&self) -> u64 {
+        self.size.min(MAX_HEADER).saturating_sub(self.at)
+    }
+
+    /// Refuses `count` things of at least `least` bytes each where they cannot come any more.
+    fn room(&self, count: u64, least: u64, what: &str) -> Result<(), Bad> {
+        let room = self.left() / least;
+        if count > room {
+            return Err(Bad::new(format!(
+                "{count} {what} claimed before byte {}, where at most {room} can follow",
+                self.at
+            )));
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), Bad> {
+        let wanted = into.len() as u64;
+        if wanted > self.left() {
+            return Err(Bad::new(if self.size > MAX_HEADER {
+                format!("a header of more than {MAX_HEADER} bytes")
+            } else {
+                format!("the file ends inside {}, after byte {}", self.part, self.at)
+            }));
+        }
+        fill(&mut self.file, into)?;
+        self.at += wanted;
+        Ok(())
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Bad> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    numbers!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
+
+    fn bool(&mut self) -> Result<bool, Bad> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(Bad::new(format!(
+                "a boolean of {other} before byte {}: neither 0 nor 1",
+                self.at
+            ))),
+        }
+    }
+
+    /// A text of at most `most` bytes.
+    fn text(&mut self, most: u64) -> Result<String, Bad> {
+        let length = self.u64()?;
+        let start = self.at;
+        self.room(length, 1, "bytes of text")?;
+        if length > most {
+            return Err(Bad::new(format!(
+                "a name of {length} bytes at byte {start}: at most {most} are allowed"
+            )));
+        }
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < length {
+            let have = bytes.len();
+            bytes.resize((length as usize).min(have + STEP), 0);
+            self.fill(&mut bytes[have..])?;
+        }
+        String::from_utf8(bytes)
+            .map_err(|_| Bad::new(format!("a text at byte {start} is not UTF-8")))
+    }
+
+    /// The metadata, and the alignment that it asks for.
+    fn metadata(&mut self, pairs: u64) -> Result<(BTreeMap<String, Value>, u64), Bad> {
+        let mut metadata = BTreeMap::new();
+        let mut alignment = DEFAULT_ALIGNMENT;
+        for _ in 0..pairs {
+            let key = self.text(MAX_KEY)?;
+            if key.is_empty() {
+                return Err(Bad::new(format!("an empty key before byte {}", self.at)));
+            }
+            let kind = self.kind()?;
+            let value = self.value(kind, 0)?;
+            if key == ALIGNMENT {
+                alignment = aligned(kind, &value)?;
+            }
+            match metadata.entry(key) {
+                btree_map::Entry::Vacant(place) => {
+                    place.insert(value);
+                }
+                btree_map::Entry::Occupied(place) => {
+                    return Err(Bad::new(format!(
+                        "two values for the key {}",
+                        quoted(place.key())
+                    )));
+                }
+            }
+        }
+        Ok((metadata, alignment))
+    }
+
+    fn kind(&mut self) -> Result<Kind, Bad> {
+        let id = self.u32()?;
+        Kind::from_repr(id).ok_or_else(|| {
+            Bad::new(format!(
+                "a value of the unknown type {id} before byte {}",
+                self.at
+            ))
+        })
+    }
+
+    /// A value that lies inside of `depth` lists.
+    fn value(&mut self, kind: Kind, depth: u32) -> Result<Value, Bad> {
+        Ok(match kind {
+            Kind::U8 => Value::Unsigned(self.u8()?.into()),
+            Kind::I8 => Value::Signed(self.i8()?.into()),
+            Kind::U16 => Value::Unsigned(self.u16()?.into()),
+            Kind::I16 => Value::Signed(self.i16()?.into()),
+            Kind::U32 => Value::Unsigned(self.u32()?.into()),
+            Kind::I32 => Value::Signed(self.i32()?.into()),
+            Kind::F32 => Value::Float(self.f32()?.into()),
+            Kind::Bool => Value::Bool(self.bool()?),
+            Kind::Text => Value::Text(self.text(u64::MAX)?),
+            Kind::List => self.list(depth)?,
+            Kind::U64 => Value::Unsigned(self.u64()?),
+            Kind::I64 => Value::Signed(self.i64()?),
+            Kind::F64 => Value::Float(self.f64()?),
+        })
+    }
+
+    fn list(&mut self, depth: u32) -> Result<Value, Bad> {
+        if depth == MAX_DEPTH {
+            return Err(Bad::new(format!(
+                "lists in lists, more than {MAX_DEPTH} deep, before byte {}",
+                self.at
+            )));
+        }
+        let kind = self.kind()?;
+        let count = self.u64()?;
+        self.room(count, kind.least(), "values of a list")?;
+        Ok(match kind {
+            Kind::U8 => Value::Bytes(self.several(count, Self::u8)?),
+            Kind::I8 => Value::Signeds(self.several(count, |from| from.i8().map(i64::from))?),
+            Kind::U16 => Value::Unsigneds(self.several(count, |from| from.u16().map(u64::from))?),
+            Kind::I16 => Value::Signeds(self.several(count, |from| from.i16().map(i64::from))?),
+            Kind::U32 => Value::Unsigneds(self.several(count, |from| from.u32().map(u64::from))?),
+            Kind::I32 => Value::Signeds(self.several(count, |from| from.i32().map(i64::from))?),
+            Kind::F32 => Value::Floats(self.several(count, |from| from.f32().map(f64::from))?),
+            Kind::Bool => Value::Bools(self.several(count, Self::bool)?),
+            Kind::Text => Value::Texts(self.several(count, |from| from.text(u64::MAX))?),
+            Kind::List => Value::Lists(self.several(count, |from| from.list(depth + 1))?),
+            Kind::U64 => Value::Unsigneds(self.several(count, Self::u64)?),
+            Kind::I64 => Value::Signeds(self.several(count, Self::i64)?),
+            Kind::F64 => Value::Floats(self.several(count, Self::f64)?),
+        })
+    }
+
+    fn several<T>(
+        &mut self,
+        count: u64,
+        one: impl Fn(&mut Self) -> Result<T, Bad>,
+    ) -> Result<Vec<T>, Bad> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            all.push(one(self)?);
+        }
+        Ok(all)
+    }
+
+    /// A tensor, at its offset from where the data starts.
+    fn tensor(&mut self, alignment: u64) -> Result<Entry, Bad> {
+        let name = self.text(MAX_NAME)?;
+        let unsound = |what: String| Err(Bad::new(format!("the tensor {} {what}", quoted(&name))));
+
+        let dimensions = self.u32()?;
+        if dimensions > MAX_DIMENSIONS {
+            return unsound(format!(
+                "has {dimensions} dimensions, more than {MAX_DIMENSIONS}"
+            ));
+        }
+        let mut shape = self.several(dimensions.into(), Self::u64)?;
+        // The format has the fastest varying dimension first.
+        shape.reverse();
+
+        let id = self.u32()?;
+        let Some(dtype) = dtype(id) else {
+            return unsound(format!("has the unknown type {id}"));
+        };
+        let Some(count) = elements(&shape) else {
+            return unsound("has a shape of too many elements to count".to_string());
+        };
+        let block = dtype.block_elements();
+        let row = shape.last().copied().unwrap_or(1);
+        if !row.is_multiple_of(block) || (block > 1 && count == 0) {
+            return unsound(format!(
+                "has rows of {row} elements, {count} in all, but {dtype} comes in blocks of {block}"
+            ));
+        }
+        let Some(bytes) = dtype.bytes(count) else {
+            return unsound("has more bytes than can be counted".to_string());
+        };
+
+        let offset = self.u64()?;
+        if !offset.is_multiple_of(alignment) {
+            return unsound(format!(
+                "starts at data offset {offset}, not at a multiple of {alignment}"
+            ));
+        }
+        Ok(Entry {
+            name,
+            dtype,
+            shape,
+            offset,
+            bytes,
+        })
+    }
+}
+
+/// The alignment that the metadata asks for.
+fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
+    match *value {
+        Value::Unsigned(bytes)
+            if kind == Kind::U32 && bytes.is_power_of_two() && ALIGNMENTS.contains(&bytes) =>
+        {
+            Ok(bytes)
+        }
+        Value::Unsigned(bytes) if kind == Kind::U32 => Err(Bad::new(format!(
+            "{ALIGNMENT} is {bytes}: it has to be a power of two from {} to {}",
+            ALIGNMENTS.start(),
+            ALIGNMENTS.end()
+        ))),
+        _ => Err(Bad::new(format!(
+            "{ALIGNMENT} is not an unsigned number of 32 bits"
+        ))),
+    }
+}
+
+/// The type of a value, each at its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u32)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    Text,
+    List,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    /// The least bytes that a value takes in the file.
+    fn least(self) -> u64 {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+            Self::Text => LEAST_TEXT,
+            Self::List => LEAST_LIST,
+        }
+    }
+}
+
+/// A type of elements by its number in ggml; None for those that it dropped or never had.
+fn dtype(id: u32) -> Option<Dtype> {
+    Some(match id {
+        0 => Dtype::F32,
+        1 => Dtype::F16,
+        2 => Dtype::Q4_0,
+        3 => Dtype::Q4_1,
+        6 => Dtype::Q5_0,
+        7 => Dtype::Q5_1,
+        8 => Dtype::Q8_0,
+        9 => Dtype::Q8_1,
+        10 => Dtype::Q2K,
+        11 => Dtype::Q3K,
+        12 => Dtype::Q4K,
+        13 => Dtype::Q5K,
+        14 => Dtype::Q6K,
+        15 => Dtype::Q8K,
+        16 => Dtype::Iq2Xxs,
+        17 => Dtype::Iq2Xs,
+        18 => Dtype::Iq3Xxs,
+        19 => Dtype::Iq1S,
+        20 => Dtype::Iq4Nl,
+        21 => Dtype::Iq3S,
+        22 => Dtype::Iq2S,
+        23 => Dtype::Iq4Xs,
+        24 => Dtype::I8,
+        25 => Dtype::I16,
+        26 => Dtype::I32,
+        27 => Dtype::I64,
+        28 => Dtype::F64,
+        29 => Dtype::Iq1M,
+        30 => Dtype::Bf16,
+        34 => Dtype::Tq1_0,
+        35 => Dtype::Tq2_0,
+        39 => Dtype::Mxfp4,
+        40 => Dtype::Nvfp4,
+        41 => Dtype::Q1_0,
+        42 => Dtype::Q2_0,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

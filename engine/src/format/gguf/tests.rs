@@ -1,0 +1,381 @@
+//! Headers that must be read, and headers that must be refused.
+
+use super::*;
+use crate::format::tests::{assert_sound, read, refusal};
+use proptest::prelude::*;
+
+/// A file of `version` with the pairs and tensors that were written by `pair` and `tensor`.
+fn file(pairs: &[Vec<u8>], tensors: &[Vec<u8>], data: usize) -> Vec<u8> {
+    let mut file = MAGIC.to_vec();
+    file.extend(3_u32.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend((pairs.len() as u64).to_le_bytes());
+    file.extend(pairs.concat());
+    file.extend(tensors.concat());
+    file.resize(file.len().next_multiple_of(32) + data, 0);
+    file
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+fn pair(key: &str, kind: Kind, value: &[u8]) -> Vec<u8> {
+    [&text(key)[..], &(kind as u32).to_le_bytes(), value].concat()
+}
+
+fn list(kind: Kind, count: u64, values: &[u8]) -> Vec<u8> {
+    [
+        &(kind as u32).to_le_bytes()[..],
+        &count.to_le_bytes(),
+        values,
+    ]
+    .concat()
+}
+
+/// `dims` are in the order of the file.
+fn tensor(name: &str, dims: &[u64], dtype: u32, offset: u64) -> Vec<u8> {
+    let mut tensor = text(name);
+    tensor.extend((dims.len() as u32).to_le_bytes());
+    tensor.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+    tensor.extend(dtype.to_le_bytes());
+    tensor.extend(offset.to_le_bytes());
+    tensor
+}
+
+#[test]
+fn values_and_tensors_are_read() {
+    let file = file(
+        &[
+            pair("general.architecture", Kind::Text, &text("llama")),
+            pair("split.no", Kind::U16, &[1, 0]),
+            pair("list", Kind::List, &list(Kind::I8, 2, &[0xff, 1])),
+            pair(
+                "lists",
+                Kind::List,
+                &list(
+                    Kind::List,
+                    2,
+                    &[list(Kind::Bool, 1, &[1]), list(Kind::Text, 0, &[])].concat(),
+                ),
+            ),
+        ],
+        &[tensor("b", &[64, 2], 2, 64), tensor("a", &[3, 4], 0, 0)],
+        // As llama.cpp pads the last tensor.
+        64 + 96,
+    );
+    let table = read(&file).unwrap();
+    assert_eq!(table.format, Format::Gguf);
+    assert_eq!(
+        table.metadata["general.architecture"],
+        Value::Text("llama".into())
+    );
+    assert_eq!(table.metadata["split.no"], Value::Unsigned(1));
+    assert_eq!(table.metadata["list"], Value::Signeds(vec![-1, 1]));
+    assert_eq!(
+        table.metadata["lists"],
+        Value::Lists(vec![Value::Bools(vec![true]), Value::Texts(vec![])])
+    );
+    let [a, b] = &table.tensors[..] else {
+        panic!("{:?}", table.tensors);
+    };
+    assert_eq!(
+        (&*a.name, a.dtype, &a.shape[..]),
+        ("a", Dtype::F32, &[4, 3][..])
+    );
+    assert_eq!((a.offset, a.bytes), (table.data, 48));
+    assert_eq!(
+        (&*b.name, b.dtype, &b.shape[..]),
+        ("b", Dtype::Q4_0, &[2, 64][..])
+    );
+    assert_eq!((b.offset, b.bytes), (table.data + 64, 72));
+}
+
+#[test]
+fn a_vocabulary_has_no_tensors_and_may_end_with_its_metadata() {
+    let mut file = file(&[pair("k", Kind::U8, &[7])], &[], 0);
+    file.truncate(24 + 8 + 1 + 4 + 1);
+    let table = read(&file).unwrap();
+    assert_eq!((table.data, table.tensors.len()), (file.len() as u64, 0));
+}
+
+#[test]
+fn the_alignment_is_the_files_own() {
+    let aligned = |bytes: u32| pair(ALIGNMENT, Kind::U32, &bytes.to_le_bytes());
+    let tensors = [tensor("a", &[8], 24, 0), tensor("b", &[8], 24, 8)];
+    let table = read(&file(&[aligned(8)], &tensors, 32)).unwrap();
+    assert_eq!(table.tensors[1].offset, table.data + 8);
+    for bytes in [0, 1, 4, 24, 33, 1 << 31] {
+        let text = refusal(&file(&[aligned(bytes)], &tensors, 32));
+        assert!(text.contains("general.alignment is"), "{text}");
+    }
+    let text = refusal(&file(
+        &[pair(ALIGNMENT, Kind::U64, &[8, 0, 0, 0, 0, 0, 0, 0])],
+        &[],
+        0,
+    ));
+    assert!(text.contains("not an unsigned number of 32 bits"), "{text}");
+    let text = refusal(&file(&[], &tensors, 32));
+    assert!(text.contains("not at a multiple of 32"), "{text}");
+}
+
+#[test]
+fn tensors_have_to_fit() {
+    for (dims, dtype, offset, expected) in [
+        (
+            &[8][..],
+            24,
+            64,
+            "8 bytes at data offset 64, but the data has 64",
+        ),
+        (&[65], 24, 0, "65 bytes at data offset 0"),
+        (
+            &[8],
+            24,
+            u64::MAX - 31,
+            "8 bytes at data offset 18446744073709551584",
+        ),
+        (&[8], 24, 1, "not at a multiple of 32"),
+        (&[1, 1, 1, 1, 1], 24, 0, "5 dimensions"),
+        (&[1 << 32, 1 << 31], 24, 0, "too many elements"),
+        (&[1 << 62], 28, 0, "more bytes than can be counted"),
+        (&[31, 32], 2, 0, "rows of 31 elements"),
+        (&[0], 2, 0, "rows of 0 elements"),
+        (&[32, 0], 2, 0, "rows of 32 elements, 0 in all"),
+        (&[], 2, 0, "rows of 1 elements"),
+        (&[1], 4, 0, "unknown type 4"),
+        (&[1], u32::MAX, 0, "unknown type 4294967295"),
+    ] {
+        let text = refusal(&file(&[], &[tensor("a", dims, dtype, offset)], 64));
+        assert!(text.contains(expected), "{text}");
+    }
+    let two = [tensor("a", &[33], 24, 0), tensor("b", &[1], 24, 32)];
+    assert!(refusal(&file(&[], &two, 64)).contains(r#"the tensors "a" and "b" share bytes"#));
+    let twice = [tensor("a", &[1], 24, 0), tensor("a", &[1], 24, 32)];
+    assert!(refusal(&file(&[], &twice, 64)).contains("two tensors are named \"a\""));
+    let long = "n".repeat(64);
+    assert!(read(&file(&[], &[tensor(&long, &[1], 24, 0)], 64)).is_ok());
+    let long = "n".repeat(65);
+    assert!(refusal(&file(&[], &[tensor(&long, &[1], 24, 0)], 64)).contains("65 bytes"));
+}
+
+#[test]
+fn metadata_has_to_be_sound() {
+    let mut deep = list(Kind::U8, 0, &[]);
+    for _ in 1..MAX_DEPTH {
+        deep = list(Kind::List, 1, &deep);
+    }
+    assert!(read(&file(&[pair("k", Kind::List, &deep)], &[], 0)).is_ok());
+    let deeper = list(Kind::List, 1, &deep);
+    let byte = pair("k", Kind::U8, &[0]);
+    let unfit = [&2_u64.to_le_bytes()[..], b"\xff\xff"].concat();
+    for (pairs, expected) in [
+        (
+            vec![pair("k", Kind::List, &deeper)],
+            "lists in lists, more than 4 deep",
+        ),
+        (vec![pair("k", Kind::Bool, &[2])], "boolean of 2"),
+        (vec![byte.clone(), byte], "two values for the key \"k\""),
+        (vec![pair("", Kind::U8, &[0])], "empty key"),
+        (
+            vec![pair(&"k".repeat(65536), Kind::U8, &[0])],
+            "name of 65536 bytes",
+        ),
+        (vec![pair("k", Kind::Text, &unfit)], "not UTF-8"),
+        (
+            vec![pair("k", Kind::Text, &[0xff; 8])],
+            "18446744073709551615 bytes of text",
+        ),
+        (
+            vec![pair("k", Kind::List, &list(Kind::U64, 1 << 61, &[]))],
+            "2305843009213693952 values of a list",
+        ),
+        (
+            vec![[text("k"), vec![13, 0, 0, 0]].concat()],
+            "unknown type 13",
+        ),
+    ] {
+        let text = refusal(&file(&pairs, &[], 0));
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn versions_have_to_be_known() {
+    for (version, expected) in [
+        (0_u32, "version 0"),
+        (1, "version 1, which is no longer"),
+        (4, "version 4"),
+        (3 << 24, "big-endian GGUF (version 3)"),
+    ] {
+        let mut file = file(&[], &[], 0);
+        file[4..8].copy_from_slice(&version.to_le_bytes());
+        let text = refusal(&file);
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_header_ends_at_its_bound() {
+    // A sparse file of 200 MB whose one text is longer than headers may be.
+    let start = file(
+        &[pair("k", Kind::Text, &(MAX_HEADER).to_le_bytes())],
+        &[],
+        0,
+    );
+    let text = Table::read(&mut start.chain(std::io::repeat(b'x')), 2 * MAX_HEADER)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("100000000 bytes of text"), "{text}");
+}
+
+/// A value: its type, its bytes, and what is made of it.
+fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
+    macro_rules! number {
+        ($type:ident, $kind:ident, $one:ident, $many:ident) => {
+            prop_oneof![
+                any::<$type>().prop_map(|n| (
+                    Kind::$kind,
+                    n.to_le_bytes().to_vec(),
+                    Value::$one(n.into())
+                )),
+                prop::collection::vec(any::<$type>(), 0..5).prop_map(|all| {
+                    let bytes: Vec<u8> = all.iter().flat_map(|n| n.to_le_bytes()).collect();
+                    let list = list(Kind::$kind, all.len() as u64, &bytes);
+                    let all = all.into_iter().map(Into::into).collect();
+                    (Kind::List, list, Value::$many(all))
+                })
+            ]
+        };
+    }
+    let texts = prop::collection::vec(".*", 0..4);
+    let bools = prop::collection::vec(any::<bool>(), 0..4);
+    prop_oneof![
+        number!(u8, U8, Unsigned, Bytes),
+        number!(i8, I8, Signed, Signeds),
+        number!(u16, U16, Unsigned, Unsigneds),
+        number!(i16, I16, Signed, Signeds),
+        number!(u32, U32, Unsigned, Unsigneds),
+        number!(i32, I32, Signed, Signeds),
+        number!(u64, U64, Unsigned, Unsigneds),
+        number!(i64, I64, Signed, Signeds),
+        number!(f32, F32, Float, Floats),
+        number!(f64, F64, Float, Floats),
+        any::<bool>().prop_map(|bit| (Kind::Bool, vec![bit.into()], Value::Bool(bit))),
+        bools.prop_map(|all| {
+            let bytes: Vec<u8> = all.iter().map(|&bit| bit.into()).collect();
+            (
+                Kind::List,
+                list(Kind::Bool, all.len() as u64, &bytes),
+                Value::Bools(all),
+            )
+        }),
+        ".*".prop_map(|all| (Kind::Text, text(&all), Value::Text(all))),
+        texts.prop_map(|all| {
+            let bytes: Vec<u8> = all.iter().flat_map(|one| text(one)).collect();
+            (
+                Kind::List,
+                list(Kind::Text, all.len() as u64, &bytes),
+                Value::Texts(all),
+            )
+        }),
+    ]
+}
+
+/// A file and the table in it.
+fn good() -> impl Strategy<Value = (Vec<u8>, Table)> {
+    let types: Vec<u32> = (0..64).filter(|&id| dtype(id).is_some()).collect();
+    let shape = prop::collection::vec(1_u64..4, 0..=MAX_DIMENSIONS as usize);
+    let tensors =
+        prop::collection::btree_map(".{0,16}", (prop::sample::select(types), shape), 0..6);
+    let metadata = prop::collection::btree_map("[a-z0-9_.]{1,20}", value(), 0..6);
+    (metadata, tensors, 3..8_u32).prop_map(|(mut metadata, tensors, shift)| {
+        let alignment = 1_u32 << shift;
+        metadata.insert(
+            ALIGNMENT.into(),
+            (
+                Kind::U32,
+                alignment.to_le_bytes().to_vec(),
+                Value::Unsigned(alignment.into()),
+            ),
+        );
+        let mut entries = Vec::new();
+        let mut written = Vec::new();
+        let mut end = 0;
+        for (name, (id, mut dims)) in tensors {
+            let dtype = dtype(id).unwrap();
+            match dims.first_mut() {
+                Some(row) => *row *= dtype.block_elements(),
+                None if dtype.block_elements() > 1 => dims.push(dtype.block_elements()),
+                None => {}
+            }
+            let offset = u64::next_multiple_of(end, alignment.into());
+            written.push(tensor(&name, &dims, id, offset));
+            let bytes = dtype.bytes(dims.iter().product()).unwrap();
+            end = offset + bytes;
+            dims.reverse();
+            entries.push(Entry {
+                name,
+                dtype,
+                shape: dims,
+                offset,
+                bytes,
+            });
+        }
+        let pairs: Vec<_> = metadata
+            .iter()
+            .map(|(key, (kind, bytes, _))| pair(key, *kind, bytes))
+            .collect();
+        let mut file = file(&pairs, &written, 0);
+        let header = 24 + pairs.concat().len() + written.concat().len();
+        let data = header.next_multiple_of(alignment as usize) as u64;
+        file.resize((data + end) as usize, 0);
+        entries.iter_mut().for_each(|entry| entry.offset += data);
+        let table = Table {
+            format: Format::Gguf,
+            metadata: metadata
+                .into_iter()
+                .map(|(key, (.., value))| (key, value))
+                .collect(),
+            tensors: entries,
+            data,
+        };
+        (file, table)
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read((file, table) in good()) {
+        assert_sound(&table, file.len() as u64);
+        // Compared as text, for which NaN is NaN.
+        prop_assert_eq!(format!("{:?}", read(&file).unwrap()), format!("{table:?}"));
+    }
+
+    #[test]
+    fn changed_files_are_refused_or_sound(
+        (mut file, _) in good(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        for (place, byte) in changes {
+            let place = place.index(file.len());
+            file[place] = byte;
+        }
+        if let Some(cut) = cut {
+            file.truncate(cut.index(file.len() + 1));
+        }
+        match read(&file) {
+            Ok(table) => assert_sound(&table, file.len() as u64),
+            Err(_) => drop(refusal(&file)),
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(rest in prop::collection::vec(prop_oneof![Just(0), 0_u8..16, any::<u8>()], 0..300)) {
+        let file = [&MAGIC[..], &[3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], &rest].concat();
+        if let Ok(table) = read(&file) {
+            assert_sound(&table, file.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Headers that must be read, and headers that must be refused.
+
+use super::*;
+use crate::format::tests::{assert_sound, read, refusal};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
+
+fn file(header: &str, data: usize) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + data, 0);
+    file
+}
+
+fn one(dtype: &str, shape: &str, offsets: &str, data: usize) -> Vec<u8> {
+    file(
+        &format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#),
+        data,
+    )
+}
+
+#[test]
+fn tensors_come_in_the_order_of_their_bytes() {
+    let table = read(&file(
+        r#"{"b":{"dtype":"F32","shape":[2,1],"data_offsets":[4,12]},
+            "__metadata__":{"format":"pt"},
+            "a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}   "#,
+        12,
+    ))
+    .unwrap();
+    assert_eq!(table.format, Format::Safetensors);
+    assert_eq!(table.metadata["format"], Value::Text("pt".into()));
+    let [a, b] = &table.tensors[..] else {
+        panic!("{:?}", table.tensors);
+    };
+    assert_eq!(
+        (&*a.name, a.dtype, &a.shape[..]),
+        ("a", Dtype::U8, &[4][..])
+    );
+    assert_eq!((a.offset, a.bytes), (table.data, 4));
+    assert_eq!(
+        (&*b.name, b.dtype, &b.shape[..]),
+        ("b", Dtype::F32, &[2, 1][..])
+    );
+    assert_eq!((b.offset, b.bytes), (table.data + 4, 8));
+}
+
+#[test]
+fn every_dtype_of_the_format_is_known_by_its_name_and_size() {
+    let mut known = 0;
+    for &dtype in Dtype::ALL {
+        if let Ok(theirs) = serde_json::from_value::<Theirs>(dtype.name().into()) {
+            assert_eq!(ours(theirs), Some(dtype));
+            assert_eq!(theirs.bitsize() as u64, dtype.block_bits());
+            assert_eq!(dtype.block_elements(), 1);
+            known += 1;
+        }
+    }
+    // The crate's message lists its dtypes, which keeps this honest when it learns more.
+    let list = serde_json::from_value::<Theirs>("".into())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(list.matches('`').count() / 2 - 1, known, "{list}");
+}
+
+#[test]
+fn empty_tensors_and_scalars_are_tensors() {
+    assert_eq!(
+        read(&one("F32", "[]", "[0,4]", 4)).unwrap().tensors[0].bytes,
+        4
+    );
+    assert_eq!(
+        read(&one("F32", "[7,0]", "[0,0]", 0)).unwrap().tensors[0].bytes,
+        0
+    );
+    assert_eq!(
+        read(&one("F4", "[3,2]", "[0,3]", 3)).unwrap().tensors[0].bytes,
+        3
+    );
+}
+
+#[test]
+fn offsets_and_shapes_have_to_fit() {
+    for (file, expected) in [
+        (
+            one("U8", "[2]", "[0,3]", 3),
+            "has 3 bytes, but its shape and U8 make 2",
+        ),
+        (one("U8", "[2]", "[2,0]", 2), "ends before it starts"),
+        (
+            one("U8", "[2]", "[0,2]", 1),
+            "ends at data offset 2, but the data has 1 bytes",
+        ),
+        (
+            one("U8", "[2]", "[0,2]", 3),
+            "1 bytes that belong to no tensor",
+        ),
+        (one("U8", "[2]", "[1,3]", 3), "a gap of 1 bytes"),
+        (one("F4", "[3]", "[0,1]", 1), "no whole number of bytes"),
+        (
+            one("U8", "[4294967296,4294967296]", "[0,0]", 0),
+            "too many elements",
+        ),
+        (
+            one("U8", "[0,18446744073709551615]", "[0,0]", 0),
+            "too many elements",
+        ),
+        (one("U8", "[-1]", "[0,0]", 0), "integer `-1`"),
+        (
+            one("Q4_K", "[256]", "[0,144]", 144),
+            "unknown variant `Q4_K`",
+        ),
+        (
+            one("U8", "[1]", "[0,18446744073709551616]", 1),
+            "floating point",
+        ),
+        (one("U8", "[1]", "[0,1,1]", 1), "line 1"),
+    ] {
+        let text = refusal(&file);
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn nothing_may_stand_around_the_json() {
+    let refused = |header| refusal(&file(header, 0));
+    assert!(refused(" {}").contains("does not start with {"));
+    assert!(refused("{}\n").contains("does not end with } and spaces"));
+    assert!(refused("{} {}").contains("trailing characters"));
+    assert!(refused("").contains("does not start with {"));
+    let unfit = refusal(b"\x03\0\0\0\0\0\0\0{\xff}");
+    assert!(unfit.contains("not UTF-8 from byte 9"), "{unfit}");
+}
+
+#[test]
+fn no_name_hides_another() {
+    let tensor = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
+    // The second is written otherwise and is the same.
+    for header in [
+        format!(r#"{{"a":{tensor},"\u0061":{tensor}}}"#),
+        r#"{"__metadata__":{"a":"","a":""}}"#.to_string(),
+        r#"{"__metadata__":{},"__metadata__":{}}"#.to_string(),
+    ] {
+        let text = refusal(&file(&header, 0));
+        assert!(
+            text.contains("comes twice") || text.contains("two tensors"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn strangers_text_is_cut_in_messages() {
+    let text = refusal(&one(&"\\n".repeat(1000), "[]", "[0,0]", 0));
+    assert!(text.contains(r"unknown variant `\n\n"), "{text}");
+}
+
+/// Tensors whose writer and first reader is the format's own crate.
+fn good() -> impl Strategy<Value = Vec<u8>> {
+    let dtypes: Vec<Theirs> = Dtype::ALL
+        .iter()
+        .filter_map(|dtype| serde_json::from_value(dtype.name().into()).ok())
+        .collect();
+    let shape = prop::collection::vec(0_usize..4, 0..4);
+    let tensor = (prop::sample::select(dtypes), shape);
+    let metadata = prop::collection::hash_map(".*", ".*", 0..3);
+    (prop::collection::hash_map("[^_].*", tensor, 0..8), metadata).prop_map(
+        |(tensors, metadata)| {
+            let tensors: HashMap<_, _> = tensors
+                .into_iter()
+                .map(|(name, (dtype, mut shape))| {
+                    // Types narrower than a byte come by the byte.
+                    if dtype.bitsize() < 8 {
+                        shape.push(4);
+                    }
+                    let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+                    (name, (dtype, shape, vec![0; bytes]))
+                })
+                .collect();
+            let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+                (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+            });
+            // The crate writes broken JSON for no tensors and metadata of nothing.
+            let metadata = (!metadata.is_empty()).then(|| metadata.into_iter().collect());
+            safetensors::serialize(views, metadata).unwrap()
+        },
+    )
+}
+
+/// The table says what the format's own crate says, which holds the whole file.
+fn assert_agrees(table: &Table, file: &[u8]) {
+    assert_sound(table, file.len() as u64);
+    let (header, theirs) = SafeTensors::read_metadata(file).unwrap();
+    assert_eq!(table.data, PREFIX + header as u64);
+    assert_eq!(table.tensors.len(), theirs.tensors().len());
+    for tensor in &table.tensors {
+        let info = theirs.info(&tensor.name).unwrap();
+        assert_eq!(ours(info.dtype), Some(tensor.dtype));
+        assert!(
+            info.shape
+                .iter()
+                .map(|&dim| dim as u64)
+                .eq(tensor.shape.iter().copied())
+        );
+        assert_eq!(info.data_offsets.0 as u64, tensor.offset - table.data);
+        assert_eq!(
+            info.data_offsets.1 as u64,
+            tensor.offset - table.data + tensor.bytes
+        );
+    }
+    let metadata = theirs.metadata().clone().unwrap_or_default();
+    assert_eq!(table.metadata.len(), metadata.len());
+    for (name, text) in metadata {
+        assert_eq!(table.metadata[&name], Value::Text(text));
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_the_formats_crate_writes_is_read_alike(file in good()) {
+        assert_agrees(&read(&file).unwrap(), &file);
+    }
+
+    #[test]
+    fn changed_files_are_refused_or_read_alike(
+        mut file in good(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        for (place, byte) in changes {
+            let place = place.index(file.len());
+            file[place] = byte;
+        }
+        if let Some(cut) = cut {
+            file.truncate(cut.index(file.len() + 1));
+        }
+        match read(&file) {
+            Ok(table) => assert_agrees(&table, &file),
+            Err(_) => drop(refusal(&file)),
+        }
+    }
+
+    #[test]
+    fn no_header_makes_it_panic(header in r#"\{("[a_]{1,2}":(\{("(dtype|shape|data_offsets)":("U8"|1|\[[0-9]{0,3}(,[0-9])?\]),?){0,3}\}|[0-9]|""),?){0,3}\}"#) {
+        let _ = read(&file(&header, 3));
+    }
+}
+
+/// cargo test --release -p dmafile large_headers -- --ignored --nocapture
+#[test]
+#[ignore = "measures, which says something only in a release build"]
+fn large_headers_are_read_fast() {
+    let mut header = String::from("{");
+    for layer in 0..10_000 {
+        let start = layer * 64;
+        header.push_str(&format!(
+            "{}\"model.layers.{layer}.self_attn.q_proj.weight\":{{\"dtype\":\"BF16\",\"shape\":[4,8],\
+             \"data_offsets\":[{start},{}]}}",
+            if layer == 0 { "" } else { "," },
+            start + 64
+        ));
+    }
+    header.push('}');
+    let file = file(&header, 640_000);
+    for _ in 0..5 {
+        let start = std::time::Instant::now();
+        let table = read(&file).unwrap();
+        println!("{} tensors in {:?}", table.tensors.len(), start.elapsed());
+        let start = std::time::Instant::now();
+        let (_, theirs) = SafeTensors::read_metadata(&file).unwrap();
+        println!(
+            "the crate's own way: {} in {:?}",
+            theirs.tensors().len(),
+            start.elapsed()
+        );
+    }
+}

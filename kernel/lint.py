@@ -1,0 +1,58 @@
+"""Checks the kernel part: gcc's and sparse's warnings on both stock kernels, and its style.
+
+`make kernel-lint`. Nothing may be said; what is said is printed, and the exit status is 1.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from vm import kernels, ko, small
+from vm.kernels import Unavailable, need
+
+CHECKPATCH = ["--no-tree", "--strict", "--terse", "--show-types", "--no-summary", "--file"]
+DRIVERS = ko.SOURCES / "tests" / "vm"
+"""Where drivers for tests are."""
+# They ask for the kernel's version: nothing finds out for them what differs.
+OF_DRIVERS = ["--ignore=LINUX_VERSION_CODE,CONSTANT_COMPARISON"]
+
+
+def main() -> None:
+    try:
+        need("sparse", "command", "-v", "sparse")
+        for name in kernels.STOCK:
+            print(f"kernel-lint: gcc and sparse, {name}")
+            warnings(kernels.find(name).build)
+        print("kernel-lint: checkpatch")
+        said = style()
+    except Unavailable as error:
+        sys.exit(f"kernel-lint: {error}")
+    if said:
+        sys.exit(f"kernel-lint: checkpatch:\n{said}")
+
+
+def warnings(tree: Path) -> None:
+    """Unavailable with what gcc (W=1) and sparse (C=2) have to say."""
+    with tempfile.TemporaryDirectory(prefix="dmafile-lint-") as folder:
+        ko.build(tree, Path(folder), ["W=1", "C=2"])
+
+
+def style() -> str:
+    """What checkpatch has to say of all C under kernel/."""
+    need("perl", "command", "-v", "perl")
+    checkpatch = small.source() / "scripts" / "checkpatch.pl"
+    files = sorted(ko.SOURCES.rglob("*.[ch]"))
+    drivers = [path for path in files if path.is_relative_to(DRIVERS)]
+    others = [path for path in files if not path.is_relative_to(DRIVERS)]
+    said = ""
+    for options, checked in (([], others), (OF_DRIVERS, drivers)):
+        if checked:
+            command: list[str | Path] = [checkpatch, *CHECKPATCH, *options, *checked]
+            result = subprocess.run(command, capture_output=True, text=True)
+            said += result.stdout + result.stderr
+    return said
+
+
+if __name__ == "__main__":
+    main()

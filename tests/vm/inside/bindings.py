@@ -1,0 +1,145 @@
+"""dma-bufs as C and Python see them, on a real kernel: several, and announced to devices.
+
+    bindings.py EXERCISE PACKAGE FOLDER    in the machine, as root
+
+EXERCISE is capi/tests/exercise.c, PACKAGE the folder of the Python package, FOLDER one on a disk.
+What devices are told is what the exporters' functions are called for. Few imports: each costs here.
+"""
+
+import errno
+import importlib
+import mmap
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+MIB = 1 << 20
+SIZE = 3 * MIB + 777
+LIMIT = Path("/sys/module/udmabuf/parameters/size_limit_mb")
+TRACING = Path("/sys/kernel/tracing")
+EXPORTERS = {"udmabuf": "%s_cpu_udmabuf", "heap:system": "system_heap_dma_buf_%s_cpu_access"}
+
+
+class Told:
+    """How often a kind's exporter has been told that the CPU begins to read, and that it ends."""
+
+    def __init__(self, kind: str) -> None:
+        self.seen = (0, 0)
+        probes = [f"p:{word} {EXPORTERS[kind] % word}" for word in ("begin", "end")]
+        (TRACING / "kprobe_events").write_text("\n".join(probes) + "\n")
+        self.enable("1")
+
+    def enable(self, value: str) -> None:
+        (TRACING / "events/kprobes/enable").write_text(value)
+
+    def since(self) -> tuple[int, int]:
+        """Since it was asked the last time."""
+        lines = (TRACING / "kprobe_profile").read_text().splitlines()
+        hits = {name: int(count) for name, count, _ in (line.split() for line in lines)}
+        before, self.seen = self.seen, (hits["begin"], hits["end"])
+        return self.seen[0] - before[0], self.seen[1] - before[1]
+
+
+def exercise(program: str, path: Path) -> None:
+    for kind, mib, count in (("udmabuf", 1, 4), ("udmabuf", 64, 1), ("heap:system", 64, 1)):
+        LIMIT.write_text(str(mib))
+        command = [program, "dmabufs", str(path), "auto", kind, str(count)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+def views(path: Path, kind: str, count: int) -> None:
+    import dmafile
+
+    told = Told(kind)
+    want = path.read_bytes()
+    buffer = dmafile.load(path, to=kind)
+    pieces = buffer.dma_bufs
+    assert len(pieces) == count and pieces[0] == (pieces[0].fd, 0, pieces[0].bytes), pieces
+    shown = b""
+    for fd, at, nbytes in pieces:
+        assert at == len(shown), pieces
+        with mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ) as piece:
+            shown += piece[:]
+    assert shown[buffer.offset :][: buffer.nbytes] == want
+    if count == 1:
+        assert buffer.fileno() == pieces[0].fd
+    else:
+        try:
+            buffer.fileno()
+        except dmafile.Error as error:
+            assert error.errno == errno.EFBIG and "dma_bufs" in error.remedy, error
+        else:
+            raise AssertionError("one descriptor for several")
+        assert repr(buffer).endswith(f" dma_bufs={count}>"), buffer
+
+    told.since()
+    view = memoryview(buffer)
+    assert told.since() == (count, 0)
+    assert view == want and view.readonly
+    part = view[1:5]
+    view.release()
+    assert told.since() == (0, 0), "a part of the view is still there"
+    other = memoryview(buffer)
+    assert told.since() == (count, 0)
+    part.release()
+    assert told.since() == (0, count)
+    capsule = buffer.__dlpack__(max_version=(1, 0))
+    assert told.since() == (count, 0)
+    try:
+        buffer.close()
+    except BufferError:
+        pass
+    else:
+        raise AssertionError("closed under its views")
+    del capsule
+    other.release()
+    assert told.since() == (0, 2 * count)
+    copied = buffer.__dlpack__(copy=True)
+    assert told.since() == (count, count)
+    # Before its version 1.0 DLPack knows nothing of read-only memory.
+    try:
+        buffer.__dlpack__()
+    except BufferError:
+        begun, ended = told.since()
+        assert begun == ended
+    del copied
+
+    ours, theirs = socket.socketpair()
+    buffer.send(ours)
+    received = dmafile.Buffer.receive(theirs)
+    assert [one[1:] for one in received.dma_bufs] == [one[1:] for one in pieces]
+    told.since()
+    with memoryview(received) as view:
+        assert view == want
+    assert told.since() == (count, count)
+    received.close()
+    buffer.close()
+
+    with dmafile.load(path) as plain, memoryview(plain) as view:
+        told.since()
+        with memoryview(plain) as again:
+            assert again == view == want
+        assert told.since() == (0, 0), "a memfd needs no telling"
+    told.enable("0")
+
+
+def main(program: str, package: str, folder: Path) -> None:
+    # The host's files are far away.
+    shutil.copytree(package, "/tmp/package/dmafile")
+    importlib.invalidate_caches()
+    path = folder / "file"
+    path.write_bytes(os.urandom(SIZE))
+    os.sync()
+    exercise(shutil.copy(program, "/tmp/exercise"), path)
+    for kind, mib, count in (("udmabuf", 1, 4), ("udmabuf", 64, 1), ("heap:system", 64, 1)):
+        LIMIT.write_text(str(mib))
+        views(path, kind, count)
+    print("C and Python checked")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

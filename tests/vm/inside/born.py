@@ -1,0 +1,159 @@
+"""What only dmafile.ko does: dma-bufs born with their file; and which kind of dma-buf is best.
+
+    born.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root, with the module loaded;
+                                               KIND: the kernel's own kinds, the better one first
+
+Ends with an assertion that names the case, or with a line that counts them. The module is unloaded
+then, which it refuses while anything of it is held.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.vm.inside.loads import BLOB, MIB, File, Loads, setting
+
+SIZE = 6 * MIB + 777
+LARGEST = "/sys/module/dmafile/parameters/max_buffer_mb"
+NODES = {"udmabuf": "/dev/udmabuf", "heap:system": "/dev/dma_heap/system"}
+
+
+class Born:
+    def __init__(self, loads: Loads, folder: Path, kinds: Sequence[str]) -> None:
+        self.loads, self.folder, self.kinds = loads, folder, kinds
+
+    def choices(self, report: Any) -> dict[str, str]:
+        """What was decided, by what it is about; why it was."""
+        return {f"{one['about']} {one['choice']}": one["why"] for one in report["reasons"]}
+
+    def steps(self) -> None:
+        """In one step, or in two where that is asked for; the digest is that of the file."""
+        file = File.of(self.folder / "file", SIZE)
+        digest = hashlib.sha256(file.data).hexdigest()
+        for when, mode in (("auto", "direct"), ("before", "direct"), ("in-read", "direct+bounced")):
+            words = [f"--allocation={when}", "--io=direct", f"--verify=sha256={digest}"]
+            report = self.loads.load(file, "dmafile", *words, "--trace=/tmp/trace.json")
+            choices = self.choices(report)
+            assert report["method"] == "module" and report["io"] == "direct", report
+            # A part of a block has no room around it in a buffer that others might hold already.
+            assert f"mode {mode}" in choices, choices
+            assert ("allocation ahead" in choices) == (when == "auto"), choices
+            assert report["bytes_direct"] == SIZE and report["verify"]["matched"], report
+            hidden, phases = report["hidden"], report["phases"]
+            assert 0 < phases["alloc"] < phases["total"], report
+            assert (0 < hidden <= phases["alloc"]) == (when == "auto"), report
+            names = {event.get("name") for event in events()}
+            assert {"dmafile.ko", "verify"} <= names, names
+        line = self.loads.refused(
+            "load", str(file.path), "--to=dmafile", "--quiet", f"--verify=sha256={'0' * 64}"
+        )
+        assert "wrong digest" in line and "(EBADMSG)" in line, line
+
+    def cache(self) -> None:
+        """Of what is cached for the greater part, the cache is the source; directly else."""
+        file = File.of(self.folder / "file", SIZE)
+        reader = str(self.loads.helpers / "reader")
+        for warm, io in ((SIZE // 4, "direct"), (3 * SIZE // 4, "buffered"), (SIZE, "buffered")):
+            file.evict()
+            with file.path.open("rb") as some:
+                # Only what is read is to be cached.
+                os.posix_fadvise(some.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                assert some.read(warm) == file.data[:warm]
+            command = [*self.loads.words(file, "dmafile"), str(file.path)]
+            assert command[-2] == reader
+            seen, report = self.loads.read(f"{warm} bytes are cached", command)
+            assert seen.data[:SIZE] == file.data, f"{warm} bytes are cached: wrong bytes"
+            assert report["io"] == io and f"mode {io}" in self.choices(report), (warm, report)
+            if io == "direct":
+                # And nothing more of it came there.
+                assert seen.cached <= -(-warm // 4096) + 1, (warm, seen.cached)
+
+    def files(self) -> None:
+        """A model of several files, each at its place; and of one with a hole, only the data."""
+        model = self.folder / "model"
+        model.mkdir(exist_ok=True)
+        for number in range(2):
+            tensor = BLOB[number * MIB : 3 * MIB + 5]
+            text = {f"t{number}": {"dtype": "U8", "shape": [len(tensor)]}}
+            text[f"t{number}"]["data_offsets"] = [0, len(tensor)]
+            header = json.dumps(text).encode()
+            path = model / f"{number}.safetensors"
+            path.write_bytes(struct.pack("<Q", len(header)) + header + tensor)
+        words = self.loads.words(File(model, b""), "dmafile")
+        seen, report = self.loads.read("a model", words)
+        assert report["method"] == "module" and len(report["shards"]) == 2, report
+        for shard in report["shards"]:
+            path = model / Path(shard["file"]).name
+            data, at = path.read_bytes(), report["offset"] + shard["at"]
+            assert seen.data[at : at + len(data)] == data, shard
+
+    def limits(self) -> None:
+        """What the module, or the process, may not have is told apart, and nothing stays."""
+        file = File.of(self.folder / "file", SIZE)
+        back = setting(LARGEST, 1)
+        line = self.loads.refused("load", str(file.path), "--to=dmafile", "--quiet")
+        back()
+        assert "dmafile.ko makes up to 1048576 bytes (E2BIG); " in line, line
+        # Enough for the process, the file and the node, and not for the dma-buf.
+        for most in range(6, 20):
+            command = ["prlimit", f"--nofile={most}", self.loads.dmafile, "load"]
+            command += [str(file.path), "--to=dmafile", "--io=direct", "--quiet"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if not done.returncode:
+                break
+            assert "(EMFILE); raise the limit on open files" in done.stderr, done
+        else:
+            raise AssertionError("it never had enough descriptors")
+        assert most > 6, "it never had too few"
+
+    def best(self) -> None:
+        """`dma-buf` is the best kind that is left, and the rest have a reason against them."""
+        file = File.of(self.folder / "file", SIZE)
+        against: list[str] = []
+        for kind in ("dmafile", *self.kinds):
+            report = self.loads.load(file, "dma-buf")
+            choices = self.choices(report)
+            assert report["kind"] == kind and f"kind {kind}" in choices, report
+            # Which a plan says before.
+            told = self.loads.run("explain", str(file.path), "--to=dma-buf", "--json")
+            plan = json.loads(told.stdout)
+            assert plan["kind"] == kind, plan
+            assert (plan["ladder"][0]["method"] == "module") == (kind == "dmafile"), plan
+            assert all("(ENOENT)" in choices[f"not {one}"] for one in against), choices
+            if kind == "dmafile" and "udmabuf" in self.kinds:
+                # Its pages are not to be chosen; a udmabuf's are.
+                report = self.loads.load(file, "dma-buf", "--pages=4k")
+                assert report["kind"] == "udmabuf" and report["pages"] == "4k", report
+            if kind == "dmafile":
+                subprocess.run(["rmmod", "dmafile"], check=True)
+            else:
+                Path(NODES[kind]).unlink()
+            against.append(kind)
+        line = self.loads.refused("load", str(file.path), "--to=dma-buf", "--quiet")
+        assert "there is no /dev/dmafile (ENOENT)" in line and "modprobe dmafile" in line, line
+
+
+def events() -> Any:
+    trace = json.loads(Path("/tmp/trace.json").read_text())
+    return trace["traceEvents"] if isinstance(trace, dict) else trace
+
+
+def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
+    loads = Loads(dmafile, helpers)
+    born = Born(loads, Path(folder), kinds)
+    born.steps()
+    born.cache()
+    born.files()
+    born.limits()
+    born.best()
+    print(f"{loads.count} loads checked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

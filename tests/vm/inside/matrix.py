@@ -1,0 +1,216 @@
+"""Every kind of dma-buf by every method from every file system, on a real kernel.
+
+    matrix.py DMAFILE HELPERS short|whole KIND... -- FOLDER...    as root; one folder a file system
+
+`short` is the first folder with all methods, sizes, holes and ranges, each once, and a few cases on
+the others; `whole` has all of them with each other. Ends with an assertion that names the case, or
+with a line that counts them.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.vm.inside.loads import MIB, File, Loads, setting
+
+GATHER = 2 * MIB
+BLOCK = "--block=256K"
+TAILS = (0, 1, 511, 512, 513, 4095)
+SIZES = (1, 4096, GATHER - 1, GATHER, GATHER + 1, 3 * GATHER + 777)
+RANGES = ((777, MIB + 5), (4096, 4096), (2 * GATHER + 1, GATHER + 776), (GATHER - 1, 2))
+LIMIT = "/sys/module/udmabuf/parameters/size_limit_mb"
+POOL = "/proc/sys/vm/nr_hugepages"
+
+BUFFERED = ("threads", "read", "mmap", "uring")
+METHODS = {
+    "udmabuf": (
+        ("uring", "threads", "read", "sendfile", "splice"),
+        (*BUFFERED, "sendfile", "splice"),
+    ),
+    # Nothing but the CPU can write to what a heap gives: no disk, and no write(2).
+    "heap:system": (("bounce",), BUFFERED),
+    "dmafile": (("module", "bounce"), (*BUFFERED, "module")),
+}
+"""Of each kind, what moves bytes directly, and what does so through the page cache."""
+UNPINNED = ("uring", "threads", "read", "sendfile", "splice")
+REFUSED = {"udmabuf": ("module",), "heap:system": (*UNPINNED, "module"), "dmafile": UNPINNED}
+"""Of each kind, what cannot read directly."""
+NO_HUGE = ("sendfile", "splice")
+"""hugetlbfs has no write(2)."""
+
+
+class Matrix:
+    def __init__(self, loads: Loads, kind: str, folder: Path, whole: bool) -> None:
+        self.loads, self.kind, self.folder, self.whole = loads, kind, folder, whole
+        self.direct, self.buffered = METHODS[kind]
+        # tmpfs has its files in memory, where nothing is direct.
+        self.in_memory = File(folder / "file", b"").file_system == "tmpfs"
+
+    def load(self, file: File, *words: str, start: int = 0, size: int | None = None) -> Any:
+        gather = [f"--gather={GATHER}", BLOCK]
+        return self.loads.load(file, self.kind, *gather, *words, start=start, size=size)
+
+    def file(self, size: int) -> File:
+        return File.of(self.folder / "file", size)
+
+    def ways(self, every: bool) -> Iterator[tuple[str, ...]]:
+        """The words of the ways to load: all of them, or the one that is taken by default."""
+        yield () if self.in_memory else ("--io=direct",)
+        if every:
+            direct = () if self.in_memory else self.direct
+            yield from ((f"--method={name}", "--io=direct") for name in direct)
+            yield from ((f"--method={name}", "--io=buffered") for name in self.buffered)
+
+    def sizes(self) -> None:
+        for size in (*SIZES, *(GATHER + tail for tail in TAILS)):
+            file = self.file(size)
+            for way in self.ways(self.whole):
+                self.load(file, *way)
+
+    def methods(self) -> None:
+        file = self.file(2 * GATHER + 777)
+        for way in self.ways(every=True):
+            self.load(file, *way)
+
+    def few(self) -> None:
+        """What file systems differ in: where direct reads may begin and end."""
+        for size in (1, GATHER + 513, 2 * GATHER):
+            file = self.file(size)
+            for way in self.ways(every=False):
+                self.load(file, *way)
+                if size > GATHER:
+                    self.load(file, "--offset=777", "--length=1M", *way, start=777, size=MIB)
+
+    def ranges(self) -> None:
+        file = self.file(3 * GATHER + 777)
+        for start, size in RANGES:
+            for way in self.ways(self.whole):
+                self.load(
+                    file, f"--offset={start}", f"--length={size}", *way, start=start, size=size
+                )
+
+    def holes(self) -> None:
+        """At the start, in the middle, at the end, and all of it."""
+        end = 2 * GATHER + 777
+        for pieces in (
+            [(GATHER, end)],
+            [(0, MIB), (GATHER + MIB, end)],
+            [(0, GATHER)],
+            [(4096, 8192), (GATHER, GATHER + 4096)],
+            [],
+        ):
+            file = File.sparse(self.folder / "sparse", pieces, end)
+            for way in self.ways(self.whole):
+                self.load(file, *way)
+
+    def pages(self) -> None:
+        """Base, transparent huge and hugetlb pages, allocated ahead and by the reads."""
+        file = self.file(2 * GATHER + 777)
+        back = setting(POOL, 4)
+        for pages in ("4k", "thp", "huge"):
+            for when in ("before", "ahead", "in-read"):
+                for way in self.ways(self.whole and when == "ahead"):
+                    if pages == "huge" and way and way[0].removeprefix("--method=") in NO_HUGE:
+                        continue
+                    words = (f"--pages={pages}", f"--allocation={when}", *way)
+                    got = self.load(file, *words)["pages"]
+                    # Nobody collapses what the reads themselves allocate.
+                    assert got == pages or (pages, when) == ("thp", "in-read"), (words, got)
+        back()
+
+    def steps(self) -> None:
+        """In one step with the reads, allocated before them, and made and then filled."""
+        for size in (1, GATHER + 777):
+            file = self.file(size)
+            for when in ("ahead", "before", "in-read"):
+                for way in self.ways(self.whole):
+                    self.load(file, f"--allocation={when}", *way)
+                    words = ("--offset=777", "--length=1M", f"--allocation={when}", *way)
+                    if size > MIB + 777:
+                        self.load(file, *words, start=777, size=MIB)
+
+    def refusals(self) -> None:
+        """Methods that cannot reach such memory say so, and nothing is loaded."""
+        file = self.file(5000)
+        for name in REFUSED[self.kind]:
+            words = ("load", str(file.path), "--to", self.kind, "--io=direct", f"--method={name}")
+            line = self.loads.refused(*words)
+            assert "(EOPNOTSUPP)" in line, line
+
+    def limits(self) -> None:
+        """Above the limit there are several dma-bufs, one behind the other, each within it."""
+        file = self.file(3 * GATHER + 777)
+        for mib, count in ((1, 7), (2, 4), (5, 2), (64, 1)):
+            back = setting(LIMIT, mib)
+            [way] = self.ways(every=False)
+            pieces = self.load(file, *way)["dma_bufs"]
+            assert len(pieces) == count and pieces[0]["bytes"] <= mib * MIB, (mib, pieces)
+            back()
+
+
+def fills(loads: Loads, folder: Path, whole: bool) -> None:
+    """Memory that exists: all of it, or a range with somebody else's bytes around."""
+    ways: list[tuple[str, ...]] = [()]
+    if whole:
+        ways += [("--io=buffered",)]
+        if File(folder / "file", b"").file_system != "tmpfs":
+            ways += [("--io=direct",)]
+    nodes = {
+        "udmabuf": "/dev/udmabuf",
+        "heap:system": "/dev/dma_heap/system",
+        "dmafile": "/dev/dmafile",
+    }
+    for kind in ("memfd", *(kind for kind, node in nodes.items() if Path(node).exists())):
+        for size in (1, GATHER + 777) if whole else (GATHER + 777,):
+            file = File.of(folder / "file", size)
+            for words in ways:
+                report = loads.fill(file, kind, 2 * GATHER, *words)
+                assert (report["method"] == "module") == (kind == "dmafile"), (kind, report)
+                # In the middle of a page, of a block, and up to the last byte.
+                for at in (0, 777, MIB + 512, 2 * GATHER - size):
+                    if at + size <= 2 * GATHER:
+                        loads.fill(file, kind, 2 * GATHER, *words, at=at)
+
+
+def main(dmafile: str, helpers: str, extent: str, *rest: str) -> None:
+    loads, whole = Loads(dmafile, helpers), extent == "whole"
+    end = rest.index("--")
+    kinds, folders = rest[:end], [Path(folder) for folder in rest[end + 1 :]]
+    for number, folder in enumerate(folders):
+        for kind in kinds:
+            start, count = time.monotonic(), loads.count
+            if kind == "fd":
+                if whole or number == 0:
+                    fills(loads, folder, whole)
+            else:
+                cases(Matrix(loads, kind, folder, whole), first=number == 0)
+            spent = time.monotonic() - start
+            print(f"{folder} {kind}: {loads.count - count} in {spent:.0f} s", flush=True)
+    loads.nothing_stays_pinned("all")
+    print(f"{loads.count} loads checked")
+
+
+def cases(matrix: Matrix, first: bool) -> None:
+    if not matrix.whole and not first:
+        matrix.few()
+        return
+    matrix.sizes()
+    matrix.ranges()
+    matrix.holes()
+    if matrix.kind == "udmabuf":
+        # Whoever exports other dma-bufs chooses their pages.
+        matrix.pages()
+    if matrix.kind == "dmafile":
+        matrix.steps()
+    if not matrix.whole:
+        matrix.methods()
+    if first:
+        matrix.refusals()
+        if matrix.kind == "udmabuf":
+            matrix.limits()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,44 @@
+"""dma-bufs by way of C and Python, on a stock kernel."""
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vm.fixtures import build, vm
+from vm.kernels import ROOT
+
+
+def library() -> Path:
+    """The C library, where `cargo test` leaves it: only `cargo build` puts it one folder higher."""
+    artifacts = map(json.loads, build("--message-format=json").splitlines())
+    files = [Path(name) for artifact in artifacts for name in artifact.get("filenames", ())]
+    [found] = [file for file in files if file.match("libdmafile_capi-*.a")]
+    return found
+
+
+def exercise(folder: Path) -> Path:
+    """The C program of capi/tests, with the library in it."""
+    program = folder / "exercise"
+    words: list[str | Path] = ["cc", "-std=c99", "-pthread", '-DVERSION=""']
+    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
+    words += [ROOT / "capi" / "tests" / "exercise.c", library()]
+    words += ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"]
+    subprocess.run(words, check=True)
+    return program
+
+
+@pytest.mark.usefixtures("ready")
+def test_c_and_python_see_all_dma_bufs_and_announce_what_they_read(tmp_path: Path) -> None:
+    package = importlib.util.find_spec("dmafile")
+    if package is None or package.origin is None:
+        pytest.skip("the package dmafile is not installed (make extension)")
+    program = exercise(tmp_path)
+    # In the machine the package lies where the program copies it to.
+    python = ("env", "PYTHONPATH=/tmp/package", "python3", "-S", "-m", "tests.vm.inside.bindings")
+    words = (program, Path(package.origin).parent, "/mnt")
+    result = vm("--fs=ext4", "--", *python, *words)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"C and Python checked" in result.stdout

@@ -1,0 +1,71 @@
+"""Loads on stock kernels: byte for byte, seen by importers, within limits, and when things break.
+
+One boot a part. What is checked, and why so, is in the program of that name in tests/vm/inside,
+which runs in the machine; it ends with the assertion that fails.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.vm.programs import Programs
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
+
+KINDS = ("udmabuf", "heap:system")
+"""What gives a dma-buf on 6.12."""
+
+
+@pytest.mark.usefixtures("ready")
+def test_files_come_into_dma_bufs_whole(programs: Programs) -> None:
+    disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
+    passed(
+        programs.run("matrix", "short", *KINDS, "fd", "--", *MOUNTS, options=disks), "loads checked"
+    )
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kind", [*KINDS, "fd"])
+@pytest.mark.parametrize("fs", FILE_SYSTEMS)
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all with all: make vm-test")
+def test_every_way_from_every_file_system(programs: Programs, fs: str, kind: str) -> None:
+    options = (f"--fs={fs}", "--timeout=1800")
+    passed(programs.run("matrix", "whole", kind, "--", "/mnt", options=options), "loads checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_importers_see_the_file(programs: Programs) -> None:
+    passed(programs.run("importers", "/mnt", *KINDS, options=("--fs=ext4",)), "imports checked")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "6.12",
+        pytest.param(
+            "6.1", marks=pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+        ),
+    ],
+)
+def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
+    kinds = KINDS if kernel == "6.12" else ()
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("users", "/mnt", *kinds, options=options), "cases checked")
+
+
+@pytest.mark.usefixtures("tools")
+def test_faults_end_in_one_line_and_leave_nothing(programs: Programs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
+    squash = ["mksquashfs", str(tmp_path / "file"), str(tmp_path / "image"), "-quiet"]
+    subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
+    words = (str(tmp_path / "image"), "/mnt", "/mnt2", *KINDS)
+    options = ("--fs=ext4", "--fs=ext4")
+    passed(programs.run("faults", *words, options=options), "faults checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_memory_comes_from_the_node_of_the_caller(programs: Programs) -> None:
+    options = ("--fs=ext4", "--nodes=2")
+    passed(programs.run("nodes", "/mnt", options=options), "loads checked")

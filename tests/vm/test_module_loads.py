@@ -1,0 +1,83 @@
+"""Loads into dma-bufs of dmafile.ko, on stock kernels, as test_loads.py does into others.
+
+One boot a part; what is checked is in the program of that name in tests/vm/inside.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.vm.programs import Programs, passes
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
+
+OTHERS = {"6.12": ("udmabuf", "heap:system"), "6.1": ()}
+"""What a kernel has of itself, the better one first."""
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+both = pytest.mark.parametrize("kernel", sorted(OTHERS))
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@both
+def test_a_dma_buf_is_born_with_its_file(programs: Programs, kernel: str) -> None:
+    options = ("--module", f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("born", "/mnt", *OTHERS[kernel], options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("fs", FILE_SYSTEMS)
+def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
+    options = ("--module", f"--fs={fs}", "--timeout=1800")
+    words = ("whole", "dmafile", "fd", "--", "/mnt")
+    passed(programs.run("matrix", *words, options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@both
+def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> None:
+    disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
+    options = ("--module", f"--kernel={kernel}", "--timeout=1800", *disks)
+    words = ("short", "dmafile", "fd", "--", *MOUNTS)
+    passed(programs.run("matrix", *words, options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@both
+def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
+    options = ("--module", f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("importers", "/mnt", "dmafile", options=options), "imports checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@both
+def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
+    options = ("--module", f"--kernel={kernel}", "--fs=ext4")
+    words = ("/mnt", *OTHERS[kernel], "dmafile")
+    passed(programs.run("users", *words, options=options), "cases checked")
+
+
+@matrix
+@pytest.mark.usefixtures("tools")
+@both
+def test_faults_end_in_one_line_and_leave_nothing(
+    programs: Programs, kernel: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
+    squash = ["mksquashfs", str(tmp_path / "file"), str(tmp_path / "image"), "-quiet"]
+    subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
+    options = ("--module", f"--kernel={kernel}", "--fs=ext4", "--fs=ext4")
+    words = (str(tmp_path / "image"), "/mnt", "/mnt2", "dmafile")
+    passed(programs.run("faults", *words, options=options), "faults checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_the_engine(built: Path) -> None:
+    passes(built / "dmabuf", "--module")

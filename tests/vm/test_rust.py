@@ -1,0 +1,22 @@
+"""The engine's own tests, on kernels that have what the host lacks."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.vm.programs import passes
+from vm import kernels
+
+
+@pytest.mark.usefixtures("ready")
+def test_dma_bufs(built: Path) -> None:
+    passes(built / "dmabuf")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("name", ["dmafile", "buffer", "cancel", "leaks", "model", "pages"])
+@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all on all kernels: make vm-test")
+def test_the_engine(built: Path, kernel: str, name: str) -> None:
+    passes(built / name, f"--kernel={kernel}")

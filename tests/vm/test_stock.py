@@ -1,0 +1,87 @@
+"""What each stock kernel, with a disk of every kind, says of itself and of us: one boot each."""
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from vm import kernels
+from vm.fixtures import FILE_SYSTEMS, TARGET, build, vm
+
+CHECKS = """
+dmafile=$1
+uname -r
+for node in /dev/udmabuf /dev/dma_heap/system; do
+    [ ! -e $node ] || echo "node $node"
+done
+$dmafile doctor >/tmp/doctor && grep -q . /tmp/doctor && echo "doctor"
+head -c 5000 /dev/urandom >/tmp/small
+for kind in udmabuf heap:system; do
+    $dmafile load --quiet --to $kind /tmp/small -- true 2>/tmp/refused && echo "made $kind"
+    ! grep -q "there is no /dev/.* (ENOENT); " /tmp/refused || echo "refused $kind"
+done
+[ $(grep -c "dmafile.ko makes dma-bufs" /tmp/doctor) -ne 2 ] || echo "module"
+number=
+for fs in $FILE_SYSTEMS; do
+    file=/mnt$number/file
+    io=direct
+    # It keeps its files in memory, where nothing is direct and the cache is the file.
+    [ $fs != tmpfs ] || io=auto
+    head -c 5000123 /dev/urandom >$file
+    sync $file
+    dd if=$file iflag=nocache count=0 status=none
+    $dmafile load --quiet --io $io $file -- sh -c \
+        'head -c $DMAFILE_BYTES /proc/self/fd/$DMAFILE_FD | sha256sum' >/tmp/loaded
+    cached=$(fincore --bytes --noheadings --output RES $file)
+    sha256sum <$file | cmp - /tmp/loaded && echo "loaded $fs $(stat -f -c %T $file) $cached"
+    number=$((${number:-1} + 1))
+done
+"""
+
+
+@pytest.fixture(scope="module", params=sorted(kernels.STOCK))
+def stock(request: pytest.FixtureRequest, ready: None) -> Iterator[tuple[str, list[str]]]:
+    """What one boot of each stock kernel, with a disk of every kind, says of itself and of us."""
+    build()
+    words = ["--kernel", request.param, *(f"--fs={fs}" for fs in FILE_SYSTEMS)]
+    script = f"FILE_SYSTEMS={shlex.quote(' '.join(FILE_SYSTEMS))}\n{CHECKS}"
+    result = vm(*words, "--", "sh", "-c", script, "sh", TARGET / "debug" / "dmafile")
+    assert result.returncode == 0, result.stderr.decode()
+    # With --quiet on, nothing is said unless something is wrong.
+    assert result.stderr == b""
+    yield request.param, result.stdout.decode().splitlines()
+
+
+def test_it_is_the_kernel_asked_for(stock: tuple[str, list[str]]) -> None:
+    name, said = stock
+    assert said[0].startswith(f"{name}.")
+
+
+def test_only_the_newer_kernel_has_dma_bufs_for_user_space(stock: tuple[str, list[str]]) -> None:
+    name, said = stock
+    nodes = {line.split()[1] for line in said if line.startswith("node ")}
+    assert nodes == ({"/dev/udmabuf", "/dev/dma_heap/system"} if name == "6.12" else set())
+
+
+def test_where_there_are_no_dma_bufs_doctor_names_the_module(
+    stock: tuple[str, list[str]],
+) -> None:
+    name, said = stock
+    found = "made" if name == "6.12" else "refused"
+    assert {f"{found} udmabuf", f"{found} heap:system"} <= set(said), said
+    assert ("module" in said) == (name == "6.1"), said
+
+
+def test_doctor_runs(stock: tuple[str, list[str]]) -> None:
+    assert "doctor" in stock[1]
+
+
+@pytest.mark.parametrize("fs", FILE_SYSTEMS)
+def test_a_load_is_byte_equal_and_leaves_no_page_cache(
+    stock: tuple[str, list[str]], fs: str
+) -> None:
+    [line] = [line for line in stock[1] if line.startswith(f"loaded {fs} ")]
+    _, _, kind, cached = line.split()
+    # What `stat -f` calls ext4 and overlayfs has changed over time.
+    assert kind.startswith(fs[:3]) or (fs == "overlayfs" and kind.startswith("overlay")), kind
+    assert fs == "tmpfs" or cached == "0"

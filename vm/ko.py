@@ -1,0 +1,87 @@
+"""Builds dmafile.ko for a kernel, out of a copy of its sources, and keeps it in the cache."""
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from vm import kernels
+from vm.kernels import ROOT, Kernel, Unavailable, need
+
+SOURCES = ROOT / "kernel"
+PARTS = ("core", "module", "uapi")
+"""What the module is made of, below SOURCES."""
+SUFFIXES = (".c", ".h", "Kbuild", "Makefile")
+
+# Types for debuggers: nobody asks for them here, and not all headers have what it takes.
+NO_BTF = "CONFIG_DEBUG_INFO_BTF_MODULES="
+
+
+def find(kernel: Kernel) -> Path:
+    """The module for this kernel: of these sources, built now unless it is in the cache."""
+    key = hashlib.sha256(str(kernel.build).encode())
+    # What the kernel offers to modules, and what it was configured with.
+    for path in (kernel.build / "Module.symvers", kernel.build / ".config"):
+        key.update(path.read_bytes())
+    for path in sources():
+        key.update(f"{path.relative_to(SOURCES)} {path.stat().st_size}\n".encode())
+        key.update(path.read_bytes())
+    place = kernels.cache() / "module" / key.hexdigest()[:16] / "dmafile.ko"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Of several who build the same at a time the last one's stays.
+        with tempfile.TemporaryDirectory(prefix="partial-", dir=place.parents[1]) as name:
+            build(kernel.build, Path(name)).rename(place)
+    return place
+
+
+def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
+    """Builds in a folder, where the sources are copied to; WORDS are for make(1).
+
+    What it prints beside the steps is a complaint and ends it.
+    """
+    tools(tree)
+    for path in sources():
+        target = folder / path.relative_to(SOURCES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
+    result = subprocess.run(
+        [*command, "modules"], capture_output=True, text=True, env=kernels.environment()
+    )
+    said = (result.stdout + result.stderr).replace(str(folder), "kernel")
+    if result.returncode or said:
+        raise Unavailable(f"dmafile.ko for {tree} does not build, or not silently:\n{said}")
+    return folder / "module" / "dmafile.ko"
+
+
+def other(source: Path, tree: Path, folder: Path) -> Path:
+    """Another module, of the folder SOURCE, built in a folder of its own."""
+    tools(tree)
+    place = folder / source.name
+    shutil.copytree(source, place)
+    command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
+    subprocess.run(command, check=True, env=kernels.environment())
+    return place / f"{source.name}.ko"
+
+
+def sources() -> list[Path]:
+    """All files of the module, and nothing that building there may have left."""
+    return sorted(
+        path
+        for part in PARTS
+        for path in (SOURCES / part).rglob("*")
+        if path.name.endswith(SUFFIXES) and not path.name.endswith(".mod.c")
+    )
+
+
+def tools(tree: Path) -> None:
+    """Makes sure of the compiler that headers of Debian's name, and of what their tools need."""
+    need("build-essential", "command", "-v", "make")
+    variables = tree / ".kernelvariables"
+    if variables.exists() and "gcc-12" in variables.read_text():
+        need("gcc-12", "command", "-v", "x86_64-linux-gnu-gcc-12")
+    objtool = tree / "tools" / "objtool" / "objtool"
+    need("libelf1", "sh", "-c", '! ldd "$1" | grep -q "not found"', "sh", str(objtool))
