@@ -318,9 +318,9 @@ struct Checksum;
 
 impl Checksum {
     fn algorithms() -> impl Iterator<Item = PossibleValue> {
-        Algorithm::ALL.iter().map(|algorithm| {
+        Algorithm::ALL.iter().map(|&algorithm| {
             let value = PossibleValue::new(algorithm.name());
-            if *algorithm == Algorithm::Xxh3 {
+            if algorithm == Algorithm::Xxh3 {
                 value.alias("xxh3-64")
             } else {
                 value

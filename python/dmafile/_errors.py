@@ -31,7 +31,7 @@ class Error(OSError):
 
 
 class UsageError(Error, ValueError):
-    """A request that cannot be meant: a value out of range, a pair that excludes itself."""
+    """An invalid request: a value out of range, options that exclude each other."""
 
 
 class Cancelled(Error):
