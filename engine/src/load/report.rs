@@ -186,7 +186,7 @@ impl Report {
         }
     }
 
-    /// The timeline in the Chrome trace format, where [`Load::trace`] asked for one.
+    /// The timeline in the Chrome trace format, where [`Load::trace`](crate::Load::trace) asked for one.
     pub fn trace(&self) -> Option<&serde_json::Value> {
         self.trace.as_ref()
     }
