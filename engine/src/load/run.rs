@@ -163,7 +163,7 @@ impl Load {
             None => Target::probe(request, &source, log)?,
         };
         let opened = clock.begin.elapsed();
-        let file = File::of(&source);
+        let (file, host) = (File::of(&source), Host::probe());
         let (start, end) = plan::range(request, &file)?;
         let only = match &request.reach {
             Reach::Only(ranges) => Some(&ranges[..]),
@@ -174,7 +174,7 @@ impl Load {
         Ok(Seen {
             source,
             file,
-            host: Host::probe(),
+            host,
             target,
             layout,
             opened,
