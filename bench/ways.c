@@ -541,7 +541,7 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
 	if (is(c->to, "dmafile")) {
-		/* To be born full, it is created while it is filled. */
+		/* A fused load creates it while it fills it. */
 		if (is(c->method, "alloc-read"))
 			return 0;
 		return make_dmafile(m) || (maps && map_dmabuf(m)) ? -1 : 0;

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import runs
-from bench.seconds import machine, quick
+from bench.seconds import facts, quick
 from bench.seconds.process import Failed, run
 from bench.seconds.rounds import Measured, as_run, measure, of_run
 from bench.seconds.state import prepare
@@ -29,7 +29,7 @@ def run_all(
     names: Sequence[str], place: Place, out: Path, seed: int, rounds: int | None, *, page: bool
 ) -> int:
     """What this program ends with. With `page`, a report to look at lies beside the results."""
-    about = machine.described(place.program, place.folder, place.scratch)
+    about = facts.described(place.program, place.folder, place.scratch)
     for name, text in about.items():
         print(f"{name}: {text}")
     print(f"seed: {seed}", flush=True)

@@ -47,7 +47,7 @@ impl Failure {
 }
 
 /// Options by the members of `struct dmafile_options`, and what the header has in place of others.
-struct Header;
+pub(crate) struct Header;
 
 impl Names for Header {
     fn set(&self, option: Opt, value: &str) -> String {

@@ -172,7 +172,8 @@ impl Options {
     }
 
     /// All but the kind of memory.
-    unsafe fn apply_to_caller(&self, mut load: Load) -> Result<Load> {
+    unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
+        let mut load = load.names(&crate::border::Header);
         // SAFETY: as `apply` asks for.
         unsafe {
             if let Some(pages) = word(self.pages, "options.pages")? {

@@ -2,9 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use dmafile::{
-    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Pages, Pattern, Verify,
-};
+use dmafile::{Algorithm, Allocation, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -125,11 +123,7 @@ impl Knobs {
     /// What is to be loaded: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         let range = self.offset.is_some() || self.length.is_some();
-        if range && !self.tensor.is_empty() {
-            let why = "the bytes of tensors are known: leave --offset and --length away";
-            return Err(Error::usage("--tensor", why));
-        }
-        if range || (self.tensor.is_empty() && !dmafile::is_collection(&self.file)) {
+        if self.tensor.is_empty() && (range || !dmafile::is_collection(&self.file)) {
             // A range is one of the file that is named.
             return Ok(Load::new(&self.file));
         }
@@ -144,6 +138,7 @@ impl Knobs {
     pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
         let mut load = self
             .source()?
+            .names(&crate::Options)
             .to(self.to.parse::<Kind>()?)
             .pages(self.pages)
             .method(tuning.method)

@@ -322,7 +322,7 @@ fn block_that_is_no_multiple_of_the_alignment_is_a_usage_error() {
     let align = &dir.run("explain file --json").ok().json()["align"];
     assert_eq!(
         dir.refuses("file --block 5000", 2),
-        format!("--block: 5000 is no multiple of the file's direct alignment, {align}")
+        format!("--block: 5000 is not a multiple of the file's direct alignment, {align}")
     );
 }
 

@@ -62,7 +62,7 @@ impl Opt {
 }
 
 /// How a face names options in a [`Message`]. As it stands, the names of this crate.
-pub trait Names {
+pub trait Names: Sync {
     /// An option by itself.
     fn option(&self, option: Opt) -> String {
         option.name().to_string()
@@ -75,7 +75,7 @@ pub trait Names {
 }
 
 /// The names of this crate, which [`Display`](fmt::Display) writes.
-struct Builder;
+pub(crate) struct Builder;
 
 impl Names for Builder {}
 
@@ -158,6 +158,12 @@ impl From<String> for Message {
             true => Self::default(),
             false => Part::Text(text).into(),
         }
+    }
+}
+
+impl From<&String> for Message {
+    fn from(text: &String) -> Self {
+        text.as_str().into()
     }
 }
 

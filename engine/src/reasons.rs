@@ -1,5 +1,6 @@
 //! What was decided during one run and why: one log, from the first look at the file to the report.
 
+use crate::message::{Builder, Message, Names};
 use crate::sync::lock;
 use serde::Serialize;
 use std::sync::Mutex;
@@ -23,21 +24,56 @@ impl std::fmt::Display for Reason {
 }
 
 /// The log of one run. Threads of a transfer add to it too.
-#[derive(Debug, Default)]
-pub(crate) struct Reasons(Mutex<Vec<Reason>>);
+pub(crate) struct Reasons {
+    list: Mutex<Vec<Reason>>,
+    /// What options are called where the reasons are read.
+    names: &'static dyn Names,
+}
+
+impl Default for Reasons {
+    fn default() -> Self {
+        Self::named(&Builder)
+    }
+}
 
 impl Reasons {
-    pub(crate) fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<String>) {
+    pub(crate) fn named(names: &'static dyn Names) -> Self {
+        Self {
+            list: Mutex::default(),
+            names,
+        }
+    }
+
+    pub(crate) fn add(&self, about: &'static str, choice: impl ToString, why: impl Into<Message>) {
         let reason = Reason {
             about,
             choice: choice.to_string(),
-            why: why.into(),
+            why: why.into().render(self.names),
         };
-        lock(&self.0).push(reason);
+        lock(&self.list).push(reason);
     }
 
     /// All of them so far, in their order.
     pub(crate) fn list(&self) -> Vec<Reason> {
-        lock(&self.0).clone()
+        lock(&self.list).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Opt, message};
+
+    #[test]
+    fn reasons_name_options_as_their_reader_does() {
+        struct Dashes;
+        impl Names for Dashes {
+            fn option(&self, option: Opt) -> String {
+                format!("--{}", option.name())
+            }
+        }
+        let log = Reasons::named(&Dashes);
+        log.add("not", "udmabuf", message!["use ", Opt::To.set("memfd")]);
+        assert_eq!(log.list()[0].to_string(), "not udmabuf: use --to=memfd");
     }
 }

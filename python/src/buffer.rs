@@ -35,8 +35,9 @@ impl Held {
     fn bytes(&self) -> PyResult<(*mut u8, usize)> {
         let start = self.buffer.as_ptr().ok_or_else(|| {
             PyBufferError::new_err(
-                "the owner of this memory may cut it short, and a look at what is gone would end \
-                 the process; seal it against that (F_SEAL_SHRINK), or map its descriptor yourself",
+                "the owner of this memory may truncate it or punch holes into it, and touching what \
+                 is gone would end the process; seal it against that (F_SEAL_SHRINK, F_SEAL_WRITE), \
+                 or map its descriptor yourself",
             )
         })?;
         Ok((start.cast_mut(), self.buffer.len() as usize))

@@ -7,7 +7,7 @@ use std::any::Any;
 use std::path::Path;
 
 /// Options as keyword arguments.
-struct Keywords;
+pub(crate) struct Keywords;
 
 impl Names for Keywords {
     fn option(&self, option: Opt) -> String {

@@ -14,7 +14,8 @@ pub(crate) const MODEL: &[&str] = &[];
 
 /// Applies options, by the names that the functions of the package give them. None leaves an
 /// option as it is.
-pub(crate) fn apply(mut load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
+pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
+    let mut load = load.names(&crate::error::Keywords);
     for (name, value) in options {
         let name = name.extract::<String>()?;
         if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {

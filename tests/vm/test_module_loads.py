@@ -22,9 +22,9 @@ both = pytest.mark.parametrize("kernel", sorted(OTHERS))
 @matrix
 @pytest.mark.usefixtures("ready")
 @both
-def test_a_dma_buf_is_born_with_its_file(programs: Programs, kernel: str) -> None:
+def test_a_dma_buf_is_allocated_and_read_in_one_call(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
-    passed(programs.run("born", "/mnt", *OTHERS[kernel], options=options), "loads checked")
+    passed(programs.run("fused", "/mnt", *OTHERS[kernel], options=options), "loads checked")
 
 
 @matrix

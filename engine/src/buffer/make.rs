@@ -22,7 +22,7 @@ pub(crate) fn make(
         // The pool had room a moment ago, or a limit that we cannot see keeps us from it: another
         // size will do, unless it was this one that was asked for.
         Err(error) if plan.pages == Pages::Huge && asked == Pages::Auto => {
-            let why = format!("no page of the hugetlb pool after all: {error}");
+            let why = message!["no page of the hugetlb pool after all: ", &error];
             log.add("pages", Pages::Thp, why);
             make_with(kind, plan, Pages::Thp)
         }

@@ -172,7 +172,8 @@ pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Res
     let shown = match (view.take(), sealed) {
         (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
         (None, Ok(())) => View::sealed(fd, len),
-        (None, Err(_)) => Mapping::shared(fd, len, 1, true).map(Mapping::into_view),
+        // What was not mapped stays so: a touch of it might raise a signal.
+        (None, Err(errno)) => return Err(errno),
     };
     *view = Some(shown?);
     sealed

@@ -155,7 +155,8 @@ impl Buffer {
 
     /// Where the first wanted byte lies in this process, for bindings to languages that know memory
     /// by its address. [`Buffer::len`] bytes lie there until the buffer is dropped, sealed or given
-    /// up. None where a touch could raise a signal: an `fd:N` that its owner may cut short.
+    /// up. None where a touch could raise a signal: an `fd:N` that its owner may cut short, and a buffer
+    /// on hugetlb pages that was received and is not sealed.
     ///
     /// It carries no promise about who else writes there: others may at any time, unless
     /// [`Buffer::as_slice`] gives the bytes, and a reference made of it would be unsound then. Write

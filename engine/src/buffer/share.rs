@@ -96,7 +96,7 @@ impl Buffer {
         let number =
             |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
         if message[..8] != *MAGIC {
-            return Err(refuse("what came is no buffer of ours"));
+            return Err(refuse("what came is not a dmafile message"));
         }
         let (offset, len) = (number(8), number(16));
         let end = offset.checked_add(len).filter(|_| len > 0);

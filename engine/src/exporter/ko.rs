@@ -30,7 +30,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
-            .with_why(format!("{NODE} is somebody else's"))
+            .with_why(format!("{NODE} belongs to another driver"))
             .with_remedy("remove the module that made it, then modprobe dmafile")
     })?;
     if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {

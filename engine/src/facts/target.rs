@@ -182,7 +182,7 @@ fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
                 return Ok(kind);
             }
             Err(error) => {
-                log.add("not", &kind, error.to_string());
+                log.add("not", &kind, &error);
                 refused.push(message![format!("{kind}: "), &error]);
                 first.get_or_insert(error);
             }

@@ -5,6 +5,7 @@ mod run;
 
 use crate::control::{CancelToken, Progress, ProgressFn};
 use crate::error::Result;
+use crate::message::{Builder, Names};
 use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::plan::Plan;
 use crate::request::{Reach, Request};
@@ -59,6 +60,7 @@ pub struct Load {
     cancel: CancelToken,
     progress: Option<ProgressFn>,
     on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
 }
 
 impl Load {
@@ -83,6 +85,7 @@ impl Load {
             cancel: CancelToken::new(),
             progress: None,
             on_plan: None,
+            names: &Builder,
         }
     }
 
@@ -189,6 +192,13 @@ impl Load {
     /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
         self.request.check()
+    }
+
+    /// How reasons name options; default as this crate does. For programs that show them under names
+    /// of their own.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
     }
 
     /// Calls `show` with the plan once it is made, before anything is moved.

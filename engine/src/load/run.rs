@@ -55,9 +55,16 @@ impl Deref for Peeked {
 
 impl Drop for Peeked {
     fn drop(&mut self) {
-        self.0.forget_misses();
+        if self.0.has_misses() {
+            // The load has ended early, and they may still be on their way.
+            std::thread::sleep(LANDING);
+            self.0.forget_misses();
+        }
     }
 }
+
+/// How long single pages take from a disk, and no longer than an error may take.
+const LANDING: Duration = Duration::from_millis(20);
 
 impl Load {
     /// What would be done and why. Opens the file and tries what the machine offers; moves
@@ -66,7 +73,7 @@ impl Load {
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
-        let decided = self.prepare(None, &Clock::start(), &Reasons::default())?;
+        let decided = self.prepare(None, &Clock::start(), &Reasons::named(self.names))?;
         Ok(decided.plan)
     }
 
@@ -80,7 +87,7 @@ impl Load {
     /// EBADMSG for a wrong digest. Nothing is left behind, except in an `fd:N` that was being
     /// filled: its contents are undefined then.
     pub fn run(mut self) -> Result<Loaded> {
-        let (clock, log) = (Clock::start(), Reasons::default());
+        let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
         let meter = self.meter(&clock, &decided);
         let work = self.work(&decided, &meter, &log);
@@ -93,6 +100,7 @@ impl Load {
             Some((filled, outcome)) => (filled, outcome, buffer::exporters_pages()),
             None => make_and_fill(&work, &self.request, &decided.target)?,
         };
+        decided.source.forget_misses();
         let report = Report::of(
             &decided,
             &meter,
@@ -122,7 +130,7 @@ impl Load {
     /// As [`Load::run`]; EINVAL where `memory` is too small. After an error its contents are
     /// undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
-        let (clock, log) = (Clock::start(), Reasons::default());
+        let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;
         let meter = self.meter(&clock, &decided);
         let lent = Lent::new(memory);
@@ -131,6 +139,7 @@ impl Load {
             memory: &lent,
         };
         let outcome = transfer.run()?;
+        decided.source.forget_misses();
         let pages = buffer::Filling::pages(&lent);
         Ok(Report::of(
             &decided,
@@ -318,6 +327,11 @@ mod tests {
         let peeked = Peeked(Arc::clone(&source));
         peeked.no_readahead();
         assert!(!peeked.peek(0, LEN - 1));
+        // They have come, however slow the disk is.
+        for at in [0, LEN - 1] {
+            let (fd, at) = source.buffered(at);
+            crate::sys::file::pread_all(fd, &mut [0], at).unwrap();
+        }
         assert_ne!(source.resident(0, LEN), Ok(0), "a miss brings pages in");
         drop(peeked);
         assert_eq!(source.resident(0, LEN), Ok(0));

@@ -1,6 +1,6 @@
 //! When the pages of a buffer come into being, and by how many threads.
 
-use super::decide::MOST_THREADS;
+use super::MOST_THREADS;
 use super::{Rung, SMALL_FILE};
 use crate::facts::Host;
 use crate::facts::target::Target;

@@ -14,9 +14,6 @@ use crate::options::{Allocation, Io, Kind, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
-/// Threads that copy, and that allocate: so many move more than a memory channel does.
-pub(super) const MOST_THREADS: usize = 4;
-
 /// Decides. `layout` covers exactly the wanted range.
 pub(crate) fn decide(
     request: &Request,
@@ -102,7 +99,7 @@ pub(crate) fn decide(
         threads: None,
         allocators: None,
         node: host.node,
-        reasons: log.list(),
+        reasons: Vec::new(),
         tuning,
     }
     .with_sizes())

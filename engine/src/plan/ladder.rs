@@ -117,7 +117,7 @@ pub(super) fn ladder(
         Method::Module | Method::HeapRead | Method::CopyFileRange => in_one_call(asked),
         Method::Auto => match (&landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
-                log.add("not", uring[1], why.to_string());
+                log.add("not", uring[1], why.clone());
                 vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
             }
             _ => vec![
@@ -162,7 +162,7 @@ pub(super) fn ladder(
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
-                log.add("not", rung, why.to_string());
+                log.add("not", rung, why.clone());
                 left_out.get_or_insert((rung, why));
             }
         }
@@ -170,7 +170,7 @@ pub(super) fn ladder(
     if kept.is_empty() {
         let (rung, why) = left_out.unwrap_or((
             rung(asked, false, false),
-            message!["no way is left by ", Opt::Io],
+            message!["no method supports this I/O mode (", Opt::Io, ")"],
         ));
         let first = match rung.method {
             Method::Uring if host.uring_refused.is_some() => {

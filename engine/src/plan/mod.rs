@@ -17,6 +17,8 @@ pub(crate) use range::range;
 pub(crate) use tuning::Tuning;
 pub use types::{Plan, Rung};
 
+/// Threads that copy, and that allocate: so many move more than a memory channel does.
+const MOST_THREADS: usize = 4;
 /// Up to this, in bytes, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
 

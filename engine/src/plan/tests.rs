@@ -128,7 +128,11 @@ impl Asked {
 
 fn decide(asked: &Asked, file: &File, host: &Host, layout: &Layout) -> Result<Plan> {
     let log = Reasons::default();
-    super::decide(&asked.request(), file, host, &asked.target(), layout, &log)
+    let plan = super::decide(&asked.request(), file, host, &asked.target(), layout, &log)?;
+    Ok(Plan {
+        reasons: log.list(),
+        ..plan
+    })
 }
 
 /// A plan for a file that is all data, and cached or not.

@@ -1,8 +1,8 @@
 //! How much moves at once: block, queue depth, gather.
 
+use super::MOST_THREADS;
 use super::Rung;
 use super::allocation::allocators;
-use super::decide::MOST_THREADS;
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
@@ -122,7 +122,7 @@ fn block(request: &Request, file: &File, ladder: &[Rung]) -> Result<u64> {
         return Err(Error::usage(
             Opt::Block,
             format!(
-                "{block} is no multiple of the file's direct alignment, {}",
+                "{block} is not a multiple of the file's direct alignment, {}",
                 file.align
             ),
         ));

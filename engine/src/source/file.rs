@@ -293,13 +293,16 @@ impl Input {
     }
 
     /// Drops the pages that peeking has brought in, of which the next load would believe that they
-    /// stand for their surroundings.
+    /// stand for their surroundings. Those that are still on their way stay.
     pub(crate) fn forget_misses(&self) {
         for offset in self.missed().drain(..) {
-            // A page that is still on its way cannot be dropped: this waits for it.
-            let _ = file::read_at(self.buffered(), &mut [0], offset);
             cache::drop_page(self.buffered(), offset);
         }
+    }
+
+    /// Whether there are such pages.
+    pub(crate) fn has_misses(&self) -> bool {
+        !self.missed().is_empty()
     }
 
     fn missed(&self) -> MutexGuard<'_, Vec<u64>> {

@@ -280,6 +280,11 @@ impl Source {
         self.parts.iter().for_each(|part| part.file.forget_misses());
     }
 
+    /// Whether there are any.
+    pub(crate) fn has_misses(&self) -> bool {
+        self.parts.iter().any(|part| part.file.has_misses())
+    }
+
     /// Keeps misses of [`Source::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         self.parts.iter().for_each(|part| part.file.no_readahead());

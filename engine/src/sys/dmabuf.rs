@@ -1,7 +1,7 @@
 //! dma-bufs: making them of a memfd or by a heap, and bracketing access by the CPU
 //! (linux/udmabuf.h, linux/dma-heap.h, linux/dma-buf.h).
 
-use super::ioctl::{Opcode, Request, opcode, request};
+use super::ioctl::{Argument, Opcode, opcode, request};
 use super::{Errno, retry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ struct Create {
 const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
 
 // SAFETY: UDMABUF_CREATE reads the structure, and has no addresses in it.
-unsafe impl Request for Create {
+unsafe impl Argument for Create {
     const OPCODE: Opcode = opcode::write::<Self>(b'u', 0x42);
 }
 
@@ -50,7 +50,7 @@ struct FileOf {
 const DMA_HEAP_ALLOC_AND_READ_FILE: u64 = 1;
 
 // SAFETY: DMA_HEAP_IOCTL_ALLOC updates the structure, and has no addresses in it.
-unsafe impl Request for Allocation {
+unsafe impl Argument for Allocation {
     const OPCODE: Opcode = opcode::read_write::<Self>(b'H', 0);
 }
 
@@ -65,7 +65,7 @@ const DMA_BUF_SYNC_WRITE: u64 = 2;
 const DMA_BUF_SYNC_END: u64 = 4;
 
 // SAFETY: DMA_BUF_IOCTL_SYNC reads the structure, and has no addresses in it.
-unsafe impl Request for Sync {
+unsafe impl Argument for Sync {
     const OPCODE: Opcode = opcode::write::<Self>(b'b', 0);
 }
 
@@ -77,7 +77,7 @@ const NAME_LEN: usize = 32;
 struct Name([u8; NAME_LEN]);
 
 // SAFETY: DMA_BUF_SET_NAME_B reads up to the NUL, or as much as fits into such an array.
-unsafe impl Request for Name {
+unsafe impl Argument for Name {
     const OPCODE: Opcode = opcode::write::<u64>(b'b', 1);
 }
 

@@ -109,11 +109,11 @@ pub(crate) fn pread(
     // Not rustix's: it wants a `&mut`, and others may look at these bytes meanwhile.
     // SAFETY: `span` has checked that the bytes lie inside the region, which is there through the call.
     let got = unsafe {
-        libc::pread(
+        libc::pread64(
             fd.as_fd().as_raw_fd(),
             region.span(at, len).cast(),
             len as usize,
-            offset as libc::off_t,
+            offset as libc::off64_t,
         )
     };
     u64::try_from(got).map_err(|_| last_errno())
@@ -153,11 +153,11 @@ pub(crate) fn pread_cached(
     };
     // SAFETY: one vector over memory inside the region, for the time of the call.
     let got = unsafe {
-        libc::preadv2(
+        libc::preadv64v2(
             fd.as_fd().as_raw_fd(),
             &raw const iov,
             1,
-            offset as libc::off_t,
+            offset as libc::off64_t,
             libc::RWF_NOWAIT,
         )
     };

@@ -13,24 +13,24 @@ use std::ptr;
 /// The structure is laid out as the kernel's for that number. The kernel touches nothing but its
 /// bytes, and memory whose addresses are in it: whoever makes a value keeps that alive, and free of
 /// references that say otherwise, for as long as a call may run.
-pub(super) unsafe trait Request {
+pub(super) unsafe trait Argument {
     /// Its number.
     const OPCODE: Opcode;
 }
 
 /// Makes a request. What the kernel answers in the structure is there, also after an error; what it
 /// returns besides is a count or a descriptor.
-pub(super) fn request<R: Request>(fd: impl AsFd, data: &mut R) -> Result<IoctlOutput, Errno> {
-    // SAFETY: `Request` says that the kernel takes this structure for this number.
+pub(super) fn request<R: Argument>(fd: impl AsFd, data: &mut R) -> Result<IoctlOutput, Errno> {
+    // SAFETY: `Argument` says that the kernel takes this structure for this number.
     unsafe { rustix::ioctl::ioctl(fd, Call(data)) }
 }
 
 /// As [`rustix::ioctl::Updater`], which keeps back what the call returns.
 struct Call<'a, R>(&'a mut R);
 
-// SAFETY: number and structure belong together, as `Request` says; the pointer is that of a
+// SAFETY: number and structure belong together, as `Argument` says; the pointer is that of a
 // structure borrowed for longer than the call.
-unsafe impl<R: Request> Ioctl for Call<'_, R> {
+unsafe impl<R: Argument> Ioctl for Call<'_, R> {
     type Output = IoctlOutput;
 
     const IS_MUTATING: bool = true;

@@ -1,7 +1,7 @@
 //! dmafile.ko: dma-bufs of its own, and bytes between files and the pages behind them
 //! (kernel/uapi/dmafile.h).
 
-use super::ioctl::{Opcode, Request, opcode, request};
+use super::ioctl::{Argument, Opcode, opcode, request};
 use super::{Errno, memfd, retry};
 use rustix::fs::{Mode, OFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -59,7 +59,7 @@ pub(crate) struct Info {
 }
 
 // SAFETY: DMAFILE_IOC_INFO writes the structure, and has no addresses in it.
-unsafe impl Request for Info {
+unsafe impl Argument for Info {
     const OPCODE: Opcode = opcode::none(MAGIC, 0);
 }
 
@@ -76,7 +76,7 @@ struct Alloc {
 }
 
 // SAFETY: DMAFILE_IOC_ALLOC updates the structure, and has no addresses in it.
-unsafe impl Request for Alloc {
+unsafe impl Argument for Alloc {
     const OPCODE: Opcode = opcode::none(MAGIC, 1);
 }
 
@@ -105,7 +105,7 @@ struct AllocRead {
 
 // SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The one address in it is that of a `Progress`,
 // which its maker borrows through the call, and whose members are atomic.
-unsafe impl Request for AllocRead {
+unsafe impl Argument for AllocRead {
     const OPCODE: Opcode = opcode::none(MAGIC, 2);
 }
 
@@ -132,7 +132,7 @@ struct Rw {
 
 // SAFETY: DMAFILE_IOC_RW updates the structure. The one address in it is that of a `Progress`,
 // which its maker borrows through the call, and whose members are atomic.
-unsafe impl Request for Rw {
+unsafe impl Argument for Rw {
     const OPCODE: Opcode = opcode::none(MAGIC, 3);
 }
 
@@ -322,7 +322,7 @@ const FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
 
 /// Makes a request again where a signal has cut it short: one that ends with EINTR has left nothing
 /// behind, and a process that is killed does not come here again.
-fn call(node: BorrowedFd<'_>, data: &mut impl Request) -> Result<(), Errno> {
+fn call(node: BorrowedFd<'_>, data: &mut impl Argument) -> Result<(), Errno> {
     retry(|| request(node, data)).map(drop)
 }
 

@@ -261,7 +261,7 @@ impl View {
         self.0.len as u64
     }
 
-    /// Copies bytes out, whoever else may be writing to them.
+    /// Copies bytes out; other processes may be writing to them.
     pub(crate) fn copy_out(&self, at: u64, into: &mut [u8]) {
         self.0.region().copy_out(at, into);
     }

@@ -1,6 +1,6 @@
 //! What pages a mapping has got (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
 
-use super::ioctl::{Opcode, Request, opcode, request};
+use super::ioctl::{Argument, Opcode, opcode, request};
 use super::map::Region;
 use super::{Errno, errno};
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ struct Found {
 
 // SAFETY: PAGEMAP_SCAN updates the structure, and writes at most `vec_len` entries to the array at
 // `vec`, which its maker borrows mutably through the call.
-unsafe impl Request for Scan {
+unsafe impl Argument for Scan {
     const OPCODE: Opcode = opcode::read_write::<Self>(b'f', 16);
 }
 

@@ -8,6 +8,7 @@ use crate::buffer::{self, Filled};
 use crate::error::{Error, Result};
 use crate::flow::feed::Feed;
 use crate::flow::meter::Phase;
+use crate::message::message;
 use crate::method::{self, Fused, Stop};
 use crate::options::Allocation;
 use crate::verify::Verified;
@@ -33,7 +34,7 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
         Ok(fd) => fd,
         Err(Stop::Failed(error)) => return Err(error),
         Err(Stop::Refused(error) | Stop::NotDirect(error)) => {
-            let why = format!("not in one call with the reads: {error}");
+            let why = message!["not in one call with the reads: ", &error];
             work.log.add("allocation", Allocation::InRead, why);
             return Ok(None);
         }

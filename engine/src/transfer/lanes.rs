@@ -3,6 +3,7 @@
 
 use super::Transfer;
 use crate::flow::feed::{Feed, FileRange};
+use crate::message::message;
 use crate::method::{self, Stop};
 use crate::plan::Rung;
 use crate::sys::numa;
@@ -116,7 +117,7 @@ impl Transfer<'_> {
                 feed.stop(Some(error));
                 break;
             };
-            let why = format!("{rung} ended: {error}");
+            let why = message![format!("{rung} ended: "), &error];
             self.work.log.add("method", next, why);
         }
         tried

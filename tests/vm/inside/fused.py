@@ -1,6 +1,6 @@
-"""What only dmafile.ko does: dma-bufs born with their file; and which kind of dma-buf is best.
+"""What only dmafile.ko does: dma-bufs allocated and read in one call; and which kind of dma-buf is best.
 
-    born.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root, with the module loaded;
+    fused.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root, with the module loaded;
                                                KIND: the kernel's own kinds, the better one first
 
 Ends with an assertion that names the case, or with a line that counts them. The module is unloaded
@@ -24,7 +24,7 @@ LARGEST = "/sys/module/dmafile/parameters/max_buffer_mb"
 NODES = {"udmabuf": "/dev/udmabuf", "heap:system": "/dev/dma_heap/system"}
 
 
-class Born:
+class Fused:
     def __init__(self, loads: Loads, folder: Path, kinds: Sequence[str]) -> None:
         self.loads, self.folder, self.kinds = loads, folder, kinds
 
@@ -146,12 +146,12 @@ def events() -> Any:
 
 def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     loads = Loads(dmafile, helpers)
-    born = Born(loads, Path(folder), kinds)
-    born.steps()
-    born.cache()
-    born.files()
-    born.limits()
-    born.best()
+    fused = Fused(loads, Path(folder), kinds)
+    fused.steps()
+    fused.cache()
+    fused.files()
+    fused.limits()
+    fused.best()
     print(f"{loads.count} loads checked")
 
 
