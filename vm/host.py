@@ -18,7 +18,7 @@ os.environ["PATH"] += ":/usr/sbin:/sbin"
 
 
 class Unavailable(Exception):
-    """What is needed to boot isn't here, and can't be had."""
+    """What is needed to boot isn't here and can't be installed."""
 
 
 def cache() -> Path:

@@ -210,7 +210,7 @@ fn without_a_second_thread_one_does_all_of_it() {
         common::evict(&File::open(&file).unwrap());
         // A COMMAND that needs no second process.
         command.args(["--", "sh", "-c", "exec sha256sum /proc/self/fd/$DMAFILE_FD"]);
-        // A user who has no other process.
+        // A user with no other process.
         run_as(&mut command, own_user(1));
         let ended = end(limit(&mut command, libc::RLIMIT_NPROC, 1)).ok();
         assert!(ended.stdout.starts_with(&digest), "{args}: {ended:?}");

@@ -82,7 +82,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// A file of our own, of bytes that no file system can leave out. Its name is gone before its
+    /// A file of its own, of bytes that no file system can leave out. Its name is gone before its
     /// first byte comes: however this process ends, so does the file.
     pub(super) fn make(
         dir: &Path,

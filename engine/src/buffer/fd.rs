@@ -35,7 +35,7 @@ struct Existing {
 /// The descriptor and what is known of it.
 struct File {
     fd: Arc<OwnedFd>,
-    /// Its owner may cut it short: then the CPU reaches it through the descriptor, where that
+    /// Its owner may truncate it: then the CPU reaches it through the descriptor, where that
     /// gives an error, and not through the mapping, where it raises SIGBUS.
     may_shrink: bool,
     /// Its size when it came.

@@ -22,7 +22,7 @@ pub enum Health {
     Good,
     /// It works, and could work better.
     Fair,
-    /// It is not to be had here.
+    /// It is not available here.
     Missing,
 }
 

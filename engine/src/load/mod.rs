@@ -107,7 +107,7 @@ impl Load {
         self
     }
 
-    /// Past or through the page cache; default [`Io::Auto`].
+    /// Bypass or use the page cache; default [`Io::Auto`].
     pub fn io(mut self, io: Io) -> Self {
         self.request.io = io;
         self
@@ -166,7 +166,7 @@ impl Load {
         self
     }
 
-    /// Records a timeline, to be had from [`Report::trace`]; default false.
+    /// Records a timeline, available from [`Report::trace`]; default false.
     pub fn trace(mut self, trace: bool) -> Self {
         self.trace = trace;
         self

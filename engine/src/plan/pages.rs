@@ -79,7 +79,7 @@ pub(super) fn pages(
     Ok(choice)
 }
 
-/// Silent wrong bytes in somebody else's driver are worse than slow pages.
+/// Silent wrong bytes in an importing driver are worse than slow pages.
 const VMAPS_WRONG: &str =
     "drivers that vmap a udmabuf see wrong bytes on huge pages (Linux 6.11 and 6.12)";
 

@@ -11,7 +11,7 @@ use std::ptr;
 ///
 /// # Safety
 /// The structure is laid out as the kernel's for that number. The kernel touches nothing but its
-/// bytes, and memory whose addresses are in it: whoever makes a value keeps that alive, and free of
+/// bytes, and memory whose addresses are in it: the caller keeps that memory alive, and free of
 /// references that say otherwise, for as long as a call may run.
 pub(super) unsafe trait Argument {
     /// Its number.

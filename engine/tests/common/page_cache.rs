@@ -46,7 +46,7 @@ fn any_cached(file: &File) -> bool {
     pages.iter().any(|page| page & 1 != 0)
 }
 
-/// Writes a file out and drops it from the page cache. A page that somebody else holds for a
+/// Writes a file out and drops it from the page cache. A page that another process holds for a
 /// moment stays, like one that is still being read ahead or written out; so it tries again. Where
 /// pages stay for good, as on a tmpfs, they stay.
 pub fn evict(file: &File) {

@@ -86,7 +86,7 @@ fn version(version: u32) -> Result<(), Bad> {
     match version {
         2 | 3 => Ok(()),
         1 => Err(Bad::new(
-            "GGUF version 1, which is no longer in use: convert the file anew",
+            "GGUF version 1, which is no longer in use: convert the file again",
         )),
         _ if version & 0xffff == 0 && version != 0 => Err(Bad::new(format!(
             "big-endian GGUF (version {}): only little-endian files are read",
