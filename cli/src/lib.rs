@@ -86,12 +86,12 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
         Command::Doctor(args) => doctor::run(args),
         Command::Pins(args) => pins::run(args),
         Command::Bench(args) => bench::run(args, launcher),
-        Command::Completions { shell } => {
+        Command::Completions(args) => {
             let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "dmafile", &mut text);
+            clap_complete::generate(args.shell, &mut Cli::command(), "dmafile", &mut text);
             write_stdout(&text)
         }
-        Command::Man { dir } => manual(dir.as_deref()),
+        Command::Man(args) => manual(args.dir.as_deref()),
     }
 }
 
