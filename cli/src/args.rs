@@ -179,7 +179,7 @@ impl Knobs {
     /// What is to be loaded: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
         let range = self.offset.is_some() || self.length.is_some();
-        if self.tensor.is_empty() && (range || !dmafile::is_collection(&self.file)) {
+        if self.tensor.is_empty() && (range || !Model::is_collection(&self.file)) {
             // A range is one of the file that is named.
             return Ok(Load::new(&self.file));
         }

@@ -67,7 +67,7 @@ pub use load::{Cpu, Extent, Load, Loaded, Report};
 pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
 #[cfg(feature = "model")]
-pub use model::{Model, Pattern, SMALL_READ, Tensor, is_collection};
+pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{
     Allocation, BLOCK_RANGE, DEFAULT_GATHER, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE,
 };

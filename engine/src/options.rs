@@ -5,15 +5,16 @@ use crate::message::Opt;
 use crate::sys;
 use serde::Serialize;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
 use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
 /// Smallest and largest block, in bytes.
-pub const BLOCK_RANGE: (u64, u64) = (4 << 10, 64 << 20);
+pub const BLOCK_RANGE: RangeInclusive<u64> = 4 << 10..=64 << 20;
 /// Smallest and largest queue depth, in operations.
-pub const QUEUE_DEPTH_RANGE: (u32, u32) = (1, 4096);
+pub const QUEUE_DEPTH_RANGE: RangeInclusive<u32> = 1..=4096;
 /// How much of a buffer is allocated before its reads begin, unless asked otherwise.
 // AR-16.
 pub const DEFAULT_GATHER: u64 = 128 << 20;

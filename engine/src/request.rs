@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
+use std::ops::RangeInclusive;
 
 /// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
 #[derive(Clone, Debug)]
@@ -55,28 +56,30 @@ pub(crate) enum Reach {
 impl Request {
     /// Checks the values of a request that need no file.
     pub(crate) fn check(&self) -> Result<()> {
-        let range = |option: Opt, value: u64, (low, high): (u64, u64)| {
-            if (low..=high).contains(&value) {
+        let range = |option: Opt, value: u64, range: RangeInclusive<u64>| {
+            if range.contains(&value) {
                 return Ok(());
             }
+            let (low, high) = range.into_inner();
             Err(Error::usage(
                 option,
                 format!("{value} is out of range: {low} to {high}"),
             ))
         };
+        let any = i64::MAX as u64;
         if let Some(block) = self.block {
             range(Opt::Block, block, BLOCK_RANGE)?;
         }
         if let Some(depth) = self.queue_depth {
-            let (low, high) = QUEUE_DEPTH_RANGE;
-            range(Opt::QueueDepth, depth.into(), (low.into(), high.into()))?;
+            let (low, high) = QUEUE_DEPTH_RANGE.into_inner();
+            range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
         }
         if let Some(gather) = self.gather {
-            let least = self.block.unwrap_or(BLOCK_RANGE.0);
-            range(Opt::Gather, gather, (least, i64::MAX as u64))?;
+            let least = self.block.unwrap_or(*BLOCK_RANGE.start());
+            range(Opt::Gather, gather, least..=any)?;
         }
         if self.length == Some(0) {
-            range(Opt::Length, 0, (1, i64::MAX as u64))?;
+            range(Opt::Length, 0, 1..=any)?;
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![

@@ -51,7 +51,7 @@ impl Check {
     }
 
     fn remedy(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = Some(remedy.into());
+        self.remedy = Some(remedy.into()).filter(|remedy| !remedy.is_empty());
         self
     }
 }
@@ -291,16 +291,16 @@ fn heaps() -> Vec<Check> {
 fn dmafile_ko() -> Check {
     let name = "dmafile.ko";
     let error = match exporter::ko::open() {
-        Ok((_, module)) => {
-            let found = format!(
+        Ok((_, found)) => {
+            let text = format!(
                 "version {}: {}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
-                module.version,
-                module.abilities(),
-                module.max_buffer >> 20,
-                module.gather >> 20,
-                module.depth
+                found.version,
+                found.abilities(),
+                found.max_buffer >> 20,
+                found.gather >> 20,
+                found.depth
             );
-            return Check::new(name, Health::Good, found);
+            return Check::new(name, Health::Good, text);
         }
         Err(error) => error,
     };

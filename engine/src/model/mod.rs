@@ -16,7 +16,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use pattern::Pattern;
-pub use shards::is_collection;
 
 /// How much [`Model::read_part`] reads in less time than a load takes to prepare, in bytes.
 pub const SMALL_READ: u64 = 256 << 10;
@@ -136,6 +135,12 @@ impl Model {
             });
         }
         Ok(())
+    }
+
+    /// Whether a path stands for more than the file it names: a folder, an index, or the first file of
+    /// a split GGUF.
+    pub fn is_collection(path: impl AsRef<Path>) -> bool {
+        shards::is_collection(path.as_ref())
     }
 
     /// The path it was opened by.

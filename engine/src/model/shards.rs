@@ -32,9 +32,8 @@ struct Split<'p> {
     count: u32,
 }
 
-/// Whether a path stands for more than the file it names: a folder, an index, or the first file of
-/// a split GGUF.
-pub fn is_collection(path: &Path) -> bool {
+/// Whether a path stands for more than the file it names.
+pub(super) fn is_collection(path: &Path) -> bool {
     path.is_dir()
         || name_of(path).is_some_and(|name| {
             name.ends_with(INDEX) || Split::of(name, GGUF).is_some_and(|split| split.number == 1)

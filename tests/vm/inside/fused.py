@@ -1,4 +1,4 @@
-"""What only dmafile.ko does: dma-bufs allocated and read in one call; and which kind of dma-buf is best.
+"""What only dmafile.ko does: allocate and read in one call; and which kind of dma-buf is best.
 
     fused.py DMAFILE HELPERS FOLDER [KIND...]   in the machine, as root, with the module loaded;
                                                KIND: the kernel's own kinds, the better one first

@@ -1,4 +1,4 @@
-"""What a heap of the series does: dma-bufs allocated and read in one call; and what goes another way.
+"""What a heap of the series does: allocate and read in one call; and what goes another way.
 
     heap_read.py DMAFILE HELPERS FOLDER...    in the machine, as root
 
