@@ -227,6 +227,19 @@ fn what_a_stranger_sends_is_not_trusted() {
     }
 }
 
+/// Its pages may be of any size; nobody has looked.
+#[test]
+fn memory_that_exists_keeps_pages_of_which_nothing_is_claimed() {
+    let dir = dir();
+    let path = cold(dir.path(), 300_000);
+    let filled = common::dirty_memfd(1 << 20);
+    let loaded = Load::new(&path).to(Kind::fd(filled)).run().unwrap();
+    assert_eq!(loaded.report.pages, "existing");
+    let mut reasons = loaded.report.reasons.iter();
+    let why = reasons.find(|reason| reason.about == "pages").unwrap();
+    assert_eq!(why.choice, "existing", "{why}");
+}
+
 /// The sender may punch holes into hugetlb pages, which gives them back to the pool: a touch of a
 /// mapping would raise SIGBUS once that is empty.
 #[test]
