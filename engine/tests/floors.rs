@@ -13,7 +13,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("error", &["message"]),
     ("control", &[]),
     ("sync", &[]),
-    ("reasons", &["sync"]),
+    ("reasons", &["message", "sync"]),
     // What is asked for, and what it is asked of.
     ("options", &["error", "message", "sys"]),
     ("request", &["error", "message", "options"]),
