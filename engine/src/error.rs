@@ -152,7 +152,7 @@ fn usual_remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::NOENT => "check the path",
         Errno::ACCESS => "ask for read permission on it, or run as its owner",
-        Errno::LOOP => "too many symbolic links: fix the loop",
+        Errno::LOOP => "fix the loop of symbolic links",
         Errno::MFILE => "raise the limit on open files: ulimit -n",
         Errno::NFILE => "the system has no file left: raise fs.file-max",
         Errno::IO => "the device failed to read: see the kernel log",
