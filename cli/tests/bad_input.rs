@@ -111,8 +111,8 @@ fn symlink_loop() {
     symlink("here", dir.path("there")).unwrap();
     assert_eq!(
         dir.refuses("here", 1),
-        "cannot open: here: Too many symbolic links encountered (ELOOP); the path is a loop of \
-         symbolic links: mend the links"
+        "cannot open: here: Too many symbolic links encountered (ELOOP); fix the loop of \
+         symbolic links"
     );
 }
 
