@@ -122,7 +122,7 @@ def measure(
     size: int = 64 * MIB,
     rounds: int = 5,
     seed: int = 1,
-    timeout: int = 600,
+    timeout: int = 3600,
     profile: str = "release",
     module: bool = True,
     kernel: str = "6.12",
