@@ -173,13 +173,13 @@ GATES = [
         "memfd, 4 KiB, to a bare direct read()",
         load("memfd", "4k", "read", "direct"),
         copy("memfd", "read", "direct"),
-        1.08,
+        1.035,
     ),
     Gate(
         "memfd, THP, buffered read",
         load("memfd", "thp", "read", "buffered"),
         NORMAL,
-        1.07,
+        1.035,
     ),
 ]
 
