@@ -348,6 +348,8 @@ def launch(
     arguments.append("pty.legacy_count=0")
     # A CPU that has to share a busy host's must not look like one that hangs.
     arguments += ["watchdog_thresh=60", "rcupdate.rcu_cpu_stall_timeout=120"]
+    # Nor its timer like a broken one: the kernel gives ticks a moment to come, and panics.
+    arguments.append("no_timer_check")
     arguments += ["oops=panic", *settings, "init=/bin/sh", "--", str(share / "guest.sh")]
     words += ["-append", shlex.join(arguments)]
     # CPUs take turns. Were each a thread, one could translate code while another one patches it,
