@@ -14,6 +14,7 @@
 #include <linux/io_uring/cmd.h>
 #endif
 #include <linux/module.h>
+#include <linux/stat.h>
 
 #include "dmafile.h"
 
@@ -30,12 +31,12 @@
  * could never be frozen again: the probe and the version must say the same.
  */
 #if defined(DMAFILE_HAVE_STARTED_WRITE) != defined(DMAFILE_SINCE_6_8)
-#error "dmafile: it is not certain whether vfs_iocb_iter_write() of this kernel calls kiocb_start_write()"
+#error "dmafile: does vfs_iocb_iter_write() of this kernel call kiocb_start_write()?"
 #endif
 
 #if !defined(DMAFILE_HAVE_KIOCB_WRITE)
 #if !defined(DMAFILE_HAVE_SB_WRITERS) || defined(DMAFILE_HAVE_STARTED_WRITE)
-#error "dmafile: this kernel protects asynchronous writes from freezing in a way that is not known yet"
+#error "dmafile: this kernel's freeze protection of asynchronous writes is not known yet"
 #endif
 /* As in later kernels. Lockdep is told that nothing is held while the write is queued. */
 static inline void kiocb_start_write(struct kiocb *iocb)
@@ -70,6 +71,16 @@ static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 		kiocb_end_write(iocb);
 	return result;
 #endif
+}
+
+/* The alignment of offsets for direct I/O. Not all file systems tell that of reads. */
+static inline u32 dmafile_dio_offset_align(const struct kstat *stat, bool write)
+{
+#ifdef DMAFILE_HAVE_DIO_READ_ALIGN
+	if (!write && stat->dio_read_offset_align)
+		return stat->dio_read_offset_align;
+#endif
+	return stat->dio_offset_align;
 }
 
 /* The payload of a command, in the SQE. */
