@@ -16,6 +16,7 @@
 #include <sys/time.h>
 
 #define LENGTH	(1300000UL)
+#define BUFFERS	"/sys/kernel/debug/dmafile/buffers"
 
 static const char *folder;
 static char path[4096];
@@ -91,6 +92,27 @@ static void mappings(void)
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 }
 
+/* Root sees what it was made of, on one line. */
+static void listed(int fd)
+{
+	char text[2048], want[512];
+	struct stat stat;
+	ssize_t len;
+	int list;
+
+	must(!fstat(fd, &stat), "fstat: %s", strerror(errno));
+	list = open(BUFFERS, O_RDONLY | O_CLOEXEC);
+	len = read(list, text, sizeof(text) - 1);
+	must(len > 0, "%s: %s", BUFFERS, strerror(errno));
+	text[len] = 0;
+	snprintf(want, sizeof(want), "ino=%lu size=1302528 %s bytes=1300000 mode=%s file=%s\n",
+		 (unsigned long)stat.st_ino, "alloc_read", "direct", "buffer odd?");
+	must(!strcmp(text, want), "%s: %s, not %s", BUFFERS, text, want);
+	must(!fstat(list, &stat) && (stat.st_mode & 0777) == 0400, "others see the list: %o",
+	     stat.st_mode);
+	close(list);
+}
+
 static void words_about_it(void)
 {
 	char file[64], text[2048];
@@ -106,9 +128,11 @@ static void words_about_it(void)
 	text[len] = 0;
 	close(info);
 	must(strstr(text, "\nname:\tweights\n"), "no name: %s", text);
-	must(strstr(text, "\nexp_name:\tdmafile bytes=1300000 mode=direct file=buffer odd?\n"),
-	     "no origin: %s", text);
+	/* Those that are handed the buffer learn nothing of the file. */
+	must(strstr(text, "\nexp_name:\tdmafile\n"), "another exporter: %s", text);
+	must(!strstr(text, "odd"), "the file's name: %s", text);
 	must(strstr(text, "\nsize:\t1302528\n"), "no size: %s", text);
+	listed(fd);
 	close(fd);
 }
 

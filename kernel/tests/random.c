@@ -165,18 +165,19 @@ static void some_request(void)
 static void noise(void)
 {
 	union {
-		__u8 bytes[4096];
+		__u8 bytes[1 << _IOC_SIZEBITS];
 		__u64 words[512];
 	} any;
-	unsigned int i;
+	unsigned int i, size;
 
 	for (i = 0; i < 32; i++)
 		any.words[i] = random_bits() >> below(64);
 	memset(any.bytes + 256, 0, sizeof(any) - 256);
 	/* Mostly of a size that gets further than the first check. */
-	if (below(4))
-		*(__u32 *)any.bytes = 24 + 8 * below(30);
-	call(node, _IO(DMAFILE_IOC_MAGIC, below(5)), any.bytes);
+	size = below(4) ? 8 * below(30) : below(1 << _IOC_SIZEBITS);
+	*(__u32 *)any.bytes = below(8) ? size : any.words[0];
+	call(node, _IOC(below(8) ? _IOC_READ | _IOC_WRITE : below(4), DMAFILE_IOC_MAGIC, below(5),
+			size), any.bytes);
 }
 
 static void one_process(unsigned long which)
