@@ -575,7 +575,7 @@ static void dmafile_direct_range(const struct dmafile_io *io, u64 *from, u64 *to
 
 	*from = round_up(io->at, io->align);
 	*to = round_down(end, io->align);
-	/* Whole blocks if the memory around is nobody's, and there is any. */
+	/* Whole blocks, if the buffer is new and has room for them. */
 	if (io->born)
 		*from = round_down(io->at, io->align);
 	if (io->born && round_up(end, io->align) <= io->size)
@@ -650,8 +650,8 @@ void dmafile_io_prepare(struct dmafile_io *io)
 
 /**
  * dmafile_transfer - move bytes between a file and a buffer
- * @io: describes the transfer. The ranges lie within the buffer and do not overflow; nobody else
- *	uses this range of the buffer
+ * @io: describes the transfer. The ranges lie within the buffer and do not overflow; this range of
+ *	the buffer has no other user
  *
  * Direct I/O is used if the file was opened with O_DIRECT. The file position is neither used nor
  * moved. Nothing is in flight on return.

@@ -103,7 +103,7 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 }
 
 /**
- * dmafile_pages_borrow - add a chunk that belongs to somebody else
+ * dmafile_pages_borrow - add a chunk that belongs to another owner
  * @pages: to which it is added; has no chunks but borrowed ones
  * @page: the first page
  * @count: the number of pages: contiguous, physically and in the memory map, and valid until

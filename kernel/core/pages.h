@@ -30,7 +30,7 @@ struct dmafile_chunk {
  * struct dmafile_pages - memory that grows at its end; empty if all members are zero
  * @chunks: of which it consists
  * @nr: the number of chunks
- * @taken: the number of chunks, counted from the first one, that belong to somebody else
+ * @taken: the number of chunks, counted from the first one, that belong to another owner
  * @room: the size of @chunks
  * @count: the total number of pages
  */

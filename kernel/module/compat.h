@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What differs between kernels, as the probes in this folder have found it. Where none of a family
- * compiles, the kernel is one that nobody has looked at yet, and the build ends.
+ * compiles, the module does not support this kernel yet, and the build ends.
  */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
@@ -38,7 +38,7 @@
 #if !defined(DMAFILE_HAVE_SB_WRITERS) || defined(DMAFILE_HAVE_STARTED_WRITE)
 #error "dmafile: this kernel's freeze protection of asynchronous writes is not known yet"
 #endif
-/* As in later kernels. Lockdep is told that nothing is held while the write is queued. */
+/* As in later kernels. To lockdep, nothing is held while the write is queued. */
 static inline void kiocb_start_write(struct kiocb *iocb)
 {
 	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;

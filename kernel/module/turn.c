@@ -101,7 +101,7 @@ int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptibl
 	bool any = interruptible || current->flags & PF_IO_WORKER, now, ended = false;
 
 	spin_lock(&turns->lock);
-	/* Nobody is let in before those who wait. */
+	/* Not before those that are waiting already. */
 	now = list_empty(&turns->queue) && dmafile_turn_take(turns, fill);
 	if (!now)
 		list_add_tail(&turn.node, &turns->queue);

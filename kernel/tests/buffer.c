@@ -2,9 +2,9 @@
 /*
  * buffer FOLDER
  *
- * What a dma-buf of ours is to those who did not make it: mappings, a name, what fdinfo says, the
- * CPU's access, drivers that import it, fences that a request waits for, and the module that stays
- * while one lives. The drivers are vgem and vivid, as far as this kernel has them.
+ * How other programs and drivers see a dma-buf of the module: mappings, a name, fdinfo, access by
+ * the CPU, drivers that import it, fences that a request waits for, and the module that stays
+ * loaded while one exists. The driver is vgem, if this kernel has it.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -35,7 +35,7 @@ struct drm_vgem_fence_signal {
 #define DRM_IOCTL_VGEM_FENCE_SIGNAL	_IOW('d', 0x42, struct drm_vgem_fence_signal)
 #define VGEM_FENCE_WRITE		1
 
-/* A buffer with the file in it. */
+/* A buffer with the content of the file. */
 static int loaded(void)
 {
 	struct dmafile_alloc_read load = {
@@ -128,7 +128,7 @@ static void words_about_it(void)
 	text[len] = 0;
 	close(info);
 	must(strstr(text, "\nname:\tweights\n"), "no name: %s", text);
-	/* Those that are handed the buffer learn nothing of the file. */
+	/* Those that are handed the buffer learn nothing about the file. */
 	must(strstr(text, "\nexp_name:\tdmafile\n"), "another exporter: %s", text);
 	must(!strstr(text, "odd"), "the file's name: %s", text);
 	must(strstr(text, "\nsize:\t1302528\n"), "no size: %s", text);
@@ -151,7 +151,7 @@ static void access_by_the_cpu(void)
 		sync_cpu(fd, i | DMA_BUF_SYNC_START);
 		sync_cpu(fd, i | DMA_BUF_SYNC_END);
 	}
-	/* A careless one, that ends what it has never begun. */
+	/* A careless program ends what it has not begun. */
 	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
 	close(fd);
 }
@@ -230,7 +230,7 @@ static void import(void)
 	close(prime.fd);
 	dropped(device, handle);
 	must(number_in(STATS, "buffers") == 1, "the other importer doesn't keep it");
-	/* Whoever forgets to let go: closing the device does. */
+	/* A program that forgets to close its handle: closing the device does it. */
 	close(other);
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 	close(device);
@@ -280,7 +280,7 @@ static void write_out(int fd, int want)
 	close(rw.file_fd);
 }
 
-/* Until a device is done with the buffer, nobody fills it. */
+/* A buffer is not filled until devices are done with it. */
 static void fences(void)
 {
 	const struct itimerval every_second = { { 1, 0 }, { 1, 0 } }, never = { 0 };
@@ -296,7 +296,7 @@ static void fences(void)
 	fd = loaded();
 	handle = imported(device, fd);
 	later = (struct later) { .device = device, .fence = attach_fence(device, handle, 0) };
-	/* A device reads it: that keeps nobody from reading it, too. */
+	/* A device reads it: a request may read it at the same time. */
 	begun = now();
 	write_out(fd, 0);
 	must(now() - begun < 5, "WRITE waits for a device that only reads");
@@ -305,7 +305,7 @@ static void fences(void)
 	result = refill(fd, 0);
 	must(!result && now() - begun > 1.4, "READ: %s after %.1f s", why(result), now() - begun);
 	pthread_join(thread, NULL);
-	/* A device writes to it: nobody reads it. */
+	/* A device writes to it: a request that reads it waits. */
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
 	begun = now();
 	pthread_create(&thread, NULL, signal_later, &later);
@@ -361,7 +361,7 @@ static void set_up(void)
 {
 	int fd;
 
-	/* A line of fdinfo is a line, whatever a file is called. */
+	/* A name with a line feed must not make two lines. */
 	snprintf(path, sizeof(path), "%s/buffer odd\n", folder);
 	fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
 	fill(shadow, 5, 0, LENGTH);

@@ -27,7 +27,7 @@ static __u64 block = PAGE;
 /* Flags of every request. */
 static __u32 always;
 static char path[4096];
-/* What the file shall hold. */
+/* The expected content of the file. */
 static __u8 shadow[MAX], seen[MAX];
 static __u64 size;
 /* Another descriptor of it, without O_DIRECT. */
@@ -71,7 +71,7 @@ static void evict(void)
 	must(false, "%s: %lu pages stay in the page cache", path, cached());
 }
 
-/* Makes the file anew: of @len bytes, with holes where @holes has pairs of begin and end. */
+/* Makes a new file of @len bytes, with holes: pairs of begin and end in @holes. */
 static void make(__u64 len, const __u64 *holes, unsigned int nr)
 {
 	__u64 at = 0;
@@ -101,7 +101,7 @@ static void make(__u64 len, const __u64 *holes, unsigned int nr)
 	evict();
 }
 
-/* Opened as a request wants it; -1 where there is no O_DIRECT at all. */
+/* Opens the file as a request needs it; -1 if it cannot be opened with O_DIRECT at all. */
 static int open_file(bool direct)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0));
@@ -110,7 +110,7 @@ static int open_file(bool direct)
 	return fd;
 }
 
-/* What the other descriptor reads is what the file shall hold. */
+/* The other descriptor reads the expected content. */
 static void check_file(const char *what)
 {
 	struct stat stat;
@@ -201,10 +201,10 @@ static const __u64 places[] = {
 
 static const __u64 lengths[] = { 1, 513, 4096, 8191, GATHER + 1 };
 
-/* How many more ranges there are, at offsets of no sort. */
+/* The number of further ranges, at random offsets. */
 #define RANDOM	200
 
-/* All offsets in the file with all in the buffer, and more; the few: one of each sort. */
+/* All offsets in the file with all in the buffer, and more; with @few, one of each kind. */
 static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 at,
 						  __u64 len))
 {
@@ -279,7 +279,7 @@ static void holes(void)
 		}
 }
 
-/* A buffer that is there, and what it shall hold. */
+/* A buffer that exists already, and its expected content. */
 static int target;
 static __u8 *target_map;
 static __u8 target_shadow[MAX];
@@ -420,7 +420,7 @@ static void ranges_out_of_a_buffer(void)
 	drop_target();
 }
 
-/* Who watches a file hears of it, whether or not the disk was waited for. */
+/* Programs that watch the file are notified, whether or not the I/O was queued. */
 static void heard(int watcher, __u32 mask, const char *what)
 {
 	__u64 text[512];
@@ -437,7 +437,7 @@ static void heard(int watcher, __u32 mask, const char *what)
 			at += sizeof(*event) + event->len;
 		}
 	}
-	must(seen & mask, "%s: nobody hears of it, but of %x", what, seen);
+	must(seen & mask, "%s: no notification but %x", what, seen);
 }
 
 static void watchers(void)

@@ -51,7 +51,7 @@ static void note(void)
 	noted[i] = pinned();
 }
 
-/* One page a request would be 4 MB: what a machine does meanwhile is less, most of the time. */
+/* A page for each request would be 4 MB: other activity of the machine is usually less. */
 static bool as_noted(void)
 {
 	/* A kernel that looks for leaks itself keeps what is freed, and notes on it. */
@@ -165,7 +165,7 @@ static void one_failure(int turn)
 		want = -EFAULT;
 		break;
 	case 3:
-		/* No place for its descriptor, though all could be read. */
+		/* There is no free descriptor. */
 		must(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
 		want = -EMFILE;
 		break;

@@ -2,9 +2,9 @@
 /*
  * random SECONDS SEED FOLDER
  *
- * Requests made of random fields, most of them almost right, by two processes at once, on files and
- * buffers that live and die meanwhile. What is asked for is survival: the kernel says if something
- * is wrong, and in the end nothing is left.
+ * Requests with random fields, most of them almost right, by two processes at once, on files and
+ * buffers that come and go. They need not succeed: the kernel must not complain, and nothing may be
+ * left at the end.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -212,7 +212,7 @@ static void requests_at_random(void)
 	unsigned long which;
 	int status, parameter;
 
-	/* Else most of the time would go into zeroing what nobody looks at. */
+	/* Otherwise most of the time would go into zeroing memory. */
 	parameter = open("/sys/module/dmafile/parameters/max_buffer_mb", O_WRONLY | O_CLOEXEC);
 	must(write(parameter, "4\n", 2) == 2, "max_buffer_mb: %s", strerror(errno));
 	printf("# seed %lu\n", seed);

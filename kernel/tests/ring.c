@@ -2,9 +2,9 @@
 /*
  * ring FOLDER [SLOW]
  *
- * The requests as commands of io_uring: what comes back is what the ioctl would say, a request can
- * be cancelled, and a ring that goes away in the middle leaves nothing. SLOW is a file of some MiB
- * on a disk that takes seconds to read it.
+ * The requests as commands of io_uring: results are those of the ioctl, a request can be
+ * cancelled, and a ring that goes away in the middle leaves nothing behind. SLOW is a file of some
+ * MiB on a disk that takes seconds to read it.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -93,7 +93,7 @@ static void put_command(unsigned int request, const void *structure, __u64 reser
 	memcpy((__u8 *)sqe + SQE_CMD, &cmd, sizeof(cmd));
 }
 
-/* The next result, of whatever it is. */
+/* The next result, of any command. */
 static int result_of(__u64 *tag)
 {
 	unsigned int head = *ring.cq_head;
