@@ -223,10 +223,13 @@ bool dmafile_interrupted(bool interruptible)
 	if (!interruptible && !worker)
 		return false;
 	if (task_sigpending(current)) {
+		/* A task's own handlers stay as long as it does. */
+		struct sighand_struct *sighand = rcu_dereference_protected(current->sighand, true);
+
 		/* The freezer may have come and gone. */
-		spin_lock_irq(&current->sighand->siglock);
+		spin_lock_irq(&sighand->siglock);
 		recalc_sigpending();
-		spin_unlock_irq(&current->sighand->siglock);
+		spin_unlock_irq(&sighand->siglock);
 	}
 	if (freezing(current))
 		return false;

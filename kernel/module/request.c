@@ -415,14 +415,16 @@ put_buffer:
  * @run: carries it out; gets the structure with its "out" fields zeroed
  * @answers_errors: the "out" fields are written after an error, too
  */
-static const struct dmafile_kind {
+struct dmafile_kind {
 	size_t min_size;
 	size_t size;
 	size_t out;
 	size_t out_end;
 	int (*run)(void *request, struct dmafile_publication *out);
 	bool answers_errors;
-} dmafile_kinds[] = {
+};
+
+static const struct dmafile_kind dmafile_kinds[] = {
 	[_IOC_NR(DMAFILE_IOC_INFO)] = {
 		.min_size = offsetofend(struct dmafile_info, features),
 		.size = sizeof(struct dmafile_info),

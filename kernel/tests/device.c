@@ -212,6 +212,31 @@ static void what_requests_move(void)
 	close(fd);
 }
 
+/* An error of a wait is that of the request. */
+static void fence_that_fails(void)
+{
+	struct dmafile_rw request = {
+		.size = sizeof(request),
+		.flags = DMAFILE_WRITE,
+		.fd = new_buffer(LENGTH),
+		.file_fd = open(path, O_RDWR | O_CLOEXEC),
+		.length = LENGTH,
+	};
+	int device = importer(request.fd, TESTDEV_BOTH), result;
+
+	result = call(device, TESTDEV_FENCE, NULL);
+	must(!result, "TESTDEV_FENCE: %s", why(result));
+	result = call(node, DMAFILE_IOC_RW, &request);
+	must(result == -EIO && !request.bytes, "RW behind such a fence: %s, %llu bytes",
+	     why(result), request.bytes);
+	close(device);
+	/* It has ended, and the buffer is free. */
+	result = call(node, DMAFILE_IOC_RW, &request);
+	must(!result, "RW: %s", why(result));
+	close(request.file_fd);
+	close(request.fd);
+}
+
 static void what_a_driver_maps(void)
 {
 	int fd = new_buffer(LENGTH), device = open_device();
@@ -243,6 +268,7 @@ static const struct test tests[] = {
 	{ "what_the_cpu_writes", what_the_cpu_writes },
 	{ "what_a_device_writes", what_a_device_writes },
 	{ "what_requests_move", what_requests_move },
+	{ "fence_that_fails", fence_that_fails },
 	{ "what_a_driver_maps", what_a_driver_maps },
 };
 
