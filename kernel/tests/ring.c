@@ -93,7 +93,7 @@ static void put_command(unsigned int request, const void *structure, __u64 reser
 	memcpy((__u8 *)sqe + SQE_CMD, &cmd, sizeof(cmd));
 }
 
-/* The next result, of any command. */
+/* The next result, of whatever it is. */
 static int result_of(__u64 *tag)
 {
 	unsigned int head = *ring.cq_head;
