@@ -28,7 +28,9 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
-            .with_why(format!("{NODE} belongs to another driver, or to an older dmafile.ko"))
+            .with_why(format!(
+                "{NODE} belongs to another driver, or to an older dmafile.ko"
+            ))
             .with_remedy("make kernel-install, then remove that module and modprobe dmafile")
     })?;
     if sys::ko::FEATURES & !info.features != 0 {
