@@ -147,6 +147,8 @@ def every_byte(programs: Programs, *folders: Path) -> None:
     programs.run("bytes", "-o", *few)
     with parameter("max_order", 0):
         programs.run("bytes", *few)
+        if version() >= BLOCKS_OF_PAGES:
+            blocks(programs, folders[0], brief)
     with parameter("depth", 1):
         programs.run("bytes", *few)
     # What checks itself takes memory for that, and is then short of it.
@@ -156,13 +158,18 @@ def every_byte(programs: Programs, *folders: Path) -> None:
 
 LARGE_BLOCKS = (6, 15)
 """The first kernel with disks whose blocks are larger than a page."""
+BLOCKS_OF_PAGES = (6, 18)
+"""The first one on which such a block may consist of pages that are not contiguous."""
+
+
+def version() -> tuple[int, ...]:
+    return tuple(int(word) for word in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def blocks(programs: Programs, folder: Path, words: list[str]) -> None:
     """Disks with blocks of all sizes: direct I/O is aligned to them."""
-    version = tuple(int(word) for word in re.findall(r"\d+", os.uname().release)[:2])
     for size in (512, 4096, 16384, 65536):
-        if size > mmap.PAGESIZE and version < LARGE_BLOCKS:
+        if size > mmap.PAGESIZE and version() < LARGE_BLOCKS:
             print(f"# this kernel has no disks with blocks of {size} bytes")
             continue
         with loop(folder / "disk", 6 * 65536, size) as device:
