@@ -7,7 +7,9 @@
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-direct.h>
+#include <linux/dma-fence.h>
 #include <linux/dma-mapping.h>
+#include <linux/dma-resv.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/platform_device.h>
@@ -30,6 +32,7 @@ struct testdev {
 	struct dma_buf_attachment *attach;
 	struct sg_table *table;
 	enum dma_data_direction direction;
+	struct dma_fence *fence;
 };
 
 static long import(struct testdev *dev, struct testdev_import __user *address)
@@ -114,12 +117,52 @@ put:
 	return err;
 }
 
+static const char *fence_name(struct dma_fence *fence)
+{
+	return "testdev";
+}
+
+static long fence_wait(struct dma_fence *fence, bool interruptible, long timeout)
+{
+	return -EIO;
+}
+
+static const struct dma_fence_ops fence_ops = {
+	.get_driver_name = fence_name,
+	.get_timeline_name = fence_name,
+	.wait = fence_wait,
+};
+
+static DEFINE_SPINLOCK(fence_lock);
+
+static long add_fence(struct testdev *dev)
+{
+	struct dma_resv *resv;
+	int err;
+
+	if (!dev->attach || dev->fence)
+		return -EINVAL;
+	dev->fence = kzalloc(sizeof(*dev->fence), GFP_KERNEL);
+	if (!dev->fence)
+		return -ENOMEM;
+	dma_fence_init(dev->fence, &fence_ops, &fence_lock, dma_fence_context_alloc(1), 1);
+	resv = dev->attach->dmabuf->resv;
+	dma_resv_lock(resv, NULL);
+	err = dma_resv_reserve_fences(resv, 1);
+	if (!err)
+		dma_resv_add_fence(resv, dev->fence, DMA_RESV_USAGE_WRITE);
+	dma_resv_unlock(resv);
+	return err;
+}
+
 static long testdev_ioctl(struct file *file, unsigned int cmd, unsigned long argument)
 {
 	struct testdev_copy copy;
 
 	if (cmd == TESTDEV_IMPORT)
 		return import(file->private_data, (void __user *)argument);
+	if (cmd == TESTDEV_FENCE)
+		return add_fence(file->private_data);
 	if (copy_from_user(&copy, (void __user *)argument, sizeof(copy)))
 		return -EFAULT;
 	switch (cmd) {
@@ -154,6 +197,10 @@ static int testdev_release(struct inode *inode, struct file *file)
 {
 	struct testdev *dev = file->private_data;
 
+	if (dev->fence) {
+		dma_fence_signal(dev->fence);
+		dma_fence_put(dev->fence);
+	}
 	if (dev->attach) {
 		struct dma_buf *dmabuf = dev->attach->dmabuf;
 

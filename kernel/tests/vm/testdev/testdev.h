@@ -46,5 +46,7 @@ struct testdev_copy {
 #define TESTDEV_DMA	_IOW('T', 1, struct testdev_copy)
 /* As a driver's own code does it. */
 #define TESTDEV_VMAP	_IOW('T', 2, struct testdev_copy)
+/* Adds a fence to the imported buffer on which every wait fails with EIO, until it is closed. */
+#define TESTDEV_FENCE	_IO('T', 3)
 
 #endif

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What io.c needs of the kernel under another name where it is built as a module of its own. */
+/* What the files here need from the kernel and find under other names in other versions of it. */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
 
 #include <linux/fs.h>
+#include <linux/stat.h>
 
 static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 					 struct iov_iter *iter)
 {
 	return vfs_iocb_iter_write(file, iocb, iter);
+}
+
+static inline u32 dmafile_dio_offset_align(const struct kstat *stat, bool write)
+{
+	return stat->dio_offset_align;
 }
 
 #endif /* _DMAFILE_COMPAT_H */
