@@ -38,6 +38,10 @@
 #define PATH		"copy_memory.file"
 #define OTHER		"copy_memory.other"
 #define FULL		"copy_memory.full"
+#define LOWER		"copy_memory.lower"
+#define UPPER		"copy_memory.upper"
+#define OVERLAY		"copy_memory.overlay"
+#define SW_SYNC		"/sys/kernel/debug/sync/sw_sync"
 #define MIB		(1024L * 1024)
 #define HUGE_PAGE	(2 * MIB)
 /* A copy ends early at a signal behind a multiple of this. */
@@ -514,7 +518,13 @@ COPY_MEMORY(refusals)
 		wrong = open(self_path, O_RDONLY | O_CLOEXEC);
 		refused(EBADF, copy(file, 0, wrong, 0, 1));
 		close(wrong);
-		/* Within one file it goes the way it went. */
+		/* Between memfds, which are on one file system, it works as before. */
+		wrong = make_memfd(MEMFD, page);
+		ASSERT_TRUE(pwrite(wrong, "uvwxyz", 6, 0) == 6);
+		ASSERT_TRUE(copy(wrong, 1, self->memory, 5000, 4) == 4);
+		memcpy(self->model + 5000, "vwxy", 4);
+		close(wrong);
+		/* So it does within one file. */
 		ASSERT_TRUE(pwrite(self->memory, "abcdef", 6, 0) == 6);
 		ASSERT_TRUE(copy(self->memory, 0, self->memory, 3, 3) == 3);
 		refused(EINVAL, copy(self->memory, 0, self->memory, 1, 3));
@@ -579,6 +589,30 @@ COPY_MEMORY(seals)
 	ASSERT_TRUE(!memcmp(bytes, bytes + page, page));
 	close(file);
 	free(bytes);
+}
+
+/* A copy that is refused is no access. */
+COPY_MEMORY(times)
+{
+	int file = make("0123456789", 10, O_RDONLY);
+	struct stat before, after;
+
+	if (variant->kind != MEMFD && variant->kind != HUGE_MEMFD)
+		return;
+	ASSERT_TRUE(!fstat(self->memory, &before));
+	/* The clock of file systems ticks slowly. */
+	usleep(50000);
+	refused(EBADF, copy(self->memory, 0, file, 0, 1));
+	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 0) == -1 && errno == EBADF);
+	ASSERT_TRUE(!fstat(self->memory, &after));
+	ASSERT_TRUE(!memcmp(&before.st_atim, &after.st_atim, sizeof(before.st_atim)));
+	close(file);
+	/* One that is allowed is one. */
+	file = make("0123456789", 10, O_RDWR);
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, 1) == 1);
+	ASSERT_TRUE(!fstat(self->memory, &after));
+	ASSERT_TRUE(memcmp(&before.st_atim, &after.st_atim, sizeof(before.st_atim)));
+	close(file);
 }
 
 /* What was copied stays when memory is wanted elsewhere, and what it lay in is gone. */
@@ -660,6 +694,9 @@ COPY_MEMORY(full)
 	umount2(FULL, MNT_DETACH);
 	rmdir(FULL);
 	ASSERT_TRUE(full >= 0);
+	/* Not even between two file systems of this sort. */
+	refused(EXDEV, copy(self->memory, 0, full, 0, 1));
+	refused(EXDEV, copy(full, 0, self->memory, 0, 1));
 	got = copy(file, 0, full, 5, FILE_SIZE);
 	ASSERT_TRUE(got > 0 && got <= MIB);
 	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == got + 5);
@@ -731,6 +768,261 @@ COPY_MEMORY(signals)
 	ASSERT_TRUE(!setitimer(ITIMER_REAL, &never, NULL));
 	ASSERT_TRUE(done == PART);
 	close(file);
+}
+
+/* From drivers/dma-buf/sw_sync.c: fences that this program signals. */
+struct sw_sync_create_fence_data {
+	__u32 value;
+	char name[32];
+	__s32 fence;
+};
+
+#define SW_SYNC_IOC_CREATE_FENCE	_IOWR('W', 0, struct sw_sync_create_fence_data)
+#define SW_SYNC_IOC_INC			_IOW('W', 1, __u32)
+
+/* A device that reads the buffer (or writes to it) until @timeline reaches @value. */
+static int busy(int timeline, __u32 value, int buffer, __u32 access)
+{
+	struct sw_sync_create_fence_data data = { .value = value };
+	struct dma_buf_import_sync_file import = { .flags = access };
+	int failed = ioctl(timeline, SW_SYNC_IOC_CREATE_FENCE, &data);
+
+	import.fd = data.fence;
+	failed = failed || ioctl(buffer, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &import);
+	close(data.fence);
+	return failed;
+}
+
+static void on_alarm(int signal)
+{
+}
+
+/* Signals that end system calls: one of them does, whenever that begins to wait. */
+static void alarms(bool begin)
+{
+	struct itimerval often = { .it_value.tv_usec = 10000, .it_interval.tv_usec = 10000 };
+	struct sigaction action = { .sa_handler = on_alarm };
+
+	if (!begin)
+		often = (struct itimerval) { };
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &often, NULL);
+}
+
+#define waits(call)								\
+	do {									\
+		int failed;							\
+										\
+		alarms(true);							\
+		failed = (call) == -1 && errno == EINTR;			\
+		alarms(false);							\
+		ASSERT_TRUE(failed);						\
+	} while (0)
+
+/* Nothing that a device reads has to be waited for to be read. */
+COPY_MEMORY(fences)
+{
+	char *bytes = calloc(1, FILE_SIZE);
+	int file, timeline;
+	__u32 one = 1;
+
+	if (!is_dmabuf(variant->kind))
+		return;
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	timeline = open(SW_SYNC, O_RDWR | O_CLOEXEC);
+	if (timeline < 0)
+		SKIP(return, "%s: %s", SW_SYNC, strerror(errno));
+	ASSERT_TRUE(!busy(timeline, 1, self->memory, DMA_BUF_SYNC_READ));
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, FILE_SIZE) == FILE_SIZE);
+	waits(copy(file, 0, self->memory, 0, FILE_SIZE));
+	ASSERT_TRUE(!busy(timeline, 2, self->memory, DMA_BUF_SYNC_WRITE));
+	waits(copy(self->memory, 0, file, 0, FILE_SIZE));
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	waits(copy(self->memory, 0, file, 0, FILE_SIZE));
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, FILE_SIZE) == FILE_SIZE);
+	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	compare();
+	close(timeline);
+	close(file);
+	free(bytes);
+}
+
+struct splicer {
+	int pipe, buffer, error;
+	ssize_t got;
+	pid_t tid;
+	bool over;
+};
+
+static void *splices(void *argument)
+{
+	struct splicer *splicer = argument;
+
+	__atomic_store_n(&splicer->tid, gettid(), __ATOMIC_RELEASE);
+	splicer->got = splice(splicer->pipe, NULL, splicer->buffer, NULL, page, 0);
+	splicer->error = errno;
+	__atomic_store_n(&splicer->over, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static bool sleeps(pid_t tid)
+{
+	char path[64], text[256] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+		text[0] = 0;
+	close(fd);
+	return strstr(text, ") S ");
+}
+
+/*
+ * The buffer is not accessed while the pipe is empty: a device that begins to write to it meanwhile
+ * is waited for when there are bytes.
+ */
+COPY_MEMORY(empty_pipe)
+{
+	struct sigaction action = { .sa_handler = on_alarm };
+	struct splicer splicer = { .buffer = self->memory };
+	char *bytes = malloc(page);
+	int timeline, fds[2], i, left;
+	pthread_t thread;
+	__u32 one = 1;
+
+	if (!is_dmabuf(variant->kind))
+		return;
+	timeline = open(SW_SYNC, O_RDWR | O_CLOEXEC);
+	if (timeline < 0)
+		SKIP(return, "%s: %s", SW_SYNC, strerror(errno));
+	scramble(bytes, page, 16);
+	ASSERT_TRUE(!sigaction(SIGALRM, &action, NULL) && !pipe2(fds, O_CLOEXEC));
+	splicer.pipe = fds[0];
+	ASSERT_TRUE(!pthread_create(&thread, NULL, splices, &splicer));
+	while (!__atomic_load_n(&splicer.tid, __ATOMIC_ACQUIRE) || !sleeps(splicer.tid))
+		usleep(1000);
+	ASSERT_TRUE(!busy(timeline, 1, self->memory, DMA_BUF_SYNC_WRITE));
+	ASSERT_TRUE(write(fds[1], bytes, page) == (ssize_t)page);
+	/* Time enough for what should not happen. */
+	for (i = 0; i < 1000 && !__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE); i++)
+		usleep(1000);
+	while (!__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE)) {
+		pthread_kill(thread, SIGALRM);
+		usleep(1000);
+	}
+	pthread_join(thread, NULL);
+	ASSERT_TRUE(splicer.got == -1 && splicer.error == EINTR);
+	ASSERT_TRUE(!ioctl(fds[0], FIONREAD, &left) && left == (int)page);
+	compare();
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, page, 0) == (ssize_t)page);
+	memcpy(self->model, bytes, page);
+	compare();
+	/* Nothing to wait for, and nobody who could write. */
+	refused(EAGAIN, splice(fds[0], NULL, self->memory, NULL, page, SPLICE_F_NONBLOCK));
+	close(fds[1]);
+	ASSERT_TRUE(!splice(fds[0], NULL, self->memory, NULL, page, 0));
+	close(fds[0]);
+	close(timeline);
+	free(bytes);
+}
+
+struct toggler {
+	int fd, flags;
+	bool stop;
+};
+
+static void *toggles(void *argument)
+{
+	struct toggler *toggler = argument;
+
+	while (!__atomic_load_n(&toggler->stop, __ATOMIC_RELAXED)) {
+		fcntl(toggler->fd, F_SETFL, toggler->flags | O_APPEND);
+		fcntl(toggler->fd, F_SETFL, toggler->flags);
+	}
+	return NULL;
+}
+
+/* O_APPEND that is set during a copy moves none of its parts. */
+COPY_MEMORY(flags)
+{
+	char *bytes = malloc(FILE_SIZE);
+	struct toggler toggler = { };
+	pthread_t thread;
+	struct stat stat;
+	int i;
+
+	scramble(bytes, FILE_SIZE, 17);
+	toggler.fd = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (toggler.fd < 0)
+		SKIP(return, "no O_DIRECT here");
+	toggler.flags = fcntl(toggler.fd, F_GETFL);
+	ASSERT_TRUE(!pthread_create(&thread, NULL, toggles, &toggler));
+	for (i = 0; i < 20; i++) {
+		ssize_t got = copy(self->memory, 0, toggler.fd, 0, FILE_SIZE);
+
+		ASSERT_TRUE(got == FILE_SIZE || (got == -1 && errno == EBADF));
+		ASSERT_TRUE(!fstat(toggler.fd, &stat) && stat.st_size == FILE_SIZE);
+	}
+	__atomic_store_n(&toggler.stop, true, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	close(toggler.fd);
+	free(bytes);
+}
+
+/*
+ * Of both files on one overlay, whose lower layer is on the disk and whose upper one is memory: the
+ * overlay holds a lock then, so nothing is copied, as between other file systems.
+ */
+COPY_MEMORY(one_overlay)
+{
+	char *bytes = malloc(FILE_SIZE), *seen = malloc(FILE_SIZE);
+	int source, target;
+	struct stat stat;
+
+	if (variant->kind != MEMFD)
+		return;
+	scramble(bytes, FILE_SIZE, 18);
+	mkdir(LOWER, 0700);
+	mkdir(UPPER, 0700);
+	mkdir(OVERLAY, 0700);
+	source = made(_metadata, LOWER "/source", bytes, FILE_SIZE, O_RDONLY);
+	close(source);
+	if (mount("tmpfs", UPPER, "tmpfs", 0, NULL))
+		SKIP(return, "mount: %s", strerror(errno));
+	mkdir(UPPER "/upper", 0700);
+	mkdir(UPPER "/work", 0700);
+	if (mount("overlay", OVERLAY, "overlay", 0,
+		  "lowerdir=" LOWER ",upperdir=" UPPER "/upper,workdir=" UPPER "/work"))
+		SKIP(return, "mount: %s", strerror(errno));
+	source = open(OVERLAY "/source", O_RDONLY | O_CLOEXEC | variant->direct);
+	target = open(OVERLAY "/target", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	umount2(OVERLAY, MNT_DETACH);
+	umount2(UPPER, MNT_DETACH);
+	unlink(LOWER "/source");
+	rmdir(LOWER);
+	rmdir(UPPER);
+	rmdir(OVERLAY);
+	if (source < 0)
+		SKIP(return, "no O_DIRECT here");
+	ASSERT_TRUE(target >= 0);
+	refused(EXDEV, copy(source, 0, target, 0, FILE_SIZE));
+	ASSERT_TRUE(!fstat(target, &stat) && !stat.st_size);
+	/* With memory elsewhere, either of them is a file of a disk. */
+	ASSERT_TRUE(copy(source, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	memcpy(self->model, bytes, FILE_SIZE);
+	compare();
+	ASSERT_TRUE(copy(self->memory, 5, target, 0, FILE_SIZE - 5) == FILE_SIZE - 5);
+	ASSERT_TRUE(pread(target, seen, FILE_SIZE, 0) == FILE_SIZE - 5);
+	ASSERT_TRUE(!memcmp(seen, bytes + 5, FILE_SIZE - 5));
+	close(source);
+	close(target);
+	free(bytes);
+	free(seen);
 }
 
 /* sendfile() into a buffer, which has a position, as a file. */
