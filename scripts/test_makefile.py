@@ -130,3 +130,9 @@ def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
     before = tree.built()
     tree.make("install", "PREFIX=/usr")
     assert tree.built() == before
+
+
+def test_the_module_has_the_version_of_everything_else() -> None:
+    version = make("--eval=version: ; @echo $(VERSION)", "version").strip()
+    source = (ROOT / "kernel" / "module" / "main.c").read_text()
+    assert version and f'MODULE_VERSION("{version}");' in source, version

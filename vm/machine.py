@@ -124,7 +124,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         "--module-options",
         default="",
         metavar="WORDS",
-        help='--module with parameters, as in "gather_mb=1 in_order=1"',
+        help='--module with parameters, as in "gather_mb=1 depth=1"',
     )
     add(
         "--fs",

@@ -1,23 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Files of which bytes can be asked for. */
+/* Files that requests read and write. */
+#include <linux/blkdev.h>
 #include <linux/err.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/log2.h>
 #include <linux/pagemap.h>
 #include <linux/stat.h>
 
+#include "compat.h"
 #include "file.h"
+#include "io.h"
 
 /**
- * dmafile_file_get - the file of a descriptor
- * @fd: of the caller
- * @write: it is to be written to
+ * dmafile_file_get - get the file of a descriptor
+ * @fd: the caller's descriptor
+ * @write: the file will be written
  *
- * Return: a regular file or a block device that is open for it, to be given back by fput().
- * -EBADF where the descriptor isn't one, or isn't open for it. -EISDIR for a folder, -EINVAL for
- * whatever else has no offsets, and for O_APPEND where it is to be written to: it would go
- * elsewhere.
+ * Return: a regular file or block device that is open for reading, or with @write for writing, to
+ * be put with fput(). -EBADF if the descriptor is invalid or not open for that, -EISDIR for a
+ * directory, -EINVAL for any other file without offsets, and for one with O_APPEND that will be
+ * written: the bytes would go elsewhere.
  */
 struct file *dmafile_file_get(unsigned int fd, bool write)
 {
@@ -44,11 +48,13 @@ struct file *dmafile_file_get(unsigned int fd, bool write)
 }
 
 /**
- * dmafile_file_size - a file's size as stat() would tell it, also where that asks a server
- * @file: of dmafile_file_get()
- * @size: becomes its bytes; of a block device, those of the disk
+ * dmafile_file_size - get the size of a file, as stat() reports it
+ * @file: from dmafile_file_get()
+ * @size: set to the size in bytes, of a block device to that of the disk
  *
- * Return: 0, or what the file system says.
+ * A network file system may ask its server.
+ *
+ * Return: 0, or an error of the file system.
  */
 int dmafile_file_size(struct file *file, u64 *size)
 {
@@ -62,4 +68,31 @@ int dmafile_file_size(struct file *file, u64 *size)
 	err = vfs_getattr(&file->f_path, &stat, STATX_SIZE, AT_STATX_SYNC_AS_STAT);
 	*size = err ? 0 : stat.size;
 	return err;
+}
+
+/**
+ * dmafile_file_align - get the alignment for direct I/O on a file
+ * @file: from dmafile_file_get()
+ * @write: the file will be written
+ *
+ * Never less than DMAFILE_ALIGN, even if the disk has smaller blocks: file systems serialise writes
+ * to parts of their own blocks, and buffers consist of pages.
+ *
+ * Return: a power of two, DMAFILE_ALIGN to DMAFILE_MAX_ALIGN. DMAFILE_ALIGN also if the file system
+ * does not tell, or needs an alignment that is not in this range: then it refuses direct I/O
+ * itself.
+ */
+u32 dmafile_file_align(struct file *file, bool write)
+{
+	struct kstat stat;
+	u32 align = 0;
+
+	if (S_ISBLK(file_inode(file)->i_mode))
+		align = bdev_logical_block_size(I_BDEV(file->f_mapping->host));
+	else if (!vfs_getattr(&file->f_path, &stat, STATX_DIOALIGN, AT_STATX_DONT_SYNC) &&
+		 (stat.result_mask & STATX_DIOALIGN))
+		align = max(dmafile_dio_offset_align(&stat, write), stat.dio_mem_align);
+	if (!is_power_of_2(align) || align > DMAFILE_MAX_ALIGN)
+		return DMAFILE_ALIGN;
+	return max_t(u32, align, DMAFILE_ALIGN);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Files of which bytes can be asked for. */
+/* Files that requests read and write. */
 #ifndef _DMAFILE_FILE_H
 #define _DMAFILE_FILE_H
 
@@ -9,5 +9,6 @@ struct file;
 
 struct file *dmafile_file_get(unsigned int fd, bool write);
 int dmafile_file_size(struct file *file, u64 *size);
+u32 dmafile_file_align(struct file *file, bool write);
 
 #endif /* _DMAFILE_FILE_H */

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bytes between a file and a buffer's own pages.
+ * Transfers between a file and the pages of a buffer.
  *
- * A transfer is cut into gathers. While one of them is being read, the next one is allocated; so
- * the total time tends to T(first gather) + max(T(remaining allocation), T(I/O)) (AR-22). Each
- * gather is one kiocb over a bvec of the buffer's pages: no mapping, no pins, no copy. The block
- * layer cuts it into what the disk takes, all of which are in flight at once.
+ * A transfer is divided into gathers. While one gather is being read, the next one is allocated, so
+ * that the total time approaches that of the first gather's allocation plus the longer of the
+ * remaining allocation and the I/O. Each gather is one kiocb over a bvec of the buffer's pages:
+ * nothing is mapped, pinned or copied. The block layer splits it into requests that the disk takes,
+ * all of which are in flight at the same time.
  *
- * Only the process that asked for it issues, waits and frees. A completion, which may run in a hard
- * interrupt, records a number and wakes that process. Whoever is killed waits for what is in
- * flight: pages under DMA can't be freed.
+ * Only the calling task issues, waits and frees. A completion, which may run in hard interrupt
+ * context, records the result and wakes that task. A task that is killed still waits for what is in
+ * flight: pages under DMA cannot be freed.
  */
 #include <linux/completion.h>
 #include <linux/fadvise.h>
+#include <linux/freezer.h>
 #include <linux/fsnotify.h>
 #include <linux/ktime.h>
 #include <linux/sched/signal.h>
@@ -20,36 +22,37 @@
 #include <linux/uio.h>
 
 #include "compat.h"
+#include "file.h"
 #include "io.h"
 
-/* The first gather, and the last ones: small, so that reading starts early and ends early. */
-#define FIRST_GATHER	SZ_2M
-/* How much is allocated before anyone looks whether it is still wanted. */
-#define STEP		SZ_32M
-/* Less than what a kernel takes for a task that hangs. */
-#define PATIENCE	(30 * HZ)
-/* What goes beside its place goes through memory of this size. */
-#define BOUNCE		SZ_1M
-/* How far readahead looks at a time. */
-#define READ_AHEAD	SZ_1M
+/* The first gather, and the last ones, are small, so that reading starts early and ends early. */
+#define DMAFILE_FIRST_GATHER	SZ_2M
+/* How much is allocated between two checks for signals. */
+#define DMAFILE_STEP		SZ_32M
+/* Shorter than any hung-task timeout: those are whole seconds. */
+#define DMAFILE_PATIENCE	(HZ / 2)
+/* The largest bounce buffer for data that cannot be transferred in place. */
+#define DMAFILE_BOUNCE		SZ_1M
+/* How much one call of fadvise covers. */
+#define DMAFILE_READ_AHEAD	SZ_1M
 /*
- * The gathers that a transfer has at least, where nobody says: what is not covered by I/O is the
- * first of them, and of the reads the last.
+ * The smallest number of gathers in a transfer whose caller does not choose: neither the allocation
+ * of the first one nor the last read overlaps with anything.
  */
-#define GATHERS		16
+#define DMAFILE_GATHERS		16
 
 /**
- * struct piece - one I/O in flight
- * @iocb: what the file system knows of it
- * @over: it is over
- * @result: how it ended, valid then
- * @bvec: the pages, which stay until then
- * @at: its first byte in the buffer
- * @len: bytes asked of the file
- * @direct: by O_DIRECT
- * @queued: it went on after it was begun
+ * struct dmafile_piece - one I/O in flight
+ * @iocb: what the file system gets
+ * @over: completed when the I/O is
+ * @result: of the I/O, valid from then on
+ * @bvec: the pages; freed after that
+ * @at: the first byte in the buffer
+ * @len: how many bytes were asked for
+ * @direct: with direct I/O
+ * @queued: it was still in flight when the call that issued it returned
  */
-struct piece {
+struct dmafile_piece {
 	struct kiocb iocb;
 	struct completion over;
 	ssize_t result;
@@ -60,10 +63,10 @@ struct piece {
 	bool queued;
 };
 
-/* May run in a hard interrupt. */
-static void piece_complete(struct kiocb *iocb, long result)
+/* May run in hard interrupt context. */
+static void dmafile_piece_complete(struct kiocb *iocb, long result)
 {
-	struct piece *piece = container_of(iocb, struct piece, iocb);
+	struct dmafile_piece *piece = container_of(iocb, struct dmafile_piece, iocb);
 
 	if (iocb->ki_flags & IOCB_WRITE)
 		kiocb_end_write(iocb);
@@ -72,13 +75,14 @@ static void piece_complete(struct kiocb *iocb, long result)
 }
 
 /*
- * Starts one I/O between the file, from @pos on, and @pages, from @at on; of less than @len bytes
- * where one I/O takes no more, see dmafile_pages_bvec().
+ * Issues one I/O between the file at @pos and @pages at @at. It is shorter than @len if one I/O
+ * cannot have that many segments, see dmafile_pages_bvec().
  */
-static int piece_start(struct dmafile_io *io, struct piece *piece,
-		       const struct dmafile_pages *pages, u64 at, u64 pos, u64 len, bool direct)
+static int dmafile_piece_start(struct dmafile_io *io, struct dmafile_piece *piece,
+			       const struct dmafile_pages *pages, u64 at, u64 pos, u64 len,
+			       bool direct)
 {
-	u64 begun = ktime_get_ns();
+	u64 begun = ktime_get_ns(), wanted = len;
 	struct iov_iter iter;
 	unsigned int nr;
 	ssize_t result;
@@ -86,6 +90,8 @@ static int piece_start(struct dmafile_io *io, struct piece *piece,
 	piece->bvec = dmafile_pages_bvec(pages, at, &len, &nr);
 	if (!piece->bvec)
 		return -ENOMEM;
+	if (direct && len < wanted)
+		len = round_down(len, io->align);
 	piece->at = at;
 	piece->len = len;
 	piece->direct = direct;
@@ -93,10 +99,12 @@ static int piece_start(struct dmafile_io *io, struct piece *piece,
 	iov_iter_bvec(&iter, io->write ? ITER_SOURCE : ITER_DEST, piece->bvec, nr, len);
 	init_sync_kiocb(&piece->iocb, io->file);
 	piece->iocb.ki_pos = pos;
-	/* Also for what is never queued: else overlayfs of Linux 6.1 does not heed ki_flags. */
-	piece->iocb.ki_complete = piece_complete;
-	if (!direct)
-		piece->iocb.ki_flags &= ~IOCB_DIRECT;
+	/* Even if it is never queued: overlayfs of Linux 6.1 ignores ki_flags otherwise. */
+	piece->iocb.ki_complete = dmafile_piece_complete;
+	/* The open flags may have changed since; O_APPEND would move the piece to another place. */
+	piece->iocb.ki_flags = io->iocb_flags & ~(IOCB_APPEND | IOCB_DIRECT);
+	if (direct)
+		piece->iocb.ki_flags |= IOCB_DIRECT;
 	if (io->write) {
 		piece->iocb.ki_flags |= IOCB_WRITE;
 		if (io->dsync)
@@ -114,18 +122,18 @@ static int piece_start(struct dmafile_io *io, struct piece *piece,
 	return 0;
 }
 
-/* Waits for one I/O: bytes moved, or an error. */
-static ssize_t piece_wait(struct dmafile_io *io, struct piece *piece)
+/* Waits for one I/O. Return: the number of bytes, or an error. */
+static ssize_t dmafile_piece_wait(struct dmafile_io *io, struct dmafile_piece *piece)
 {
 	u64 begun = ktime_get_ns();
 
-	/* Nobody may take it for a task that hangs, however slow a disk is. */
-	while (!wait_for_completion_io_timeout(&piece->over, PATIENCE))
+	/* However slow a disk is, this task does not hang. */
+	while (!wait_for_completion_io_timeout(&piece->over, DMAFILE_PATIENCE))
 		;
 	io->wait_ns += ktime_get_ns() - begun;
 	kvfree(piece->bvec);
 	piece->bvec = NULL;
-	/* Those who watch the file know of what ended at once. */
+	/* An I/O that was not queued has been reported by the VFS. */
 	if (piece->queued && piece->result > 0) {
 		if (io->write)
 			fsnotify_modify(io->file);
@@ -137,15 +145,15 @@ static ssize_t piece_wait(struct dmafile_io *io, struct piece *piece)
 	case -ERESTARTNOINTR:
 	case -ERESTARTNOHAND:
 	case -ERESTART_RESTARTBLOCK:
-		/* There's no easy way to restart it. */
+		/* A transfer that has moved something cannot be restarted. */
 		return -EINTR;
 	default:
 		return piece->result;
 	}
 }
 
-/* Whether direct I/O ended in a way that says that there is none. */
-static bool refused(struct dmafile_io *io, bool direct, ssize_t result)
+/* Whether the result means that the file does not support direct I/O. */
+static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
 {
 	if (!direct || io->strict || (result != -EINVAL && result != -EOPNOTSUPP))
 		return false;
@@ -154,25 +162,27 @@ static bool refused(struct dmafile_io *io, bool direct, ssize_t result)
 }
 
 /*
- * Moves bytes between the file and @pages here and now: all of them, or as many as there are, or an
- * error. What direct I/O leaves undone is done through the page cache.
+ * Moves bytes between the file and @pages, one I/O after the other. What direct I/O leaves undone
+ * goes through the page cache. Return: the number of bytes, which is less than @len at the end of
+ * the file, or an error.
  */
-static ssize_t move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at, u64 pos,
-			u64 len, bool direct)
+static ssize_t dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at,
+				u64 pos, u64 len, bool direct)
 {
 	u64 done = 0;
 
 	while (done < len) {
-		struct piece piece;
+		struct dmafile_piece piece;
 		ssize_t result;
 		int err;
 
-		direct = direct && !io->no_direct && IS_ALIGNED(done, DMAFILE_ALIGN);
-		err = piece_start(io, &piece, pages, at + done, pos + done, len - done, direct);
+		direct = direct && !io->no_direct && IS_ALIGNED(done, io->align);
+		err = dmafile_piece_start(io, &piece, pages, at + done, pos + done, len - done,
+					  direct);
 		if (err)
 			return err;
-		result = piece_wait(io, &piece);
-		if (refused(io, direct, result))
+		result = dmafile_piece_wait(io, &piece);
+		if (dmafile_refused(io, direct, result))
 			continue;
 		if (result < 0)
 			return result;
@@ -184,42 +194,64 @@ static ssize_t move_now(struct dmafile_io *io, const struct dmafile_pages *pages
 			io->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
 		done += result;
 		/*
-		 * A direct read that ends within a block has seen the end of the file, of most
-		 * file systems; what is not strict asks the page cache, too.
+		 * With most file systems a direct read that ends within a block has reached the
+		 * end of the file. Unless @strict forbids it, the page cache is asked, too.
 		 */
-		if (io->strict && direct && !IS_ALIGNED(done, DMAFILE_ALIGN))
+		if (io->strict && direct && !IS_ALIGNED(done, io->align))
 			break;
 	}
 	return done;
 }
 
 /**
- * dmafile_interrupted - whether the caller shall stop waiting
- * @interruptible: any signal is a reason, not only one that kills
+ * dmafile_interrupted - check whether the calling task should give up
+ * @interruptible: any signal is a reason, not only a fatal one
  *
- * Not signal_pending(): work of a task's own io_uring looks like a signal there. In a worker of
- * one, that is how its end looks.
+ * Not signal_pending(): to a task that uses io_uring, completed work looks like a signal there. In
+ * a worker of io_uring this is how cancellation, and the end of the ring, look; a ring waits for
+ * its workers when it is closed, so that they must give up in any case. The freezer's way to get a
+ * task's attention is not a signal.
  *
- * Return: whether.
+ * Return: whether it should.
  */
 bool dmafile_interrupted(bool interruptible)
 {
+	bool worker = current->flags & PF_IO_WORKER;
+
 	if (fatal_signal_pending(current))
 		return true;
-	if (!interruptible)
+	if (!interruptible && !worker)
 		return false;
-	return current->flags & PF_IO_WORKER ? signal_pending(current) : task_sigpending(current);
+	if (task_sigpending(current)) {
+		/* The freezer may have come and gone. */
+		spin_lock_irq(&current->sighand->siglock);
+		recalc_sigpending();
+		spin_unlock_irq(&current->sighand->siglock);
+	}
+	if (freezing(current))
+		return false;
+	return worker ? signal_pending(current) : task_sigpending(current);
 }
 
-/* Tells how much is done; an error when it is to end early. */
-static int may_go_on(struct dmafile_io *io)
+/**
+ * dmafile_freeze - sleep while the system is suspended
+ *
+ * Context: the caller holds no lock and has no I/O in flight.
+ */
+void dmafile_freeze(void)
+{
+	try_to_freeze();
+}
+
+/* Reports progress. Return: an error if the transfer should end early. */
+static int dmafile_may_go_on(struct dmafile_io *io)
 {
 	if (dmafile_interrupted(io->interruptible))
 		return -EINTR;
 	return io->tell ? io->tell(io) : 0;
 }
 
-static int grow(struct dmafile_io *io, u64 bytes)
+static int dmafile_grow(struct dmafile_io *io, u64 bytes)
 {
 	if (!io->more)
 		return dmafile_pages_grow(io->pages, bytes, io->max_order);
@@ -236,30 +268,35 @@ static int grow(struct dmafile_io *io, u64 bytes)
 	return 0;
 }
 
-/* Makes the buffer's memory reach so far. */
-static int allocate(struct dmafile_io *io, u64 end)
+/* Allocates the buffer's memory up to @end. @idle: nothing is in flight. */
+static int dmafile_allocate(struct dmafile_io *io, u64 end, bool idle)
 {
 	u64 begun = ktime_get_ns();
 	int err = 0;
 
 	while (!err && dmafile_pages_bytes(io->pages) < min(end, io->size)) {
-		err = may_go_on(io);
+		if (idle && io->freezable)
+			dmafile_freeze();
+		err = dmafile_may_go_on(io);
 		if (!err)
-			err = grow(io, min(end, dmafile_pages_bytes(io->pages) + STEP));
+			err = dmafile_grow(io, min(end, dmafile_pages_bytes(io->pages) +
+							DMAFILE_STEP));
 	}
 	io->alloc_ns += ktime_get_ns() - begun;
 	return err;
 }
 
 /*
- * The same for so many bytes from @at on. Of memory that somebody else gives, what can be had is
- * used: @len is less then, and @full says why.
+ * Allocates @len bytes from @at on. If the memory comes from @more and does not suffice, what there
+ * is will be used: @len becomes less, and @full the reason.
  */
-static int allocate_some(struct dmafile_io *io, u64 at, u64 *len, int *full)
+static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool direct, int *full)
 {
-	int err = allocate(io, at + *len);
+	int err = dmafile_allocate(io, at + *len, false);
 	u64 have = dmafile_pages_bytes(io->pages);
 
+	if (direct)
+		have = round_down(have, io->align);
 	if (!err || !io->more || err == -EINTR || have <= at)
 		return err;
 	*len = have - at;
@@ -268,117 +305,129 @@ static int allocate_some(struct dmafile_io *io, u64 at, u64 *len, int *full)
 }
 
 /*
- * The next gather. They double from a small first one. Towards the end each takes a quarter of what
- * is left: its allocation then takes as long as the reading of the one before even where the disk
- * is only a third faster, so that nothing but the last, small one is waited for.
+ * The size of the next gather. Sizes double from a small first one. Towards the end each one is a
+ * quarter of the rest: then its allocation takes as long as the reading of the one before even if
+ * the disk is only a third faster, and only the last, small one is waited for.
  */
-static u64 next_gather(const struct dmafile_io *io, u64 done, u64 left)
+static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 {
-	u64 ramp = max_t(u64, done, FIRST_GATHER);
-	u64 fade = max_t(u64, left / 4, FIRST_GATHER);
+	u64 ramp = max_t(u64, done, DMAFILE_FIRST_GATHER);
+	u64 fade = max_t(u64, left / 4, DMAFILE_FIRST_GATHER);
 
-	return min(left, round_up(min3(io->gather, ramp, fade), PAGE_SIZE));
+	return min(left, round_up(min3(io->gather, ramp, fade), max_t(u64, io->align, PAGE_SIZE)));
 }
 
-/* Has the page cache read up to there: meanwhile there is memory to be allocated. */
-static void read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
+/* Starts reading into the page cache up to @end, while memory is being allocated. */
+static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 {
 	if (io->write || io->in_order)
 		return;
 	while (*ahead < end) {
-		/* It is advice; a file that can't be read will say so itself. */
-		vfs_fadvise(io->file, io->pos + (*ahead - io->at), READ_AHEAD, POSIX_FADV_WILLNEED);
-		*ahead += READ_AHEAD;
+		/* Only advice: errors will be found by the read itself. */
+		vfs_fadvise(io->file, io->pos + (*ahead - io->at), DMAFILE_READ_AHEAD,
+			    POSIX_FADV_WILLNEED);
+		*ahead += DMAFILE_READ_AHEAD;
 	}
 }
 
-/* A piece has come to an end before its own: that of the file, or of a legal short count. */
-static ssize_t move_rest(struct dmafile_io *io, struct piece *piece, u64 done, u64 need)
+/* Continues a piece that ended early, at the end of the file or with a short count. */
+static ssize_t dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece, u64 done,
+				 u64 need)
 {
 	u64 at = piece->at + done, pos = io->pos + at - io->at;
 	ssize_t result;
 
 	if (!io->strict)
-		/* The page cache knows. */
-		return move_now(io, io->pages, at, pos, need - done, false);
-	/* Within a block, a direct one has seen the end of the file. */
-	if (!IS_ALIGNED(done, DMAFILE_ALIGN))
+		/* Let buffered I/O find out whether this is the end of the file. */
+		return dmafile_move_now(io, io->pages, at, pos, need - done, false);
+	/* A direct read that ends within a block has reached the end of the file. */
+	if (!IS_ALIGNED(done, io->align))
 		return 0;
-	result = move_now(io, io->pages, at, pos, piece->len - done, true);
+	result = dmafile_move_now(io, io->pages, at, pos, piece->len - done, true);
 	return min_t(s64, result, need - done);
 }
 
-/* What lies before the wanted bytes, of a whole first block, does not count. */
-static void set_done(struct dmafile_io *io, u64 end)
+/* The part of the first block that lies before the wanted bytes does not count. */
+static void dmafile_set_done(struct dmafile_io *io, u64 end)
 {
 	if (end > io->at)
 		io->done = end - io->at;
 }
 
 /*
- * Waits for a piece that was issued in order, and for what direct I/O has left of it. Return: 0,
- * an error, or 1 at the end of the file.
+ * Waits for a piece, and moves what direct I/O has left of it. Return: 0, an error, or 1 at the end
+ * of the file.
  */
-static int piece_finish(struct dmafile_io *io, struct piece *piece)
+static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *piece)
 {
 	u64 wanted_end = io->at + io->len;
 	u64 need = min(piece->len, wanted_end - piece->at);
-	ssize_t result = piece_wait(io, piece);
+	ssize_t result = dmafile_piece_wait(io, piece);
 	u64 done;
 
-	if (refused(io, piece->direct, result))
+	if (dmafile_refused(io, piece->direct, result))
 		result = 0;
 	if (result < 0)
 		return result;
 	if (result)
 		io->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 	done = min_t(u64, result, need);
-	set_done(io, piece->at + done);
+	dmafile_set_done(io, piece->at + done);
 	if (done < need) {
-		result = move_rest(io, piece, done, need);
+		result = dmafile_move_rest(io, piece, done, need);
 		if (result < 0)
 			return result;
 		done += result;
-		set_done(io, piece->at + done);
+		dmafile_set_done(io, piece->at + done);
 	}
 	if (done == need)
 		return 0;
-	return io->write ? -ENOSPC : 1;
+	return io->write ? -EIO : 1;
 }
 
-/* The I/O in flight, the oldest first. */
-struct ring {
-	struct piece *pieces;
+/**
+ * struct dmafile_ring - the I/O in flight
+ * @pieces: as many as the depth of the transfer
+ * @first: the oldest one in flight
+ * @nr: how many are in flight
+ * @err: the first error in the order of the bytes, or 1 at the end of the file
+ */
+struct dmafile_ring {
+	struct dmafile_piece *pieces;
 	unsigned int first;
 	unsigned int nr;
-	/* How it ended: the first in the order of the bytes, that is. */
 	int err;
 };
 
-static void ring_finish(struct dmafile_io *io, struct ring *ring)
+static void dmafile_ring_finish(struct dmafile_io *io, struct dmafile_ring *ring)
 {
-	struct piece *piece = &ring->pieces[ring->first];
+	struct dmafile_piece *piece = &ring->pieces[ring->first];
 
 	if (ring->err)
-		/* What lies behind an error, or the end of the file, is worth nothing. */
-		piece_wait(io, piece);
+		/* Bytes after an error, or after the end of the file, are of no use. */
+		dmafile_piece_wait(io, piece);
 	else
-		ring->err = piece_finish(io, piece);
-	/* It is too late to end a transfer early that is done. */
+		ring->err = dmafile_piece_finish(io, piece);
+	/* Once everything is done it is too late to end early. */
 	if (!ring->err && io->done < io->len)
-		ring->err = may_go_on(io);
+		ring->err = dmafile_may_go_on(io);
 	ring->first = (ring->first + 1) % io->depth;
 	ring->nr--;
 }
 
-/*
- * Moves a range of the buffer, gather by gather: with O_DIRECT, @from and @to are where it can. It
- * may reach beyond the wanted bytes to both sides. Return: 0, an error, or 1 at the end of the
- * file.
- */
-static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
+static void dmafile_ring_drain(struct dmafile_io *io, struct dmafile_ring *ring)
 {
-	struct ring ring = { };
+	while (ring->nr)
+		dmafile_ring_finish(io, ring);
+}
+
+/*
+ * Moves a range of the buffer, gather by gather. For direct I/O @from and @to are aligned; they may
+ * lie outside the wanted bytes. Return: 0, an error, or 1 at the end of the file.
+ */
+static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
+{
+	struct dmafile_ring ring = { };
 	u64 at = from, ahead = from;
 	int err, full = 0;
 
@@ -387,50 +436,95 @@ static int move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 	ring.pieces = kcalloc(io->depth, sizeof(*ring.pieces), DMAFILE_GFP);
 	if (!ring.pieces)
 		return -ENOMEM;
-	err = may_go_on(io);
+	err = dmafile_may_go_on(io);
 	while (at < to && !err && !ring.err) {
-		u64 len = next_gather(io, at - from, to - at);
+		u64 len = dmafile_next_gather(io, at - from, to - at);
 		bool directly = direct && !io->no_direct;
-		struct piece *piece;
+		struct dmafile_piece *piece;
 
-		if (!directly)
-			read_ahead(io, &ahead, at + len);
-		/* Before it waits for a place in the ring: this is what overlaps. */
-		err = allocate_some(io, at, &len, &full);
+		if (io->freezable && freezing(current)) {
+			dmafile_ring_drain(io, &ring);
+			dmafile_freeze();
+			continue;
+		}
+		if (!directly) {
+			/* What direct I/O has moved before the file refused it is done. */
+			ahead = max(ahead, at);
+			dmafile_read_ahead(io, &ahead, at + len);
+		}
+		/* Allocate before waiting for a free place in the ring: this is the overlap. */
+		err = dmafile_allocate_some(io, at, &len, directly, &full);
 		if (err)
 			break;
 		if (full)
 			to = at + len;
 		if (!directly && at + len < to)
-			read_ahead(io, &ahead,
-				   at + len + next_gather(io, at + len - from, to - at - len));
+			dmafile_read_ahead(io, &ahead, at + len +
+					   dmafile_next_gather(io, at + len - from,
+							       to - at - len));
 		if (ring.nr == io->depth) {
-			ring_finish(io, &ring);
+			dmafile_ring_finish(io, &ring);
 			if (ring.err)
 				break;
 		}
 		piece = &ring.pieces[(ring.first + ring.nr) % io->depth];
-		err = piece_start(io, piece, io->pages, at, io->pos + at - io->at, len, directly);
+		err = dmafile_piece_start(io, piece, io->pages, at, io->pos + at - io->at, len,
+					  directly);
 		if (err)
 			break;
 		ring.nr++;
 		at += piece->len;
-		/* What the page cache has done is over. */
+		/* Buffered I/O is complete when the call returns. */
 		if (!directly)
-			ring_finish(io, &ring);
+			dmafile_ring_finish(io, &ring);
+		cond_resched();
 	}
-	while (ring.nr)
-		ring_finish(io, &ring);
+	dmafile_ring_drain(io, &ring);
 	kfree(ring.pieces);
-	/* What failed in the file comes before whatever kept the next gather from being issued. */
+	/* An error of the file comes before the one that kept the next gather from being issued. */
 	return ring.err ?: err ?: full;
 }
 
+/* A range that goes through a bounce buffer. Return: bytes, 0 at the end of the file, an error. */
+static ssize_t dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages *bounce,
+				   u64 at, u64 pos, u64 len)
+{
+	u64 skip = pos & (io->align - 1), begun;
+	ssize_t result = dmafile_move_now(io, bounce, 0, pos - skip,
+					  round_up(skip + len, io->align), true);
+
+	if (result < 0)
+		return result;
+	result = min_t(s64, result - (s64)skip, len);
+	if (result <= 0)
+		return 0;
+	begun = ktime_get_ns();
+	dmafile_pages_copy(io->pages, at, bounce, skip, result);
+	io->copy_ns += ktime_get_ns() - begun;
+	return result;
+}
+
+/* The same to the file. Only whole blocks: the page cache knows the rest of the other ones. */
+static ssize_t dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce,
+				    u64 at, u64 pos, u64 *len)
+{
+	u64 skip = pos & (io->align - 1), begun;
+
+	if (skip || *len < io->align) {
+		*len = min_t(u64, *len, io->align - skip);
+		return dmafile_move_now(io, io->pages, at, pos, *len, false);
+	}
+	*len = round_down(*len, io->align);
+	begun = ktime_get_ns();
+	dmafile_pages_copy(bounce, 0, io->pages, at, *len);
+	io->copy_ns += ktime_get_ns() - begun;
+	return dmafile_move_now(io, bounce, 0, pos, *len, true);
+}
+
 /*
- * Moves a range beside the pages that it belongs to, and copies. Return: 0, an error, or 1 at the
- * end of the file.
+ * Moves a range through a bounce buffer. Return: 0, an error, or 1 at the end of the file.
  */
-static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
+static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 {
 	struct dmafile_pages bounce = { };
 	u64 at = from;
@@ -438,97 +532,89 @@ static int move_bounced(struct dmafile_io *io, u64 from, u64 to)
 
 	if (from >= to)
 		return 0;
-	err = dmafile_pages_grow(&bounce, min_t(u64, BOUNCE, round_up(to - from, DMAFILE_ALIGN) +
-						DMAFILE_ALIGN), io->max_order);
+	err = dmafile_pages_grow(&bounce, min_t(u64, DMAFILE_BOUNCE,
+						round_up(to - from, io->align) + io->align),
+				 io->max_order);
 	while (at < to && !err) {
 		u64 pos = io->pos + at - io->at;
-		u64 skip = pos & (DMAFILE_ALIGN - 1);
-		u64 len = min(to - at, dmafile_pages_bytes(&bounce) - skip);
+		u64 room = dmafile_pages_bytes(&bounce) - (pos & (io->align - 1));
+		u64 len = min(to - at, room);
 		ssize_t result;
-		u64 begun;
 
-		err = may_go_on(io);
+		if (io->freezable)
+			dmafile_freeze();
+		err = dmafile_may_go_on(io);
 		if (!err)
-			err = allocate_some(io, at, &len, &full);
+			err = dmafile_allocate_some(io, at, &len, false, &full);
 		if (err)
 			break;
 		if (full)
 			to = at + len;
-		if (!io->write) {
-			result = move_now(io, &bounce, 0, pos - skip,
-					  round_up(skip + len, DMAFILE_ALIGN), true);
-		} else if (skip || len < DMAFILE_ALIGN) {
-			/* A part of a block: the rest of it is known to the page cache. */
-			len = min_t(u64, len, DMAFILE_ALIGN - skip);
-			result = move_now(io, io->pages, at, pos, len, false);
-		} else {
-			len = round_down(len, DMAFILE_ALIGN);
-			begun = ktime_get_ns();
-			dmafile_pages_copy(&bounce, 0, io->pages, at, len);
-			io->copy_ns += ktime_get_ns() - begun;
-			result = move_now(io, &bounce, 0, pos, len, true);
-		}
+		if (io->write)
+			result = dmafile_bounce_write(io, &bounce, at, pos, &len);
+		else
+			result = dmafile_bounce_read(io, &bounce, at, pos, len);
 		if (result < 0) {
 			err = result;
 			break;
 		}
-		if (!io->write) {
-			result = min_t(s64, result - (s64)skip, len);
-			if (result <= 0) {
-				err = 1;
-				break;
-			}
-			begun = ktime_get_ns();
-			dmafile_pages_copy(io->pages, at, &bounce, skip, result);
-			io->copy_ns += ktime_get_ns() - begun;
-		}
 		at += result;
-		io->done = at - io->at;
+		if (result)
+			dmafile_set_done(io, at);
 		if (result < len)
-			err = io->write ? -ENOSPC : 1;
+			err = io->write ? -EIO : 1;
 	}
 	dmafile_pages_free(&bounce);
 	return err ?: full;
 }
 
-/* O_DIRECT: as much as possible with the buffer's own pages. */
-static int move_directly(struct dmafile_io *io)
+/* The range that direct I/O can move in place. */
+static void dmafile_direct_range(const struct dmafile_io *io, u64 *from, u64 *to)
 {
 	u64 end = io->at + io->len;
-	u64 from = round_up(io->at, DMAFILE_ALIGN), to = round_down(end, DMAFILE_ALIGN);
+
+	*from = round_up(io->at, io->align);
+	*to = round_down(end, io->align);
+	/* Whole blocks, if the buffer is new and has room for them. */
+	if (io->born)
+		*from = round_down(io->at, io->align);
+	if (io->born && round_up(end, io->align) <= io->size)
+		*to = round_up(end, io->align);
+}
+
+/* Direct I/O: as much as possible in place. */
+static int dmafile_move_directly(struct dmafile_io *io)
+{
+	u64 end = io->at + io->len, from, to;
 	int err;
 
-	if ((io->at ^ io->pos) & (DMAFILE_ALIGN - 1))
-		return move_bounced(io, io->at, end);
-	if (io->born)
-		/* Whole blocks, since the memory around is nobody's. */
-		return move_range(io, round_down(io->at, DMAFILE_ALIGN),
-				  round_up(end, DMAFILE_ALIGN), true);
-	if (from >= to)
-		return move_bounced(io, io->at, end);
-	err = move_bounced(io, io->at, from);
+	dmafile_direct_range(io, &from, &to);
+	if ((io->at ^ io->pos) & (io->align - 1) || from >= to)
+		return dmafile_move_bounced(io, io->at, end);
+	err = dmafile_move_bounced(io, io->at, from);
 	if (!err)
-		err = move_range(io, from, to, true);
+		err = dmafile_move_range(io, from, to, true);
 	if (!err)
-		err = move_bounced(io, to, end);
+		err = dmafile_move_bounced(io, to, end);
 	return err;
 }
 
-/* Whether O_DIRECT moves all of it, with the buffer's own pages: what @strict insists on. */
-static bool all_direct(const struct dmafile_io *io)
+/* Whether direct I/O can move all of it in place, as @strict demands. */
+static bool dmafile_all_direct(const struct dmafile_io *io)
 {
-	u64 end = io->at + io->len;
+	u64 from, to;
 
-	if (!(io->file->f_iocb_flags & IOCB_DIRECT) || (io->at ^ io->pos) & (DMAFILE_ALIGN - 1))
+	if (!(io->iocb_flags & IOCB_DIRECT) || (io->at ^ io->pos) & (io->align - 1))
 		return false;
-	return io->born || (IS_ALIGNED(io->at, DMAFILE_ALIGN) && IS_ALIGNED(end, DMAFILE_ALIGN));
+	dmafile_direct_range(io, &from, &to);
+	return from <= io->at && to >= io->at + io->len;
 }
 
 /**
- * dmafile_largest_gather - a limit of gathers, as an administrator sets it
- * @mb: in MiB; too small or too large a one is as near as it may be
+ * dmafile_largest_gather - convert a limit of gathers, as an administrator sets it
+ * @mb: in MiB; if it is out of range, the nearest limit counts
  *
- * Return: in bytes, 1 MiB to DMAFILE_MAX_GATHER.
+ * Return: the limit in bytes, 1 MiB to DMAFILE_MAX_GATHER.
  */
 u64 dmafile_largest_gather(unsigned int mb)
 {
@@ -536,53 +622,74 @@ u64 dmafile_largest_gather(unsigned int mb)
 }
 
 /**
- * dmafile_gather - a size for gathers
- * @len: bytes that are to be moved
- * @most: the largest, in MiB, as for dmafile_largest_gather()
+ * dmafile_gather - choose a size for gathers
+ * @len: the number of bytes to move
+ * @most: the largest size, in MiB, as for dmafile_largest_gather()
  *
- * Return: for &struct dmafile_io's @gather.
+ * Return: a value for @gather of &struct dmafile_io.
  */
 u64 dmafile_gather(u64 len, unsigned int most)
 {
-	return clamp(len / GATHERS, (u64)SZ_1M, dmafile_largest_gather(most));
+	return clamp(len / DMAFILE_GATHERS, (u64)SZ_1M, dmafile_largest_gather(most));
+}
+
+/**
+ * dmafile_io_prepare - take the open flags and the alignment of the file
+ * @io: @file and @write are set
+ *
+ * They are taken once, since fcntl() may change the flags while the transfer runs.
+ * dmafile_transfer() does it unless it has been done.
+ */
+void dmafile_io_prepare(struct dmafile_io *io)
+{
+	io->iocb_flags = io->file->f_iocb_flags;
+	io->align = DMAFILE_ALIGN;
+	if (io->iocb_flags & IOCB_DIRECT)
+		io->align = dmafile_file_align(io->file, io->write);
 }
 
 /**
  * dmafile_transfer - move bytes between a file and a buffer
- * @io: which, see there. Ranges fit the buffer and don't wrap; nobody else touches that range
+ * @io: describes the transfer. The ranges lie within the buffer and do not overflow; this range of
+ *	the buffer has no other user
  *
- * Direct I/O where the file was opened with O_DIRECT. The file's position is neither used nor
- * moved. Nothing is in flight when it returns.
+ * Direct I/O is used if the file was opened with O_DIRECT. The file position is neither used nor
+ * moved. Nothing is in flight on return.
  *
- * Return: 0, also where the file ended early: then @io->done is less than @io->len. -EINTR,
- * -ENOMEM, -EINVAL where @io->strict can't be, what @io->tell returned, or the first error of the
- * file in the order of its bytes; then @io->done bytes have been moved all the same.
+ * Return: 0, also if the file ended early: then @io->done is less than @io->len. Or -EINTR,
+ * -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of @io->tell, or the first error of
+ * the file in the order of its bytes; @io->done bytes have been moved nevertheless.
  */
 int dmafile_transfer(struct dmafile_io *io)
 {
 	u64 end = io->at + io->len;
 	int err = 0;
 
-	if (io->strict && !all_direct(io))
+	if (!io->align)
+		dmafile_io_prepare(io);
+	if (io->strict && !dmafile_all_direct(io))
 		return -EINVAL;
 	if (io->in_order)
-		err = allocate(io, io->size);
+		err = dmafile_allocate(io, io->size, true);
 	if (!err) {
-		if (io->file->f_iocb_flags & IOCB_DIRECT)
-			err = move_directly(io);
+		if (io->iocb_flags & IOCB_DIRECT)
+			err = dmafile_move_directly(io);
 		else
-			err = move_range(io, io->at, end, false);
+			err = dmafile_move_range(io, io->at, end, false);
 	}
-	/* A new buffer is as large as was asked for, whatever has come. */
+	/* A new buffer has its full size even if the file ended early. */
 	if (err >= 0)
-		err = io->born ? allocate(io, io->size) : 0;
-	/* The last word; what it answers comes too late. */
+		err = io->born ? dmafile_allocate(io, io->size, true) : 0;
+	/* The last report; its answer comes too late. */
 	if (io->tell)
 		io->tell(io);
 	if (!err && io->born) {
-		/* Of the blocks at both ends, and of a file that was cut short meanwhile. */
-		dmafile_pages_zero(io->pages, round_down(io->at, DMAFILE_ALIGN), io->at);
-		dmafile_pages_zero(io->pages, io->at + io->done, round_up(end, DMAFILE_ALIGN));
+		u64 size = dmafile_pages_bytes(io->pages);
+
+		/* Clear what lies around the file's bytes in its first and last block. */
+		dmafile_pages_zero(io->pages, round_down(io->at, io->align), io->at);
+		dmafile_pages_zero(io->pages, io->at + io->done,
+				   min(size, round_up(end, io->align)));
 	}
 	return err;
 }

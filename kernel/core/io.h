@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Bytes between a file and a buffer's own pages. */
+/* Transfers between a file and the pages of a buffer. */
 #ifndef _DMAFILE_IO_H
 #define _DMAFILE_IO_H
 
@@ -9,19 +9,18 @@
 
 #include "pages.h"
 
-/*
- * What direct I/O keeps to in the file and in memory: the block of all file systems that know
- * direct I/O, and no less than that of any disk.
- */
+/* The alignment of direct I/O, in the file and in memory, unless the file needs a larger one. */
 #define DMAFILE_ALIGN		SZ_4K
-/* One I/O has less than 2 GiB. */
+/* The largest alignment that is supported; the bounce buffer is a multiple of it. */
+#define DMAFILE_MAX_ALIGN	SZ_1M
+/* One I/O must be shorter than 2 GiB. */
 #define DMAFILE_MAX_GATHER	SZ_1G
 #define DMAFILE_MAX_DEPTH	64U
 
 /**
- * enum dmafile_mode - how bytes came or went; more than one bit where parts differ
- * @DMAFILE_DIRECT: O_DIRECT, the pages of the buffer themselves
- * @DMAFILE_BOUNCED: O_DIRECT, and a copy
+ * enum dmafile_mode - how bytes were moved; more than one bit if parts differ
+ * @DMAFILE_DIRECT: direct I/O on the buffer's pages
+ * @DMAFILE_BOUNCED: direct I/O and a copy
  * @DMAFILE_BUFFERED: through the page cache
  */
 enum dmafile_mode {
@@ -33,31 +32,35 @@ enum dmafile_mode {
 /**
  * struct dmafile_io - one transfer
  * @file: open for it
- * @pages: the buffer's
+ * @pages: the memory of the buffer
  * @pos: the first byte in the file
  * @at: the first byte in the buffer
- * @len: how many
- * @size: of the buffer, to which @pages grow meanwhile; 0 where they are all there
- * @more: adds a chunk of at most so many pages to @pages, which somebody else gives, or answers an
- *	error; it may add nothing, and is called again. NULL: allocate, dmafile_pages_grow()
- * @gather: how much is allocated before it is read
- * @depth: gathers in flight, 1 to DMAFILE_MAX_DEPTH
- * @max_order: the largest pages to try for
+ * @len: the number of bytes
+ * @size: of the buffer, up to which @pages are allocated during the transfer; 0 if all of them
+ *	exist already
+ * @more: adds a chunk of at most that many pages to @pages, or returns an error; it may add
+ *	nothing, and is then called again. NULL: allocate with dmafile_pages_grow()
+ * @gather: the number of bytes that are allocated before they are read
+ * @depth: the number of gathers in flight, 1 to DMAFILE_MAX_DEPTH
+ * @max_order: the largest order of pages to allocate
  * @write: from the buffer to the file
- * @born: the buffer is a new one, which nobody else sees: all around the file's bytes may be
- *	written to, and is zero in the end
- * @in_order: allocate all, then read
- * @strict: fail rather than do without direct I/O into the buffer's pages
- * @interruptible: any signal ends it
- * @dsync: what is written is on the disk in the end
- * @tell: called now and then with how much is done, from the caller's process; not 0 ends the
- *	transfer with that error, but for the last time, when it is over
- * @done: bytes moved, from the first on, without a gap
- * @mode: how, enum dmafile_mode
- * @alloc_ns: time of allocation
- * @submit_ns: time for handing I/O to the file system
- * @wait_ns: time for waiting for it
- * @copy_ns: time for copies of what went beside its place
+ * @born: the buffer is new and private: memory around the file's bytes may be overwritten, and is
+ *	zero at the end
+ * @in_order: allocate everything before the first read
+ * @strict: fail if direct I/O on the buffer's pages cannot do all of it
+ * @interruptible: any signal ends the transfer, not only a fatal one
+ * @freezable: the caller holds no lock, so that the task may be frozen during the transfer
+ * @dsync: what is written is on stable storage at the end
+ * @tell: called after each gather, in the caller's context, when @done has been updated. If it
+ *	returns an error the transfer ends with it, except for the last call
+ * @iocb_flags: the open flags of @file, taken once by dmafile_io_prepare()
+ * @align: the alignment of direct I/O on @file, taken at the same time
+ * @done: the number of bytes that have been moved, counted from the first one, without a gap
+ * @mode: how they were moved, enum dmafile_mode
+ * @alloc_ns: the time spent allocating
+ * @submit_ns: the time spent handing I/O to the file system
+ * @wait_ns: the time spent waiting for it
+ * @copy_ns: the time spent copying to or from bounce buffers
  * @no_direct: the file has refused direct I/O
  */
 struct dmafile_io {
@@ -76,8 +79,12 @@ struct dmafile_io {
 	bool in_order;
 	bool strict;
 	bool interruptible;
+	bool freezable;
 	bool dsync;
 	int (*tell)(struct dmafile_io *io);
+
+	int iocb_flags;
+	u32 align;
 
 	u64 done;
 	unsigned int mode;
@@ -90,8 +97,10 @@ struct dmafile_io {
 };
 
 bool dmafile_interrupted(bool interruptible);
+void dmafile_freeze(void);
 u64 dmafile_largest_gather(unsigned int mb);
 u64 dmafile_gather(u64 len, unsigned int most);
+void dmafile_io_prepare(struct dmafile_io *io);
 int dmafile_transfer(struct dmafile_io *io);
 
 #endif /* _DMAFILE_IO_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The memory of a buffer: pages in the order of its bytes. */
+/* The memory of a buffer: its pages in order. */
 #include <linux/highmem.h>
 #include <linux/io.h>
 #include <linux/log2.h>
@@ -11,45 +11,46 @@
 #include "pages.h"
 
 /*
- * All memory is zeroed. That a file's bytes will overwrite it is no reason not to: a block device
- * that someone unprivileged serves may complete a read without having filled anything.
+ * All memory is zeroed although the file's bytes will overwrite it: a block device that is served
+ * by an unprivileged process may complete a read without having transferred anything.
  *
- * It counts for the caller's cgroup. A limit of that, or the end of memory, shall be an error here,
- * not a call for the OOM killer: __GFP_RETRY_MAYFAIL.
+ * The memory is charged to the caller's cgroup. Reaching the cgroup's limit, or running out of
+ * memory, should be an error here and not invoke the OOM killer: __GFP_RETRY_MAYFAIL.
  */
-#define SMALL_GFP	(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
-			 __GFP_RETRY_MAYFAIL)
-/* Large pages are taken while they are easy to have; nothing is reclaimed for them. */
-#define LARGE_GFP	(((GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
-			   __GFP_NORETRY) & ~__GFP_RECLAIM) | __GFP_COMP)
+#define DMAFILE_SMALL_GFP	(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
+				 __GFP_RETRY_MAYFAIL)
+/* Large pages are allocated while they are readily available, without reclaim or compaction. */
+#define DMAFILE_LARGE_GFP	(((GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
+				   __GFP_NORETRY) & ~__GFP_RECLAIM) | __GFP_COMP)
 
-/* 1 MiB and 64 KiB are what IOMMUs and large TLB entries like; then single pages. */
-static const unsigned int orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
+/* 1 MiB and 64 KiB suit IOMMUs and large TLB entries; then single pages. */
+static const unsigned int dmafile_orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
 
-/* What the number of a bio's segments, 16 bits of it, can say. */
-#define MAX_SEGMENTS	65535U
+/* A bio counts its segments in 16 bits. */
+#define DMAFILE_MAX_SEGMENTS	65535U
 
-/* Allocates at most @left pages, in one piece; lowers @max_order where it had to take less. */
-static struct page *allocate(unsigned long left, unsigned int *max_order, unsigned int *order)
+/* Allocates at most @left pages as one chunk. Lowers @max_order if no larger one is available. */
+static struct page *dmafile_allocate_chunk(unsigned long left, unsigned int *max_order,
+					   unsigned int *order)
 {
 	unsigned int i;
 
-	for (i = 0; i < ARRAY_SIZE(orders); i++) {
+	for (i = 0; i < ARRAY_SIZE(dmafile_orders); i++) {
 		struct page *page;
 
-		*order = orders[i];
+		*order = dmafile_orders[i];
 		if (*order > *max_order || left >> *order == 0)
 			continue;
-		page = alloc_pages(*order ? LARGE_GFP : SMALL_GFP, *order);
+		page = alloc_pages(*order ? DMAFILE_LARGE_GFP : DMAFILE_SMALL_GFP, *order);
 		if (page)
 			return page;
-		/* The next piece need not try it again. */
+		/* Do not try again for the next chunk. */
 		*max_order = *order ? *order - 1 : 0;
 	}
 	return NULL;
 }
 
-static int make_room(struct dmafile_pages *pages)
+static int dmafile_pages_make_room(struct dmafile_pages *pages)
 {
 	unsigned int room = max(pages->room * 2, 64U);
 	struct dmafile_chunk *chunks;
@@ -68,13 +69,13 @@ static int make_room(struct dmafile_pages *pages)
 }
 
 /**
- * dmafile_pages_grow - allocate until there are so many bytes
- * @pages: what grows
- * @bytes: how many shall be there in all, rounded up to pages
- * @max_order: the largest pages to try for, of order 8, 4 and 0
+ * dmafile_pages_grow - allocate memory
+ * @pages: to which it is added
+ * @bytes: the total size afterwards, rounded up to pages
+ * @max_order: the largest order to allocate; orders are 8, 4 and 0
  *
- * Return: 0; -ENOMEM where memory or the caller's cgroup has no room; -EINTR when the caller is
- * being killed. What has been allocated stays until dmafile_pages_free().
+ * Return: 0, -ENOMEM if memory or the caller's cgroup has no room, or -EINTR if the caller is being
+ * killed. What has been allocated by then stays until dmafile_pages_free().
  */
 int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order)
 {
@@ -86,9 +87,9 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		if (make_room(pages))
+		if (dmafile_pages_make_room(pages))
 			return -ENOMEM;
-		page = allocate(count - pages->count, &max_order, &order);
+		page = dmafile_allocate_chunk(count - pages->count, &max_order, &order);
 		if (!page)
 			return -ENOMEM;
 		pages->chunks[pages->nr++] = (struct dmafile_chunk) {
@@ -102,16 +103,17 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 }
 
 /**
- * dmafile_pages_borrow - have pages that belong to somebody else, behind all others
- * @pages: empty, or with nothing but borrowed ones
- * @page: the first of them
- * @count: how many lie one behind the other, and stay until dmafile_pages_free()
+ * dmafile_pages_borrow - add a chunk that belongs to another owner
+ * @pages: to which it is added; has no chunks but borrowed ones
+ * @page: the first page
+ * @count: the number of pages: contiguous, physically and in the memory map, and valid until
+ *	dmafile_pages_free()
  *
  * Return: 0, or -ENOMEM.
  */
 int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigned long count)
 {
-	if (make_room(pages))
+	if (dmafile_pages_make_room(pages))
 		return -ENOMEM;
 	pages->chunks[pages->nr++] = (struct dmafile_chunk) {
 		.page = page,
@@ -123,8 +125,8 @@ int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigne
 }
 
 /**
- * dmafile_pages_free - give back all that were not taken
- * @pages: no I/O reaches them any more, and no device; empty afterwards
+ * dmafile_pages_free - free all chunks that are neither borrowed nor taken
+ * @pages: no I/O and no device uses them any more; empty afterwards
  */
 void dmafile_pages_free(struct dmafile_pages *pages)
 {
@@ -139,8 +141,8 @@ void dmafile_pages_free(struct dmafile_pages *pages)
 }
 
 /**
- * dmafile_pages_put - let go of borrowed pages, of each chunk of which a reference was taken
- * @pages: no I/O reaches them any more; empty afterwards
+ * dmafile_pages_put - drop one reference for each borrowed chunk
+ * @pages: no I/O uses them any more; empty afterwards
  */
 void dmafile_pages_put(struct dmafile_pages *pages)
 {
@@ -154,11 +156,11 @@ void dmafile_pages_put(struct dmafile_pages *pages)
 }
 
 /**
- * dmafile_pages_chunk - the chunk in which a byte lies
+ * dmafile_pages_chunk - find the chunk that contains a byte
  * @pages: not empty
  * @at: the byte
  *
- * Return: its number.
+ * Return: the index of the chunk.
  */
 unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at)
 {
@@ -177,7 +179,7 @@ unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at)
 }
 
 /**
- * dmafile_pages_page - the page in which a byte lies
+ * dmafile_pages_page - find the page that contains a byte
  * @pages: not empty
  * @at: the byte
  *
@@ -187,14 +189,14 @@ struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at)
 {
 	const struct dmafile_chunk *chunk = &pages->chunks[dmafile_pages_chunk(pages, at)];
 
-	return nth_page(chunk->page, (at >> PAGE_SHIFT) - chunk->first);
+	return chunk->page + ((at >> PAGE_SHIFT) - chunk->first);
 }
 
 /**
  * dmafile_pages_zero - zero a range
- * @pages: all of the range has been allocated
- * @from: its first byte
- * @to: behind its last
+ * @pages: the range has been allocated
+ * @from: the first byte
+ * @to: the byte after the last one
  */
 void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to)
 {
@@ -209,12 +211,12 @@ void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to)
 }
 
 /**
- * dmafile_pages_copy - copy from one memory to another
- * @to: where to
+ * dmafile_pages_copy - copy from one buffer's memory to another's
+ * @to: the destination
  * @to_at: the first byte there
- * @from: another memory
+ * @from: the source, other memory than @to
  * @from_at: the first byte there
- * @len: how many; all of both ranges has been allocated
+ * @len: the number of bytes; both ranges have been allocated
  */
 void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 			const struct dmafile_pages *from, u64 from_at, u64 len)
@@ -232,8 +234,11 @@ void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 	}
 }
 
-/* Whether a page comes right behind a segment, for all who count from its first page on. */
-static bool follows(const struct bio_vec *bvec, struct page *page)
+/*
+ * Whether a page continues a segment, both physically and in the memory map, as bvec users compute
+ * pages from the first one.
+ */
+static bool dmafile_page_follows(const struct bio_vec *bvec, struct page *page)
 {
 	size_t end = bvec->bv_offset + bvec->bv_len;
 
@@ -242,24 +247,24 @@ static bool follows(const struct bio_vec *bvec, struct page *page)
 }
 
 /**
- * dmafile_pages_bvec - a range of memory as an iterator wants it
- * @pages: all of the range has been allocated
- * @at: its first byte
- * @len: its length, less than 4 GiB; cut down, to pages, where an I/O can't have so many
- *	segments
- * @nr: how many segments there are
+ * dmafile_pages_bvec - describe a range of memory as a bvec
+ * @pages: the range has been allocated
+ * @at: the first byte
+ * @len: the length, less than 4 GiB; shortened, to a multiple of pages, if one I/O cannot have that
+ *	many segments
+ * @nr: set to the number of segments
  *
- * Neighbours in memory become one segment. Nothing is pinned: whoever owns @pages keeps them until
- * the I/O is over.
+ * Adjacent chunks become one segment. Nothing is pinned: the owner of @pages keeps them until the
+ * I/O is complete.
  *
- * Return: the segments, to be given back by kvfree() when the I/O is over, or NULL.
+ * Return: the segments, to be freed with kvfree() when the I/O is complete, or NULL.
  */
 struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u64 *len,
 				   unsigned int *nr)
 {
 	unsigned int chunk = dmafile_pages_chunk(pages, at);
 	unsigned int last_chunk = dmafile_pages_chunk(pages, at + *len - 1);
-	unsigned int room = min(last_chunk - chunk + 1, MAX_SEGMENTS);
+	unsigned int room = min(last_chunk - chunk + 1, DMAFILE_MAX_SEGMENTS);
 	u64 left = *len;
 	struct bio_vec *bvec;
 
@@ -271,10 +276,10 @@ struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u6
 		u64 size = (u64)dmafile_chunk_pages(pages, chunk) << PAGE_SHIFT;
 		u64 skip = at - start;
 		u32 step = min(left, size - skip);
-		struct page *page = nth_page(pages->chunks[chunk].page, skip >> PAGE_SHIFT);
+		struct page *page = pages->chunks[chunk].page + (skip >> PAGE_SHIFT);
 		struct bio_vec *last = *nr ? &bvec[*nr - 1] : NULL;
 
-		if (last && follows(last, page))
+		if (last && dmafile_page_follows(last, page))
 			last->bv_len += step;
 		else
 			bvec[(*nr)++] = (struct bio_vec) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The memory of a buffer: pages in the order of its bytes. */
+/* The memory of a buffer: its pages in order. */
 #ifndef _DMAFILE_PAGES_H
 #define _DMAFILE_PAGES_H
 
@@ -8,18 +8,18 @@
 #include <linux/types.h>
 
 /*
- * For all that is not pages itself. It counts for the caller's cgroup, too, and its limit is an
- * error, not a call for the OOM killer.
+ * For everything but the pages themselves. It is charged to the caller's cgroup, too, and reaching
+ * the limit is an error that does not invoke the OOM killer.
  */
 #define DMAFILE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
-/* The largest allocation: 1 MiB with pages of 4 KiB, what devices map as one segment. */
+/* The largest chunk: 1 MiB with pages of 4 KiB, which devices map as one segment. */
 #define DMAFILE_MAX_ORDER	8
 
 /**
- * struct dmafile_chunk - pages that lie one behind the other
+ * struct dmafile_chunk - contiguous pages, physically and in the memory map
  * @page: the first of them
- * @first: its number in the buffer
+ * @first: its index in the buffer
  */
 struct dmafile_chunk {
 	struct page *page;
@@ -27,12 +27,12 @@ struct dmafile_chunk {
 };
 
 /**
- * struct dmafile_pages - memory that grows at its end; all zero is empty
- * @chunks: what it consists of
- * @nr: how many of them
- * @taken: how many of these, from the first one on, belong to somebody else
- * @room: how many fit
- * @count: pages in all of them
+ * struct dmafile_pages - memory that grows at its end; empty if all members are zero
+ * @chunks: of which it consists
+ * @nr: the number of chunks
+ * @taken: the number of chunks, counted from the first one, that belong to another owner
+ * @room: the size of @chunks
+ * @count: the total number of pages
  */
 struct dmafile_pages {
 	struct dmafile_chunk *chunks;
@@ -47,7 +47,7 @@ static inline u64 dmafile_pages_bytes(const struct dmafile_pages *pages)
 	return (u64)pages->count << PAGE_SHIFT;
 }
 
-/* How many pages a chunk has: a power of two where they were allocated here. */
+/* The number of pages in a chunk: a power of two unless the chunk is borrowed. */
 static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *pages, unsigned int nr)
 {
 	unsigned long end = nr + 1 < pages->nr ? pages->chunks[nr + 1].first : pages->count;
@@ -55,7 +55,7 @@ static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *page
 	return end - pages->chunks[nr].first;
 }
 
-/* The next chunk, which whoever takes it frees; NULL when there are no more. */
+/* Hands over the next chunk, to be freed by the caller; NULL if there are no more. */
 static inline struct page *dmafile_pages_take(struct dmafile_pages *pages)
 {
 	return pages->taken < pages->nr ? pages->chunks[pages->taken++].page : NULL;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Our dma-bufs: pages of our own, mapped for devices in the pieces in which they were allocated, as
- * far as a device takes pieces of that size.
- * Nobody else's scatterlist is ever looked at.
+ * The dma-bufs of this module. Their pages are mapped for devices in the chunks in which they were
+ * allocated, or in parts of them if a device does not take segments of that size. The scatterlists
+ * of other exporters are never looked at.
  */
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
@@ -10,41 +10,50 @@
 #include <linux/iosys-map.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
+#include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
-#include <linux/wait.h>
 
 #include "buffer.h"
 #include "compat.h"
 #include "io.h"
 #include "stats.h"
+#include "turn.h"
 
 /**
- * struct dmafile_buffer - what a dma-buf of ours has behind it
- * @pages: the memory, all of it from the beginning to the end
- * @io: held for writing by what fills it from a file, for reading by what goes to one
- * @over: woken when @io is given back
+ * struct dmafile_buffer - the private data of a dma-buf
+ * @pages: the memory
+ * @turns: requests that read or fill it
  * @lock: protects @attachments and @vaddr
  * @attachments: struct dmafile_attachment
- * @vaddr: the kernel's mapping, while somebody wants it
- * @origin: for fdinfo, which shows it as the exporter's name
+ * @vaddr: the kernel's mapping, while there is one
+ * @node: in dmafile_buffers
+ * @ino: the number of its inode, as in fdinfo
+ * @size: of the dma-buf
+ * @origin: where its bytes come from
  */
 struct dmafile_buffer {
 	struct dmafile_pages pages;
-	struct rw_semaphore io;
-	wait_queue_head_t over;
-	struct mutex lock; /* attachments, vaddr */
+	struct dmafile_turns turns;
+	struct mutex lock; /* see above */
 	struct list_head attachments;
 	void *vaddr;
+	struct list_head node;
+	unsigned long ino;
+	size_t size;
 	const char *origin;
 };
 
+/* All of them, for debugfs. */
+static LIST_HEAD(dmafile_buffers);
+static DEFINE_MUTEX(dmafile_buffers_lock);
+
 /**
- * struct dmafile_attachment - a device that may reach a buffer
+ * struct dmafile_attachment - a device that is attached to a buffer
  * @dev: the device
  * @table: the memory as this device sees it
  * @node: in the buffer's list
- * @direction: of the DMA for which addresses are in @table; DMA_NONE while there are none
+ * @direction: of the DMA for which @table is mapped; DMA_NONE while it is not mapped
  */
 struct dmafile_attachment {
 	struct device *dev;
@@ -53,17 +62,17 @@ struct dmafile_attachment {
 	enum dma_data_direction direction;
 };
 
-/* Pages in the longest segment that a device takes, through a bounce buffer where it needs one. */
-static unsigned long longest_segment(struct device *dev)
+/* The longest segment, in pages, that the device takes, with a bounce buffer if it needs one. */
+static unsigned long dmafile_longest_segment(struct device *dev)
 {
 	size_t most = min_t(size_t, dma_get_max_seg_size(dev), dma_max_mapping_size(dev));
 
 	return max(most >> PAGE_SHIFT, 1UL);
 }
 
-/* The memory in segments: the chunks in which it was allocated, and parts of those too long. */
-static int fill_table(struct sg_table *table, const struct dmafile_pages *pages,
-		      unsigned long longest)
+/* Makes a segment of each chunk, or several if a chunk is too long. */
+static int dmafile_fill_table(struct sg_table *table, const struct dmafile_pages *pages,
+			      unsigned long longest)
 {
 	struct scatterlist *sg;
 	unsigned int chunk, nr = 0;
@@ -77,8 +86,9 @@ static int fill_table(struct sg_table *table, const struct dmafile_pages *pages,
 		unsigned long count = dmafile_chunk_pages(pages, chunk), at;
 
 		for (at = 0; at < count; at += longest, sg = sg_next(sg))
-			sg_set_page(sg, nth_page(pages->chunks[chunk].page, at),
+			sg_set_page(sg, pages->chunks[chunk].page + at,
 				    min(count - at, longest) << PAGE_SHIFT, 0);
+		cond_resched();
 	}
 	return 0;
 }
@@ -92,7 +102,8 @@ static int dmafile_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *att
 	attachment = kzalloc(sizeof(*attachment), DMAFILE_GFP);
 	if (!attachment)
 		return -ENOMEM;
-	err = fill_table(&attachment->table, &buffer->pages, longest_segment(attach->dev));
+	err = dmafile_fill_table(&attachment->table, &buffer->pages,
+				 dmafile_longest_segment(attach->dev));
 	if (err) {
 		kfree(attachment);
 		return err;
@@ -120,10 +131,10 @@ static void dmafile_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *at
 }
 
 /*
- * Caches are seen to apart from mapping: a buffer may be mapped for several devices at a time,
- * which CONFIG_DMA_API_DEBUG takes for a mistake of whoever leaves it to the mapping.
+ * Caches are synchronised separately from mapping: a buffer may be mapped for several devices at
+ * the same time, which CONFIG_DMA_API_DEBUG reports as an error otherwise.
  */
-#define MAP_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
+#define DMAFILE_MAP_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
 
 static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 				    enum dma_data_direction direction)
@@ -132,9 +143,10 @@ static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 	struct dmafile_attachment *attachment = attach->priv;
 	int err;
 
-	/* Not while someone walks the list to synchronise what is mapped. */
+	/* CPU access walks the list and synchronises what is mapped. */
 	mutex_lock(&buffer->lock);
-	err = dma_map_sgtable(attachment->dev, &attachment->table, direction, MAP_ATTRS);
+	err = dma_map_sgtable(attachment->dev, &attachment->table, direction,
+			      DMAFILE_MAP_ATTRS);
 	if (!err) {
 		dma_sync_sgtable_for_device(attachment->dev, &attachment->table, direction);
 		attachment->direction = direction;
@@ -152,7 +164,7 @@ static void dmafile_unmap(struct dma_buf_attachment *attach, struct sg_table *ta
 	mutex_lock(&buffer->lock);
 	attachment->direction = DMA_NONE;
 	dma_sync_sgtable_for_cpu(attachment->dev, table, direction);
-	dma_unmap_sgtable(attachment->dev, table, direction, MAP_ATTRS);
+	dma_unmap_sgtable(attachment->dev, table, direction, DMAFILE_MAP_ATTRS);
 	mutex_unlock(&buffer->lock);
 }
 
@@ -165,7 +177,7 @@ static int dmafile_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direct
 	if (buffer->vaddr)
 		invalidate_kernel_vmap_range(buffer->vaddr, dmabuf->size);
 	list_for_each_entry(attachment, &buffer->attachments, node)
-		/* A device that only reads has nothing for us but what it was given. */
+		/* A device that only reads has not changed anything. */
 		if (attachment->direction != DMA_NONE && attachment->direction != DMA_TO_DEVICE)
 			dma_sync_sgtable_for_cpu(attachment->dev, &attachment->table,
 						 attachment->direction);
@@ -189,14 +201,14 @@ static int dmafile_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_directio
 	return 0;
 }
 
-/* The core has checked the range. */
+/* The dma-buf core has checked the range. */
 static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
 	unsigned long at = vma->vm_pgoff, addr = vma->vm_start;
 	unsigned int chunk = dmafile_pages_chunk(&buffer->pages, (u64)at << PAGE_SHIFT);
 
-	/* A private one would copy pages, and not be the buffer. */
+	/* Writing to a private mapping would copy pages. */
 	if (!(vma->vm_flags & (VM_SHARED | VM_MAYSHARE)))
 		return -EINVAL;
 	for (; addr < vma->vm_end; chunk++) {
@@ -215,7 +227,7 @@ static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 	return 0;
 }
 
-static void *map_all(const struct dmafile_pages *pages)
+static void *dmafile_map_all(const struct dmafile_pages *pages)
 {
 	struct page **all = kvmalloc_array(pages->count, sizeof(*all), DMAFILE_GFP);
 	unsigned long i, n = 0;
@@ -224,19 +236,21 @@ static void *map_all(const struct dmafile_pages *pages)
 
 	if (!all)
 		return NULL;
-	for (chunk = 0; chunk < pages->nr; chunk++)
+	for (chunk = 0; chunk < pages->nr; chunk++) {
 		for (i = 0; i < dmafile_chunk_pages(pages, chunk); i++)
-			all[n++] = nth_page(pages->chunks[chunk].page, i);
+			all[n++] = pages->chunks[chunk].page + i;
+		cond_resched();
+	}
 	vaddr = vmap(all, n, VM_MAP, PAGE_KERNEL);
 	kvfree(all);
 	return vaddr;
 }
 
-/* The core asks once, however many there are who want it. */
+/* The dma-buf core calls this for the first user only. */
 static int dmafile_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
-	void *vaddr = map_all(&buffer->pages);
+	void *vaddr = dmafile_map_all(&buffer->pages);
 
 	if (!vaddr)
 		return -ENOMEM;
@@ -258,7 +272,7 @@ static void dmafile_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	iosys_map_clear(map);
 }
 
-static void buffer_free(struct dmafile_buffer *buffer)
+static void dmafile_buffer_free(struct dmafile_buffer *buffer)
 {
 	dmafile_pages_free(&buffer->pages);
 	mutex_destroy(&buffer->lock);
@@ -268,9 +282,14 @@ static void buffer_free(struct dmafile_buffer *buffer)
 
 static void dmafile_release(struct dma_buf *dmabuf)
 {
+	struct dmafile_buffer *buffer = dmabuf->priv;
+
+	mutex_lock(&dmafile_buffers_lock);
+	list_del(&buffer->node);
+	mutex_unlock(&dmafile_buffers_lock);
 	dmafile_stats_add(DMAFILE_STAT_BUFFERS, -1);
 	dmafile_stats_add(DMAFILE_STAT_BUFFER_BYTES, -(s64)dmabuf->size);
-	buffer_free(dmabuf->priv);
+	dmafile_buffer_free(buffer);
 }
 
 static const struct dma_buf_ops dmafile_buffer_ops = {
@@ -287,12 +306,12 @@ static const struct dma_buf_ops dmafile_buffer_ops = {
 };
 
 /**
- * dmafile_buffer_export - make a dma-buf of memory
- * @pages: the memory, which becomes the dma-buf's, or stays as it is after an error
- * @fd_flags: O_RDONLY or O_RDWR, what its descriptor will be open for
- * @origin: where its bytes are from, on one line; freed with it by kfree(), and after an error
+ * dmafile_buffer_export - make a dma-buf
+ * @pages: the memory, which the dma-buf takes over; unchanged after an error
+ * @fd_flags: O_RDONLY or O_RDWR
+ * @origin: where its bytes come from, on one line, for debugfs; taken over, also after an error
  *
- * Return: the dma-buf, not yet in anyone's table of files, or an error.
+ * Return: the dma-buf, which has no descriptor yet, or an error.
  */
 struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
 				      const char *origin)
@@ -306,80 +325,71 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 		kfree(origin);
 		return ERR_PTR(-ENOMEM);
 	}
-	init_rwsem(&buffer->io);
-	init_waitqueue_head(&buffer->over);
+	dmafile_turns_init(&buffer->turns);
 	mutex_init(&buffer->lock);
 	INIT_LIST_HEAD(&buffer->attachments);
 	buffer->origin = origin;
 
-	info.exp_name = origin;
+	info.exp_name = "dmafile";
 	info.ops = &dmafile_buffer_ops;
 	info.size = dmafile_pages_bytes(pages);
 	info.flags = fd_flags & O_ACCMODE;
 	info.priv = buffer;
 	dmabuf = dma_buf_export(&info);
 	if (IS_ERR(dmabuf)) {
-		buffer_free(buffer);
+		dmafile_buffer_free(buffer);
 		return dmabuf;
 	}
 	buffer->pages = *pages;
 	*pages = (struct dmafile_pages) { };
+	buffer->ino = file_inode(dmabuf->file)->i_ino;
+	buffer->size = dmabuf->size;
+	mutex_lock(&dmafile_buffers_lock);
+	list_add_tail(&buffer->node, &dmafile_buffers);
+	mutex_unlock(&dmafile_buffers_lock);
 	dmafile_stats_add(DMAFILE_STAT_BUFFERS, 1);
 	dmafile_stats_add(DMAFILE_STAT_BUFFER_BYTES, dmabuf->size);
 	return dmabuf;
 }
 
-/* How long one waits before it looks whether it still should: see dmafile_interrupted(). */
-#define LOOK	(HZ / 10)
-
-/* Waits for requests that may not run beside this one. */
-static int lock(struct dmafile_buffer *buffer, bool fill, bool interruptible)
+/**
+ * dmafile_buffer_list - print all buffers, one on a line
+ * @file: to which they are printed
+ */
+void dmafile_buffer_list(struct seq_file *file)
 {
-	long left;
+	const struct dmafile_buffer *buffer;
 
-	if (!interruptible)
-		return fill ? down_write_killable(&buffer->io) : down_read_killable(&buffer->io);
-	/*
-	 * There is no down_write_interruptible(). Whoever is killed while queued for the semaphore
-	 * wakes nobody here, and may have kept others from it until then: so it is tried again.
-	 */
-	do {
-		left = wait_event_killable_timeout(buffer->over,
-						   fill ? down_write_trylock(&buffer->io) :
-							  down_read_trylock(&buffer->io), LOOK);
-		if (left > 0)
-			return 0;
-	} while (!left && !dmafile_interrupted(true));
-	return -EINTR;
+	mutex_lock(&dmafile_buffers_lock);
+	list_for_each_entry(buffer, &dmafile_buffers, node)
+		seq_printf(file, "ino=%lu size=%zu %s\n", buffer->ino, buffer->size,
+			   buffer->origin);
+	mutex_unlock(&dmafile_buffers_lock);
 }
 
-static void unlock(struct dmafile_buffer *buffer, bool fill)
-{
-	if (fill)
-		up_write(&buffer->io);
-	else
-		up_read(&buffer->io);
-	wake_up_all(&buffer->over);
-}
+/* How often a wait for fences looks for signals: a fence itself wakes at any signal or at none. */
+#define DMAFILE_FENCE_LOOK	(HZ / 10)
 
-/* Waits for devices. A fence knows signals of every sort, or none. */
-static int wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible)
+/* Waits for devices. Return: 0, -EINTR, or an error of a fence. */
+static int dmafile_wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	long left;
 
 	do {
+		dmafile_freeze();
 		if (dmafile_interrupted(interruptible))
 			return -EINTR;
-		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), false, LOOK);
+		left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), false,
+					     DMAFILE_FENCE_LOOK);
 	} while (!left);
 	return min(left, 0L);
 }
 
 /**
- * dmafile_buffer_is - whether a dma-buf is one of ours
+ * dmafile_buffer_is - check whether this module exported a dma-buf
  * @dmabuf: any dma-buf
  *
- * Return: whether it is.
+ * Return: whether it did.
  */
 bool dmafile_buffer_is(const struct dma_buf *dmabuf)
 {
@@ -387,40 +397,44 @@ bool dmafile_buffer_is(const struct dma_buf *dmabuf)
 }
 
 /**
- * dmafile_buffer_begin - have a buffer to oneself for I/O
- * @dmabuf: one of ours
- * @fill: it will be written to, not only read
- * @interruptible: any signal ends the waiting, not only one that kills
+ * dmafile_buffer_begin - begin I/O on the memory of a buffer
+ * @dmabuf: exported by this module
+ * @fill: the memory will be written, not only read
+ * @interruptible: any signal ends the wait, not only a fatal one
  *
- * Waits for devices that use it (its fences), and for requests that may not run beside this one.
- * That is what keeps two requests from each other; a device that starts later on is its driver's
- * affair, as with any dma-buf.
+ * Waits for other requests that must not run at the same time, and for devices that use the buffer
+ * (its fences). Requests are kept from each other in this way; a device that starts later is up to
+ * its driver, as with any dma-buf.
  *
- * Return: its memory, or -EINTR at a signal.
+ * Return: the memory, -EINTR at a signal, or an error of a fence.
  */
 struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
+	int err = dmafile_turn_begin(&buffer->turns, fill, interruptible);
 
-	if (lock(buffer, fill, interruptible))
-		return ERR_PTR(-EINTR);
-	if (wait_for_fences(dmabuf, fill, interruptible)) {
-		unlock(buffer, fill);
-		return ERR_PTR(-EINTR);
+	if (err)
+		return ERR_PTR(err);
+	err = dmafile_wait_for_fences(dmabuf, fill, interruptible);
+	if (err) {
+		dmafile_turn_end(&buffer->turns, fill);
+		return ERR_PTR(err);
 	}
 	dmafile_begin_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
 	return &buffer->pages;
 }
 
 /**
- * dmafile_buffer_end - what dmafile_buffer_begin() began
+ * dmafile_buffer_end - end what dmafile_buffer_begin() began
  * @dmabuf: as there
  * @fill: as there
  */
 void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill)
 {
+	struct dmafile_buffer *buffer = dmabuf->priv;
+
 	dmafile_end_cpu_access(dmabuf, fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE);
-	unlock(dmabuf->priv, fill);
+	dmafile_turn_end(&buffer->turns, fill);
 }
 
 DMAFILE_IMPORT_NS(DMA_BUF);

@@ -3,6 +3,7 @@
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/rcupdate.h>
 
 #include "compat.h"
 #include "dmafile.h"
@@ -18,7 +19,7 @@ static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 {
 	struct dmafile_uring_cmd payload = dmafile_uring_payload(cmd);
 
-	/* It sleeps: a worker of the ring does it, with the submitter's files and memory. */
+	/* A request sleeps: a worker carries it out, with the submitter's files and memory. */
 	if (issue_flags & IO_URING_F_NONBLOCK) {
 		dmafile_uring_keep(cmd, payload);
 		return -EAGAIN;
@@ -48,17 +49,24 @@ static int __init dmafile_init(void)
 	int err = misc_register(&dmafile_device);
 
 	if (!err)
-		dmafile_stats_show();
+		dmafile_debugfs_add();
 	return err;
 }
 module_init(dmafile_init);
 
 static void __exit dmafile_exit(void)
 {
-	dmafile_stats_hide();
+	dmafile_debugfs_remove();
 	misc_deregister(&dmafile_device);
+	/*
+	 * The task that waited for the last I/O may be gone while the one that completed it has
+	 * been preempted on its way out of dmafile_piece_complete().
+	 */
+	synchronize_rcu_tasks();
 }
 module_exit(dmafile_exit);
 
 MODULE_DESCRIPTION("Moves bytes between files and dma-bufs without a copy");
+MODULE_AUTHOR("The dmafile developers");
+MODULE_VERSION("0.1.0");
 MODULE_LICENSE("GPL");

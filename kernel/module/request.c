@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What user space can ask for: each request is decoded, carried out and answered here. */
+/* The requests of user space: each one is checked, carried out and answered here. */
 #include <linux/ctype.h>
 #include <linux/file.h>
 #include <linux/fs.h>
@@ -7,7 +7,10 @@
 #include <linux/moduleparam.h>
 #include <linux/nospec.h>
 #include <linux/overflow.h>
+#include <linux/pagemap.h>
+#include <linux/sched/xacct.h>
 #include <linux/slab.h>
+#include <linux/stddef.h>
 #include <linux/uaccess.h>
 
 #include "buffer.h"
@@ -23,7 +26,7 @@ static_assert(DMAFILE_MODE_BUFFERED == DMAFILE_BUFFERED);
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);
-MODULE_PARM_DESC(gather_mb, "MiB allocated before they are read at most, where a call does not say; 1 to 1024. Default is 128.");
+MODULE_PARM_DESC(gather_mb, "Largest gather in MiB where a request does not choose one; 1 to 1024. Default is 128.");
 
 static unsigned int depth = 4;
 module_param(depth, uint, 0644);
@@ -31,48 +34,58 @@ MODULE_PARM_DESC(depth, "Gathers in flight; 1 to 64. Default is 4.");
 
 static unsigned int max_buffer_mb;
 module_param(max_buffer_mb, uint, 0644);
-MODULE_PARM_DESC(max_buffer_mb, "MiB of the largest buffer; 0: all of memory. Default is 0.");
+MODULE_PARM_DESC(max_buffer_mb, "Largest buffer in MiB; 0: all of memory. Default is 0.");
 
 static unsigned int max_order = DMAFILE_MAX_ORDER;
 module_param(max_order, uint, 0644);
-MODULE_PARM_DESC(max_order, "Largest pages to try for, of order 8, 4 and 0. Default is 8.");
+MODULE_PARM_DESC(max_order, "Largest order of pages to allocate: 8, 4 or 0. Default is 8.");
 
-static bool in_order;
-module_param(in_order, bool, 0644);
-MODULE_PARM_DESC(in_order, "Allocate all before the first read, to compare. Default is N.");
+/* How much ALLOC allocates before it lets the system be suspended. */
+#define DMAFILE_ALLOC_STEP	SZ_256M
 
 /* Flags of a transfer in either direction. */
-#define TRANSFER_FLAGS	(DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_STRICT | \
-			 DMAFILE_IN_ORDER)
+#define DMAFILE_TRANSFER_FLAGS	(DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_STRICT | \
+				 DMAFILE_IN_ORDER)
 
-/* A descriptor that the caller gets when all else has worked. */
-struct publication {
+/**
+ * struct dmafile_publication - a dma-buf on its way to the caller
+ * @dmabuf: the dma-buf, once it exists
+ * @fd: a reserved descriptor, installed once everything else has succeeded; -1: none
+ */
+struct dmafile_publication {
 	struct dma_buf *dmabuf;
 	int fd;
 };
 
-/* A transfer, and where its caller looks meanwhile. */
-struct call {
+/**
+ * struct dmafile_call - a transfer on behalf of a program
+ * @io: the transfer
+ * @progress: where the program watches it, or NULL
+ */
+struct dmafile_call {
 	struct dmafile_io io;
 	struct dmafile_progress __user *progress;
 };
 
-static u64 max_buffer(void)
+static u64 dmafile_max_buffer(void)
 {
 	u64 all = (u64)totalram_pages() << PAGE_SHIFT;
 	u64 limit = (u64)READ_ONCE(max_buffer_mb) << 20;
 
+	/* A dma-buf's size is a size_t, which may be less than all of memory on 32 bit. */
+	all = min_t(u64, all, SIZE_MAX & PAGE_MASK);
 	return limit ? min(limit, all) : all;
 }
 
-static unsigned int current_depth(void)
+static unsigned int dmafile_depth(void)
 {
 	return clamp(READ_ONCE(depth), 1U, DMAFILE_MAX_DEPTH);
 }
 
-static int tell(struct dmafile_io *io)
+static int dmafile_tell(struct dmafile_io *io)
 {
-	struct dmafile_progress __user *progress = container_of(io, struct call, io)->progress;
+	struct dmafile_progress __user *progress =
+		container_of(io, struct dmafile_call, io)->progress;
 	u32 stop;
 
 	if (!progress)
@@ -82,7 +95,7 @@ static int tell(struct dmafile_io *io)
 	return stop ? -ECANCELED : 0;
 }
 
-static int set_up(struct call *call, u32 flags, u64 gather, u64 progress)
+static int dmafile_set_up(struct dmafile_call *call, u32 flags, u64 gather, u64 progress)
 {
 	u32 reserved = 0;
 
@@ -94,20 +107,30 @@ static int set_up(struct call *call, u32 flags, u64 gather, u64 progress)
 	if (reserved)
 		return -EINVAL;
 	call->io.gather = gather;
-	call->io.depth = current_depth();
+	call->io.depth = dmafile_depth();
 	call->io.max_order = READ_ONCE(max_order);
-	call->io.in_order = (flags & DMAFILE_IN_ORDER) || READ_ONCE(in_order);
+	call->io.in_order = flags & DMAFILE_IN_ORDER;
 	call->io.strict = flags & DMAFILE_STRICT;
 	call->io.interruptible = flags & DMAFILE_INTERRUPTIBLE;
 	call->io.dsync = flags & DMAFILE_DSYNC;
-	call->io.tell = tell;
+	/* A request holds no lock while it runs: a buffer's turns are none. */
+	call->io.freezable = true;
+	call->io.tell = dmafile_tell;
 	return 0;
 }
 
-static void count(const struct dmafile_io *io, int err)
+/* Counts for debugfs, and for /proc/PID/io as read() and write() do. */
+static void dmafile_count(const struct dmafile_io *io, int err)
 {
-	dmafile_stats_add(io->write ? DMAFILE_STAT_BYTES_WRITTEN : DMAFILE_STAT_BYTES_READ,
-			  io->done);
+	if (io->write) {
+		dmafile_stats_add(DMAFILE_STAT_BYTES_WRITTEN, io->done);
+		add_wchar(current, io->done);
+		inc_syscw(current);
+	} else {
+		dmafile_stats_add(DMAFILE_STAT_BYTES_READ, io->done);
+		add_rchar(current, io->done);
+		inc_syscr(current);
+	}
 	dmafile_stats_add(DMAFILE_STAT_ALLOC_NS, io->alloc_ns);
 	dmafile_stats_add(DMAFILE_STAT_SUBMIT_NS, io->submit_ns);
 	dmafile_stats_add(DMAFILE_STAT_WAIT_NS, io->wait_ns);
@@ -116,44 +139,31 @@ static void count(const struct dmafile_io *io, int err)
 		dmafile_stats_add(DMAFILE_STAT_FAILED, 1);
 }
 
-/* What fdinfo shows as exp_name: one line of words, and the file's name last. */
-static const char *origin_of(const struct dmafile_io *io)
+/* Describes for debugfs how a buffer was made, on one line; the file's name comes last. */
+static const char *dmafile_origin(const struct dmafile_io *io)
 {
-	/* Not as long as it is now: a file may be renamed meanwhile. */
+	static const char * const modes[] = {
+		"none", "direct", "bounced", "direct+bounced", "buffered", "direct+buffered",
+		"bounced+buffered", "direct+bounced+buffered",
+	};
+	/* Not the length of the present name: the file may be renamed meanwhile. */
 	const size_t size = NAME_MAX + 128;
 	char *text, *at;
 
 	if (!io)
-		return kstrdup("dmafile", DMAFILE_GFP);
+		return kstrdup("alloc", DMAFILE_GFP);
 	text = kmalloc(size, DMAFILE_GFP);
 	if (!text)
 		return NULL;
-	at = text + scnprintf(text, size, "dmafile bytes=%llu mode", io->done);
-	at += scnprintf(at, text + size - at, "%s%s%s",
-			io->mode & DMAFILE_DIRECT ? "+direct" : "",
-			io->mode & DMAFILE_BOUNCED ? "+bounced" : "",
-			io->mode & DMAFILE_BUFFERED ? "+buffered" : "");
-	text[strcspn(text, "+")] = '=';
-	scnprintf(at, text + size - at, " file=%pD", io->file);
+	scnprintf(text, size, "alloc_read bytes=%llu mode=%s file=%pD", io->done,
+		  modes[io->mode & (ARRAY_SIZE(modes) - 1)], io->file);
 	for (at = text; *at; at++)
 		if (iscntrl(*at))
 			*at = '?';
 	return text;
 }
 
-/* The memory becomes a dma-buf for which a descriptor is kept free. */
-static int publish_later(struct publication *out, struct dmafile_pages *pages, u32 fd_flags,
-			 const struct dmafile_io *io)
-{
-	const char *origin = origin_of(io);
-
-	if (!origin)
-		return -ENOMEM;
-	out->dmabuf = dmafile_buffer_export(pages, fd_flags, origin);
-	return PTR_ERR_OR_ZERO(out->dmabuf);
-}
-
-static int reserve(struct publication *out, u32 fd_flags)
+static int dmafile_reserve(struct dmafile_publication *out, u32 fd_flags)
 {
 	if (fd_flags & ~(O_CLOEXEC | O_ACCMODE) || (fd_flags & O_ACCMODE) == O_WRONLY ||
 	    (fd_flags & O_ACCMODE) == O_ACCMODE)
@@ -162,25 +172,60 @@ static int reserve(struct publication *out, u32 fd_flags)
 	return min(out->fd, 0);
 }
 
-static int do_info(void *request, struct publication *out)
+/* Makes a dma-buf of the memory, for the descriptor that is reserved. */
+static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile_pages *pages,
+				 u32 fd_flags, const struct dmafile_io *io)
+{
+	const char *origin = dmafile_origin(io);
+
+	if (!origin)
+		return -ENOMEM;
+	out->dmabuf = dmafile_buffer_export(pages, fd_flags, origin);
+	return PTR_ERR_OR_ZERO(out->dmabuf);
+}
+
+/* Hands the dma-buf over if there was no error: from here on other threads can see it. */
+static void dmafile_publish(struct dmafile_publication *out, int err)
+{
+	if (!err && out->fd >= 0)
+		fd_install(out->fd, out->dmabuf->file);
+	else if (out->fd >= 0)
+		put_unused_fd(out->fd);
+	if (err && !IS_ERR_OR_NULL(out->dmabuf))
+		dma_buf_put(out->dmabuf);
+}
+
+static int dmafile_do_info(void *request, struct dmafile_publication *out)
 {
 	struct dmafile_info *info = request;
 
 	*info = (struct dmafile_info) {
 		.size = sizeof(*info),
-		.version = DMAFILE_VERSION,
+		.align = DMAFILE_ALIGN,
 		.features = DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ |
 			    DMAFILE_FEATURE_WRITE | DMAFILE_FEATURE_URING_CMD,
-		.max_buffer = max_buffer(),
+		.max_buffer = dmafile_max_buffer(),
 		.gather = dmafile_largest_gather(READ_ONCE(gather_mb)),
 		.max_gather = DMAFILE_MAX_GATHER,
-		.align = DMAFILE_ALIGN,
-		.depth = current_depth(),
+		.depth = dmafile_depth(),
 	};
 	return 0;
 }
 
-static int do_alloc(void *request, struct publication *out)
+static int dmafile_allocate_all(struct dmafile_pages *pages, u64 length)
+{
+	unsigned int order = READ_ONCE(max_order);
+	int err = 0;
+
+	while (!err && dmafile_pages_bytes(pages) < length) {
+		dmafile_freeze();
+		err = dmafile_pages_grow(pages, min(length, dmafile_pages_bytes(pages) +
+						    DMAFILE_ALLOC_STEP), order);
+	}
+	return err;
+}
+
+static int dmafile_do_alloc(void *request, struct dmafile_publication *out)
 {
 	struct dmafile_alloc *alloc = request;
 	struct dmafile_pages pages = { };
@@ -189,14 +234,14 @@ static int do_alloc(void *request, struct publication *out)
 
 	if (alloc->flags || !alloc->length)
 		return -EINVAL;
-	if (alloc->length > max_buffer())
-		return -E2BIG;
-	err = reserve(out, alloc->fd_flags);
+	if (alloc->length > dmafile_max_buffer())
+		return -EFBIG;
+	err = dmafile_reserve(out, alloc->fd_flags);
 	if (err)
 		return err;
-	err = dmafile_pages_grow(&pages, alloc->length, READ_ONCE(max_order));
+	err = dmafile_allocate_all(&pages, alloc->length);
 	if (!err)
-		err = publish_later(out, &pages, alloc->fd_flags, NULL);
+		err = dmafile_publish_later(out, &pages, alloc->fd_flags, NULL);
 	dmafile_pages_free(&pages);
 	alloc->fd = out->fd;
 	alloc->alloc_ns = ktime_get_ns() - begun;
@@ -207,8 +252,8 @@ static int do_alloc(void *request, struct publication *out)
 	return err;
 }
 
-/* What of a file shall come to lie where, in a buffer of which size. */
-static int alloc_read_range(struct dmafile_alloc_read *read, struct dmafile_io *io)
+/* Validates the range of the file and computes the layout of the buffer. */
+static int dmafile_layout(const struct dmafile_alloc_read *read, struct dmafile_io *io)
 {
 	u64 size, end;
 	int err;
@@ -224,47 +269,52 @@ static int alloc_read_range(struct dmafile_alloc_read *read, struct dmafile_io *
 			return -ENODATA;
 		io->len = size - io->pos;
 	}
-	/* Room for a last block that is read whole. */
-	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN ||
-	    check_add_overflow(io->at, io->len, &end) || end > LLONG_MAX - PAGE_SIZE)
+	/* A last block that is read as a whole must have valid offsets, too. */
+	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN ||
+	    check_add_overflow(io->at, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN)
 		return -EOVERFLOW;
 	if (read->buffer_size && read->buffer_size < end)
 		return -EINVAL;
+	/* Room for that block, if its end can be reached by direct I/O. */
+	if (!read->buffer_size && io->iocb_flags & IOCB_DIRECT &&
+	    IS_ALIGNED(io->at ^ io->pos, io->align))
+		end = round_up(end, io->align);
 	io->size = max(read->buffer_size, end);
-	if (io->size > max_buffer())
-		return -E2BIG;
+	if (io->size > dmafile_max_buffer())
+		return -EFBIG;
 	io->size = PAGE_ALIGN(io->size);
 	return 0;
 }
 
-static int do_alloc_read(void *request, struct publication *out)
+static int dmafile_do_alloc_read(void *request, struct dmafile_publication *out)
 {
 	struct dmafile_alloc_read *read = request;
 	struct dmafile_pages pages = { };
-	struct call call = { .io = { .pages = &pages, .born = true } };
+	struct dmafile_call call = { .io = { .pages = &pages, .born = true } };
 	struct dmafile_io *io = &call.io;
 	int err;
 
-	if (read->flags & ~TRANSFER_FLAGS)
+	if (read->flags & ~DMAFILE_TRANSFER_FLAGS || read->reserved)
 		return -EINVAL;
-	err = set_up(&call, read->flags, read->gather, read->progress);
+	err = dmafile_set_up(&call, read->flags, read->gather, read->progress);
 	if (err)
 		return err;
 	io->file = dmafile_file_get(read->file_fd, false);
 	if (IS_ERR(io->file))
 		return PTR_ERR(io->file);
-	err = alloc_read_range(read, io);
+	dmafile_io_prepare(io);
+	err = dmafile_layout(read, io);
 	if (!err && !io->gather)
 		io->gather = dmafile_gather(io->len, READ_ONCE(gather_mb));
 	if (!err)
-		err = reserve(out, read->fd_flags);
+		err = dmafile_reserve(out, read->fd_flags);
 	if (err)
 		goto put_file;
 	err = dmafile_transfer(io);
 	if (!err && io->done < io->len && (!(read->flags & DMAFILE_SHORT_OK) || !io->done))
 		err = -ENODATA;
 	if (!err)
-		err = publish_later(out, &pages, read->fd_flags, io);
+		err = dmafile_publish_later(out, &pages, read->fd_flags, io);
 	dmafile_pages_free(&pages);
 	read->fd = out->fd;
 	read->mode = io->mode;
@@ -273,15 +323,16 @@ static int do_alloc_read(void *request, struct publication *out)
 	read->submit_ns = io->submit_ns;
 	read->wait_ns = io->wait_ns;
 	read->copy_ns = io->copy_ns;
+	read->align = io->align;
 	dmafile_stats_add(DMAFILE_STAT_ALLOC_READ, 1);
-	count(io, err);
+	dmafile_count(io, err);
 put_file:
 	fput(io->file);
 	return err;
 }
 
-/* Between the file and a buffer whose memory is there; the caller has both. */
-static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
+/* Moves bytes between a file and a buffer, references to which are held by the caller. */
+static int dmafile_rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct dmafile_call *call)
 {
 	struct dmafile_io *io = &call->io;
 	u64 begun = ktime_get_ns();
@@ -296,8 +347,9 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 		io->gather = dmafile_gather(io->len, READ_ONCE(gather_mb));
 	if (check_add_overflow(io->at, io->len, &end) || end > dmabuf->size)
 		return -EINVAL;
-	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_ALIGN)
+	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN)
 		return -EOVERFLOW;
+	dmafile_io_prepare(io);
 	io->pages = dmafile_buffer_begin(dmabuf, !io->write, io->interruptible);
 	if (IS_ERR(io->pages))
 		return PTR_ERR(io->pages);
@@ -307,113 +359,145 @@ static int rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct call *call)
 	if (!err && io->done < io->len && (!(rw->flags & DMAFILE_SHORT_OK) || !io->done))
 		err = -ENODATA;
 	rw->mode = io->mode;
+	rw->align = io->align;
 	rw->submit_ns = io->submit_ns;
 	rw->wait_ns = io->wait_ns;
 	rw->copy_ns = io->copy_ns;
 	dmafile_stats_add(io->write ? DMAFILE_STAT_WRITE : DMAFILE_STAT_READ, 1);
-	count(io, err);
+	dmafile_count(io, err);
 	return err;
 }
 
-static int do_rw(void *request, struct publication *out)
+static int dmafile_do_rw(void *request, struct dmafile_publication *out)
 {
-	struct dmafile_rw *request_rw = request;
-	u32 direction = request_rw->flags & (DMAFILE_READ | DMAFILE_WRITE);
+	struct dmafile_rw *rw = request;
+	u32 direction = rw->flags & (DMAFILE_READ | DMAFILE_WRITE);
 	bool write = direction == DMAFILE_WRITE;
-	struct call call = { };
+	struct dmafile_call call = { };
 	struct dma_buf *dmabuf;
 	int err;
 
-	request_rw->mode = 0;
-	request_rw->bytes = 0;
-	request_rw->submit_ns = 0;
-	request_rw->wait_ns = 0;
-	request_rw->copy_ns = 0;
-	if (request_rw->flags & ~(TRANSFER_FLAGS | DMAFILE_READ | DMAFILE_WRITE | DMAFILE_DSYNC) ||
+	if (rw->flags & ~(DMAFILE_TRANSFER_FLAGS | DMAFILE_READ | DMAFILE_WRITE | DMAFILE_DSYNC) ||
 	    (direction != DMAFILE_READ && direction != DMAFILE_WRITE) ||
-	    (request_rw->flags & DMAFILE_DSYNC && !write) || request_rw->reserved ||
-	    !request_rw->length)
+	    (rw->flags & DMAFILE_DSYNC && !write) || !rw->length)
 		return -EINVAL;
-	err = set_up(&call, request_rw->flags, request_rw->gather, request_rw->progress);
+	err = dmafile_set_up(&call, rw->flags, rw->gather, rw->progress);
 	if (err)
 		return err;
-	dmabuf = dma_buf_get(request_rw->fd);
+	dmabuf = dma_buf_get(rw->fd);
 	if (IS_ERR(dmabuf))
 		return PTR_ERR(dmabuf);
-	call.io.file = dmafile_file_get(request_rw->file_fd, write);
+	call.io.file = dmafile_file_get(rw->file_fd, write);
 	if (IS_ERR(call.io.file)) {
 		err = PTR_ERR(call.io.file);
 		goto put_buffer;
 	}
 	if (!dmafile_buffer_is(dmabuf))
 		err = -EXDEV;
-	/* Who was given a buffer to look at shall not fill it. */
+	/* A read-only descriptor of a dma-buf must not be used to fill it. */
 	else if (!write && !(dmabuf->file->f_mode & FMODE_WRITE))
 		err = -EBADF;
 	if (!err)
-		err = rw(request_rw, dmabuf, &call);
-	request_rw->bytes = call.io.done;
+		err = dmafile_rw(rw, dmabuf, &call);
+	rw->bytes = call.io.done;
 	fput(call.io.file);
 put_buffer:
 	dma_buf_put(dmabuf);
 	return err;
 }
 
-static const struct {
+/**
+ * struct dmafile_kind - a request
+ * @min_size: the size of the structure in its first version
+ * @size: its size now
+ * @out: the first byte of its "out" fields
+ * @out_end: the byte after the last one
+ * @run: carries it out; gets the structure with its "out" fields zeroed
+ * @answers_errors: the "out" fields are written after an error, too
+ */
+static const struct dmafile_kind {
+	size_t min_size;
 	size_t size;
-	int (*run)(void *request, struct publication *out);
-	/* There is something to say after an error, too. */
+	size_t out;
+	size_t out_end;
+	int (*run)(void *request, struct dmafile_publication *out);
 	bool answers_errors;
-} requests[] = {
-	[_IOC_NR(DMAFILE_IOC_INFO)] = { sizeof(struct dmafile_info), do_info },
-	[_IOC_NR(DMAFILE_IOC_ALLOC)] = { sizeof(struct dmafile_alloc), do_alloc },
-	[_IOC_NR(DMAFILE_IOC_ALLOC_READ)] = { sizeof(struct dmafile_alloc_read), do_alloc_read },
-	[_IOC_NR(DMAFILE_IOC_RW)] = { sizeof(struct dmafile_rw), do_rw, true },
+} dmafile_kinds[] = {
+	[_IOC_NR(DMAFILE_IOC_INFO)] = {
+		.min_size = offsetofend(struct dmafile_info, features),
+		.size = sizeof(struct dmafile_info),
+		.out_end = sizeof(struct dmafile_info),
+		.run = dmafile_do_info,
+	},
+	[_IOC_NR(DMAFILE_IOC_ALLOC)] = {
+		.min_size = offsetofend(struct dmafile_alloc, alloc_ns),
+		.size = sizeof(struct dmafile_alloc),
+		.out = offsetof(struct dmafile_alloc, fd),
+		.out_end = offsetofend(struct dmafile_alloc, alloc_ns),
+		.run = dmafile_do_alloc,
+	},
+	[_IOC_NR(DMAFILE_IOC_ALLOC_READ)] = {
+		.min_size = offsetofend(struct dmafile_alloc_read, reserved),
+		.size = sizeof(struct dmafile_alloc_read),
+		.out = offsetof(struct dmafile_alloc_read, fd),
+		.out_end = offsetofend(struct dmafile_alloc_read, align),
+		.run = dmafile_do_alloc_read,
+	},
+	[_IOC_NR(DMAFILE_IOC_RW)] = {
+		.min_size = offsetofend(struct dmafile_rw, copy_ns),
+		.size = sizeof(struct dmafile_rw),
+		.out = offsetof(struct dmafile_rw, mode),
+		.out_end = offsetofend(struct dmafile_rw, copy_ns),
+		.run = dmafile_do_rw,
+		.answers_errors = true,
+	},
 };
 
 /**
- * dmafile_request - carry out one of DMAFILE_IOC_*
- * @cmd: which
- * @address: its structure, in the caller's memory
+ * dmafile_request - carry out a request
+ * @cmd: DMAFILE_IOC_* for a structure of any size
+ * @address: the structure, in the caller's memory
  *
- * Return: 0 or an error, as uapi/dmafile.h says for each.
+ * Return: 0 or an error, as uapi/dmafile.h says for each request.
  */
 int dmafile_request(unsigned int cmd, void __user *address)
 {
-	struct publication out = { .fd = -1 };
+	struct dmafile_publication out = { .fd = -1 };
 	unsigned int nr = _IOC_NR(cmd);
+	const struct dmafile_kind *kind;
 	union {
+		u8 bytes[sizeof(struct dmafile_alloc_read)];
 		struct dmafile_info info;
 		struct dmafile_alloc alloc;
 		struct dmafile_alloc_read alloc_read;
 		struct dmafile_rw rw;
 	} request;
+	size_t out_len;
 	u32 size;
 	int err;
 
-	if (cmd != _IO(DMAFILE_IOC_MAGIC, nr) || nr >= ARRAY_SIZE(requests))
+	if (_IOC_TYPE(cmd) != DMAFILE_IOC_MAGIC || _IOC_DIR(cmd) != (_IOC_READ | _IOC_WRITE) ||
+	    nr >= ARRAY_SIZE(dmafile_kinds))
 		return -ENOTTY;
-	nr = array_index_nospec(nr, ARRAY_SIZE(requests));
+	kind = &dmafile_kinds[array_index_nospec(nr, ARRAY_SIZE(dmafile_kinds))];
+	if (_IOC_SIZE(cmd) < kind->min_size)
+		return -EINVAL;
 	if (get_user(size, (u32 __user *)address))
 		return -EFAULT;
-	if (size < requests[nr].size)
+	if (size != _IOC_SIZE(cmd))
 		return -EINVAL;
-	if (size > PAGE_SIZE)
-		return -E2BIG;
-	err = copy_struct_from_user(&request, requests[nr].size, address, size);
+	err = copy_struct_from_user(&request, kind->size, address, size);
 	if (err)
 		return err;
-	err = requests[nr].run(&request, &out);
-	if (!err || requests[nr].answers_errors) {
-		if (copy_to_user(address, &request, requests[nr].size) && !err)
-			err = -EFAULT;
-	}
-	/* Last of all: from here on others of this process can see it. */
-	if (!err && out.fd >= 0)
-		fd_install(out.fd, out.dmabuf->file);
-	else if (out.fd >= 0)
-		put_unused_fd(out.fd);
-	if (err && !IS_ERR_OR_NULL(out.dmabuf))
-		dma_buf_put(out.dmabuf);
+	/* Find out whether it can be answered before anything is done. */
+	out_len = min_t(size_t, size, kind->out_end) - kind->out;
+	if (fault_in_safe_writeable(address + kind->out, out_len))
+		return -EFAULT;
+	memset(request.bytes + kind->out, 0, kind->out_end - kind->out);
+	err = kind->run(&request, &out);
+	if ((!err || kind->answers_errors) &&
+	    copy_to_user(address + kind->out, request.bytes + kind->out, out_len) && !err)
+		err = -EFAULT;
+	dmafile_publish(&out, err);
 	return err;
 }

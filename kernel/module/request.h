@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What user space can ask for. */
+/* The requests of user space. */
 #ifndef _DMAFILE_REQUEST_H
 #define _DMAFILE_REQUEST_H
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Sums over all requests, in debugfs. */
+/* In debugfs: sums over all requests, and a list of buffers. */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
 #include <linux/seq_file.h>
 
+#include "buffer.h"
 #include "stats.h"
 
-static atomic64_t sums[DMAFILE_STATS];
-static struct dentry *folder;
+static atomic64_t dmafile_sums[DMAFILE_STATS];
+static struct dentry *dmafile_folder;
 
-static const char * const names[DMAFILE_STATS] = {
-	/* There now. */
+static const char * const dmafile_stat_names[DMAFILE_STATS] = {
+	/* Now. */
 	[DMAFILE_STAT_BUFFERS] = "buffers",
 	[DMAFILE_STAT_BUFFER_BYTES] = "buffer_bytes",
 	/* Since the module was loaded. */
@@ -28,40 +29,49 @@ static const char * const names[DMAFILE_STATS] = {
 };
 
 /**
- * dmafile_stats_add - count
- * @stat: what
- * @value: how much
+ * dmafile_stats_add - add to a sum
+ * @stat: which one
+ * @value: what is added
  */
 void dmafile_stats_add(enum dmafile_stat stat, s64 value)
 {
-	atomic64_add(value, &sums[stat]);
+	atomic64_add(value, &dmafile_sums[stat]);
 }
 
-static int stats_show(struct seq_file *file, void *unused)
+static int dmafile_stats_show(struct seq_file *file, void *unused)
 {
 	unsigned int i;
 
 	for (i = 0; i < DMAFILE_STATS; i++)
-		seq_printf(file, "%s %lld\n", names[i], atomic64_read(&sums[i]));
+		seq_printf(file, "%s %lld\n", dmafile_stat_names[i],
+			   atomic64_read(&dmafile_sums[i]));
 	return 0;
 }
-DEFINE_SHOW_ATTRIBUTE(stats);
+DEFINE_SHOW_ATTRIBUTE(dmafile_stats);
+
+static int dmafile_buffers_show(struct seq_file *file, void *unused)
+{
+	dmafile_buffer_list(file);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(dmafile_buffers);
 
 /**
- * dmafile_stats_show - make /sys/kernel/debug/dmafile/stats
+ * dmafile_debugfs_add - make /sys/kernel/debug/dmafile
  *
- * Nobody depends on it, so that it may fail.
+ * Failure is ignored: debugfs is optional. Names of files are for root only.
  */
-void dmafile_stats_show(void)
+void dmafile_debugfs_add(void)
 {
-	folder = debugfs_create_dir("dmafile", NULL);
-	debugfs_create_file("stats", 0444, folder, NULL, &stats_fops);
+	dmafile_folder = debugfs_create_dir("dmafile", NULL);
+	debugfs_create_file("stats", 0444, dmafile_folder, NULL, &dmafile_stats_fops);
+	debugfs_create_file("buffers", 0400, dmafile_folder, NULL, &dmafile_buffers_fops);
 }
 
 /**
- * dmafile_stats_hide - remove it
+ * dmafile_debugfs_remove - remove it
  */
-void dmafile_stats_hide(void)
+void dmafile_debugfs_remove(void)
 {
-	debugfs_remove(folder);
+	debugfs_remove(dmafile_folder);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Sums over all requests, in debugfs. */
+/* In debugfs: sums over all requests, and a list of buffers. */
 #ifndef _DMAFILE_STATS_H
 #define _DMAFILE_STATS_H
 
@@ -23,7 +23,7 @@ enum dmafile_stat {
 };
 
 void dmafile_stats_add(enum dmafile_stat stat, s64 value);
-void dmafile_stats_show(void);
-void dmafile_stats_hide(void);
+void dmafile_debugfs_add(void);
+void dmafile_debugfs_remove(void);
 
 #endif /* _DMAFILE_STATS_H */

@@ -2,9 +2,9 @@
 /*
  * buffer FOLDER
  *
- * What a dma-buf of ours is to those who did not make it: mappings, a name, what fdinfo says, the
- * CPU's access, drivers that import it, fences that a request waits for, and the module that stays
- * while one lives. The drivers are vgem and vivid, as far as this kernel has them.
+ * How other programs and drivers see a dma-buf of the module: mappings, a name, fdinfo, access by
+ * the CPU, drivers that import it, fences that a request waits for, and the module that stays
+ * loaded while one exists. The driver is vgem, if this kernel has it.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -16,6 +16,7 @@
 #include <sys/time.h>
 
 #define LENGTH	(1300000UL)
+#define BUFFERS	"/sys/kernel/debug/dmafile/buffers"
 
 static const char *folder;
 static char path[4096];
@@ -34,7 +35,7 @@ struct drm_vgem_fence_signal {
 #define DRM_IOCTL_VGEM_FENCE_SIGNAL	_IOW('d', 0x42, struct drm_vgem_fence_signal)
 #define VGEM_FENCE_WRITE		1
 
-/* A buffer with the file in it. */
+/* A buffer with the content of the file. */
 static int loaded(void)
 {
 	struct dmafile_alloc_read load = {
@@ -91,6 +92,27 @@ static void mappings(void)
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 }
 
+/* Root sees what it was made of, on one line. */
+static void listed(int fd)
+{
+	char text[2048], want[512];
+	struct stat stat;
+	ssize_t len;
+	int list;
+
+	must(!fstat(fd, &stat), "fstat: %s", strerror(errno));
+	list = open(BUFFERS, O_RDONLY | O_CLOEXEC);
+	len = read(list, text, sizeof(text) - 1);
+	must(len > 0, "%s: %s", BUFFERS, strerror(errno));
+	text[len] = 0;
+	snprintf(want, sizeof(want), "ino=%lu size=1302528 %s bytes=1300000 mode=%s file=%s\n",
+		 (unsigned long)stat.st_ino, "alloc_read", "direct", "buffer odd?");
+	must(!strcmp(text, want), "%s: %s, not %s", BUFFERS, text, want);
+	must(!fstat(list, &stat) && (stat.st_mode & 0777) == 0400, "others see the list: %o",
+	     stat.st_mode);
+	close(list);
+}
+
 static void words_about_it(void)
 {
 	char file[64], text[2048];
@@ -106,9 +128,11 @@ static void words_about_it(void)
 	text[len] = 0;
 	close(info);
 	must(strstr(text, "\nname:\tweights\n"), "no name: %s", text);
-	must(strstr(text, "\nexp_name:\tdmafile bytes=1300000 mode=direct file=buffer odd?\n"),
-	     "no origin: %s", text);
+	/* Those that are handed the buffer learn nothing about the file. */
+	must(strstr(text, "\nexp_name:\tdmafile\n"), "another exporter: %s", text);
+	must(!strstr(text, "odd"), "the file's name: %s", text);
 	must(strstr(text, "\nsize:\t1302528\n"), "no size: %s", text);
+	listed(fd);
 	close(fd);
 }
 
@@ -127,7 +151,7 @@ static void access_by_the_cpu(void)
 		sync_cpu(fd, i | DMA_BUF_SYNC_START);
 		sync_cpu(fd, i | DMA_BUF_SYNC_END);
 	}
-	/* A careless one, that ends what it has never begun. */
+	/* A careless program ends what it has not begun. */
 	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
 	close(fd);
 }
@@ -206,7 +230,7 @@ static void import(void)
 	close(prime.fd);
 	dropped(device, handle);
 	must(number_in(STATS, "buffers") == 1, "the other importer doesn't keep it");
-	/* Whoever forgets to let go: closing the device does. */
+	/* A program that forgets to close its handle: closing the device does it. */
 	close(other);
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 	close(device);
@@ -256,7 +280,7 @@ static void write_out(int fd, int want)
 	close(rw.file_fd);
 }
 
-/* Until a device is done with the buffer, nobody fills it. */
+/* A buffer is not filled until devices are done with it. */
 static void fences(void)
 {
 	const struct itimerval every_second = { { 1, 0 }, { 1, 0 } }, never = { 0 };
@@ -272,7 +296,7 @@ static void fences(void)
 	fd = loaded();
 	handle = imported(device, fd);
 	later = (struct later) { .device = device, .fence = attach_fence(device, handle, 0) };
-	/* A device reads it: that keeps nobody from reading it, too. */
+	/* A device reads it: a request may read it at the same time. */
 	begun = now();
 	write_out(fd, 0);
 	must(now() - begun < 5, "WRITE waits for a device that only reads");
@@ -281,7 +305,7 @@ static void fences(void)
 	result = refill(fd, 0);
 	must(!result && now() - begun > 1.4, "READ: %s after %.1f s", why(result), now() - begun);
 	pthread_join(thread, NULL);
-	/* A device writes to it: nobody reads it. */
+	/* A device writes to it: a request that reads it waits. */
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
 	begun = now();
 	pthread_create(&thread, NULL, signal_later, &later);
@@ -337,7 +361,7 @@ static void set_up(void)
 {
 	int fd;
 
-	/* A line of fdinfo is a line, whatever a file is called. */
+	/* A name with a line feed must not make two lines. */
 	snprintf(path, sizeof(path), "%s/buffer odd\n", folder);
 	fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
 	fill(shadow, 5, 0, LENGTH);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * bytes [-s] [-m] [-k] PLACE
+ * bytes [-s] [-o] [-m] [-k] [-b SIZE] PLACE
  *
- * PLACE is a folder, or a block device, which is written to. -s: fewer cases; -m: files there are
- * in memory, as on tmpfs; -k: direct reads may leave pages in the page cache, as on btrfs and f2fs.
+ * PLACE is a folder, or a block device, which is written to. -s: fewer cases; -o: all memory is
+ * allocated first; -m: files there are in memory, as on tmpfs; -k: direct reads may leave pages in
+ * the page cache, as on btrfs and f2fs; -b: direct I/O there is aligned to that.
  *
  * Every byte of a file comes to its place in a buffer, every byte of a buffer to its place in a
  * file, and nothing else changes: for every sort of offset and length, with direct and buffered
@@ -21,8 +22,12 @@
 
 static const char *place;
 static bool few, device;
+/* The alignment of direct I/O. */
+static __u64 block = PAGE;
+/* Flags of every request. */
+static __u32 always;
 static char path[4096];
-/* What the file shall hold. */
+/* The expected content of the file. */
 static __u8 shadow[MAX], seen[MAX];
 static __u64 size;
 /* Another descriptor of it, without O_DIRECT. */
@@ -66,7 +71,7 @@ static void evict(void)
 	must(false, "%s: %lu pages stay in the page cache", path, cached());
 }
 
-/* Makes the file anew: of @len bytes, with holes where @holes has pairs of begin and end. */
+/* Makes a new file of @len bytes, with holes: pairs of begin and end in @holes. */
 static void make(__u64 len, const __u64 *holes, unsigned int nr)
 {
 	__u64 at = 0;
@@ -96,7 +101,7 @@ static void make(__u64 len, const __u64 *holes, unsigned int nr)
 	evict();
 }
 
-/* Opened as a request wants it; -1 where there is no O_DIRECT at all. */
+/* Opens the file as a request needs it; -1 if it cannot be opened with O_DIRECT at all. */
 static int open_file(bool direct)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0));
@@ -105,7 +110,7 @@ static int open_file(bool direct)
 	return fd;
 }
 
-/* What the other descriptor reads is what the file shall hold. */
+/* The other descriptor reads the expected content. */
 static void check_file(const char *what)
 {
 	struct stat stat;
@@ -132,7 +137,7 @@ static const char *text(const char *what, bool direct, __u64 pos, __u64 at, __u6
 
 static bool congruent(__u64 one, __u64 other)
 {
-	return !((one ^ other) & (PAGE - 1));
+	return !((one ^ other) & (block - 1));
 }
 
 /* A part of the file into a new buffer: @len of 0 is up to its end. */
@@ -143,6 +148,7 @@ static void load(bool direct, __u64 pos, __u64 at, __u64 len)
 	struct dmafile_alloc_read read = {
 		.size = sizeof(read),
 		.fd_flags = O_RDONLY | O_CLOEXEC,
+		.flags = always,
 		.file_offset = pos,
 		.length = len,
 		.buffer_offset = at,
@@ -175,8 +181,9 @@ static void load(bool direct, __u64 pos, __u64 at, __u64 len)
 	must(differ(seen, shadow + pos, wanted) == wanted, "%s: the file itself differs", what);
 
 	all = size_of(read.fd);
-	must(all == round_up(at + wanted, PAGE), "%s: a buffer of %llu", what,
-	     all);
+	must(all == round_up(at + wanted, direct && congruent(pos, at) ? block : PAGE),
+	     "%s: a buffer of %llu", what, all);
+	must(read.align == (direct ? block : PAGE), "%s: aligned to %u", what, read.align);
 	map = map_buffer(read.fd, PROT_READ);
 	must(not_zero(map, 0, at) == at, "%s: not zero at %zu", what, not_zero(map, 0, at));
 	must(differ(map + at, seen, wanted) == wanted, "%s: differs at %zu of it", what,
@@ -194,10 +201,10 @@ static const __u64 places[] = {
 
 static const __u64 lengths[] = { 1, 513, 4096, 8191, GATHER + 1 };
 
-/* How many more ranges there are, at offsets of no sort. */
+/* The number of further ranges, at random offsets. */
 #define RANDOM	200
 
-/* All offsets in the file with all in the buffer, and more; the few: one of each sort. */
+/* All offsets in the file with all in the buffer, and more; with @few, one of each kind. */
 static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 at,
 						  __u64 len))
 {
@@ -272,7 +279,7 @@ static void holes(void)
 		}
 }
 
-/* A buffer that is there, and what it shall hold. */
+/* A buffer that exists already, and its expected content. */
 static int target;
 static __u8 *target_map;
 static __u8 target_shadow[MAX];
@@ -295,7 +302,7 @@ static struct dmafile_rw request(__u32 flags, int fd, __u64 pos, __u64 at, __u64
 {
 	return (struct dmafile_rw) {
 		.size = sizeof(struct dmafile_rw),
-		.flags = flags,
+		.flags = flags | always,
 		.fd = target,
 		.file_fd = fd,
 		.file_offset = pos,
@@ -315,7 +322,9 @@ static void check_target(const char *what)
 static void check_mode(const char *what, const struct dmafile_rw *rw, bool direct)
 {
 	__u64 end = rw->buffer_offset + rw->length;
-	__u64 from = round_up(rw->buffer_offset, PAGE), to = end / PAGE * PAGE;
+	__u64 from = round_up(rw->buffer_offset, block), to = end / block * block;
+
+	must(rw->align == (direct ? block : PAGE), "%s: aligned to %u", what, rw->align);
 
 	if (!direct)
 		must(rw->mode == DMAFILE_MODE_BUFFERED, "%s: mode %x", what, rw->mode);
@@ -411,7 +420,7 @@ static void ranges_out_of_a_buffer(void)
 	drop_target();
 }
 
-/* Who watches a file hears of it, whether or not the disk was waited for. */
+/* Programs that watch the file are notified, whether or not the I/O was queued. */
 static void heard(int watcher, __u32 mask, const char *what)
 {
 	__u64 text[512];
@@ -428,7 +437,7 @@ static void heard(int watcher, __u32 mask, const char *what)
 			at += sizeof(*event) + event->len;
 		}
 	}
-	must(seen & mask, "%s: nobody hears of it, but of %x", what, seen);
+	must(seen & mask, "%s: no notification but %x", what, seen);
 }
 
 static void watchers(void)
@@ -526,9 +535,17 @@ static void short_files(void)
 /* STRICT moves all directly, or nothing. */
 struct strict_case {
 	__u64 pos, at, len;
-	/* Whether ALLOC_READ can, and RW. */
+	/* Whether ALLOC_READ can, and RW, with blocks of 4096 bytes. */
 	bool load, rw;
 };
+
+/* The same with larger blocks: there are those that can no longer. */
+static struct strict_case with_blocks(struct strict_case one)
+{
+	one.load &= congruent(one.pos, one.at);
+	one.rw &= one.load && !(one.at % block) && !((one.at + one.len) % block);
+	return one;
+}
 
 static void strict_load(int fd, const struct strict_case *one, bool goes, const char *what)
 {
@@ -587,7 +604,7 @@ static void strict(void)
 	new_target(DIRT);
 	for (direct = 0; direct < 2; direct++)
 		for (i = 0; i < ARRAY_SIZE(cases); i++) {
-			const struct strict_case *one = &cases[i];
+			const struct strict_case seen_as = with_blocks(cases[i]), *one = &seen_as;
 			const char *what;
 			int fd;
 
@@ -638,14 +655,18 @@ int main(int argc, char **argv)
 	struct stat stat_of;
 	int option;
 
-	while ((option = getopt(argc, argv, "smk")) != -1) {
+	while ((option = getopt(argc, argv, "somkb:")) != -1) {
 		few |= option == 's';
 		in_memory |= option == 'm';
 		keeps |= option == 'k';
+		if (option == 'o')
+			always = DMAFILE_IN_ORDER;
+		if (option == 'b')
+			block = strtoull(optarg, NULL, 0);
 	}
 	place = argv[optind];
 	if (!place || stat(place, &stat_of)) {
-		fprintf(stderr, "bytes [-s] [-m] [-k] PLACE\n");
+		fprintf(stderr, "bytes [-s] [-o] [-m] [-k] [-b SIZE] PLACE\n");
 		return 2;
 	}
 	device = S_ISBLK(stat_of.st_mode);

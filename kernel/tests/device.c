@@ -2,10 +2,10 @@
 /*
  * device FOLDER
  *
- * What devices see of a dma-buf of ours, and the CPU of what they wrote. The device is
- * vm/testdev's. Where devices reach bounce buffers only (swiotlb=force) bytes that nobody
- * synchronised are other bytes; elsewhere, on processors whose caches are coherent, all memory is
- * one.
+ * What devices see of a dma-buf of the module, and what the CPU sees of the bytes they wrote. The
+ * device is that of vm/testdev. If devices reach only bounce buffers (swiotlb=force), bytes that
+ * have not been synchronised are wrong; otherwise, on processors with coherent caches, there is
+ * only one copy of all memory.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -20,7 +20,7 @@
 static const char *folder;
 static char path[4096];
 static bool bounced;
-/* What a buffer shall hold, and what was seen of it. */
+/* The expected content of a buffer, and what was seen of it. */
 static __u8 shadow[LENGTH], seen[LENGTH];
 
 static struct testdev_import import(int device, int fd, __u32 direction, __u32 max_segment)
@@ -203,7 +203,7 @@ static void what_requests_move(void)
 		device_writes(device, 9 + direct);
 		rw(fd, DMAFILE_WRITE, direct);
 		close(device);
-		/* Read by somebody else. */
+		/* Read by other means. */
 		device = open(path, O_RDONLY | O_CLOEXEC);
 		must(read(device, seen, LENGTH) == LENGTH, "%s: %s", path, strerror(errno));
 		check(seen, "the file");

@@ -51,7 +51,7 @@ static void note(void)
 	noted[i] = pinned();
 }
 
-/* One page a request would be 4 MB: what a machine does meanwhile is less, most of the time. */
+/* A page for each request would be 4 MB: other activity of the machine is usually less. */
 static bool as_noted(void)
 {
 	/* A kernel that looks for leaks itself keeps what is freed, and notes on it. */
@@ -165,12 +165,12 @@ static void one_failure(int turn)
 		want = -EFAULT;
 		break;
 	case 3:
-		/* No place for its descriptor, though all could be read. */
+		/* There is no free descriptor. */
 		must(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
 		want = -EMFILE;
 		break;
 	case 4:
-		/* All has been read, and nobody can be told. */
+		/* It cannot be answered. */
 		only_read = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 				 -1, 0);
 		memcpy(only_read, &load, sizeof(load));
@@ -179,7 +179,7 @@ static void one_failure(int turn)
 		break;
 	default:
 		load.buffer_size = 1ULL << 50;
-		want = -E2BIG;
+		want = -EFBIG;
 	}
 	result = call(node, DMAFILE_IOC_ALLOC_READ, only_read ? only_read : &load);
 	setrlimit(RLIMIT_NOFILE, &many);
@@ -225,6 +225,39 @@ static void sums(void)
 	close(file);
 }
 
+/* Bytes count for the process, as those of read() and write() do. */
+static void accounting(void)
+{
+	static const struct { const char *bytes, *calls; __u32 flags; } ways[] = {
+		{ "rchar", "syscr", DMAFILE_READ }, { "wchar", "syscw", DMAFILE_WRITE },
+	};
+	const char *io = "/proc/self/io";
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(ways); i++) {
+		long long bytes = number_in(io, ways[i].bytes), calls;
+		struct dmafile_rw rw = {
+			.size = sizeof(rw),
+			.flags = ways[i].flags,
+			.fd = new_buffer(SIZE),
+			.file_fd = open_file(O_DIRECT),
+			.length = SIZE,
+		};
+		int result;
+
+		calls = number_in(io, ways[i].calls);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(!result, "RW: %s", why(result));
+		/* To look costs a little, too. */
+		bytes = number_in(io, ways[i].bytes) - bytes;
+		must(bytes >= (long long)SIZE && bytes < (long long)SIZE + 65536, "%s: %lld",
+		     ways[i].bytes, bytes);
+		must(number_in(io, ways[i].calls) > calls, "%s does not count", ways[i].calls);
+		close(rw.fd);
+		close(rw.file_fd);
+	}
+}
+
 static void set_up(void)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -239,6 +272,7 @@ static void set_up(void)
 static const struct test tests[] = {
 	{ "set_up", set_up },
 	{ "sums", sums },
+	{ "accounting", accounting },
 	{ "loads", loads },
 	{ "failures", failures },
 };

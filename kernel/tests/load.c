@@ -2,9 +2,9 @@
 /*
  * load FILE [WORD...] [-- COMMAND...]
  *
- * One request, for whoever breaks what it depends on: prints RESULT BYTES MODE, RESULT an errno or
- * 0; then, where there is a buffer, its bytes, which are not compared here; or it becomes COMMAND,
- * with the buffer's descriptor in DMAFILE_FD. WORD is one of
+ * One request, for tests that break what it depends on: prints RESULT BYTES MODE, RESULT being an
+ * errno or 0; then the bytes of the buffer, if there is one, which are not compared here. Or it
+ * becomes COMMAND, with the buffer's descriptor in DMAFILE_FD. WORD is one of
  *	buffered	without O_DIRECT
  *	write=SIZE	RW WRITE of a patterned buffer of that size, else ALLOC_READ
  *	read=SIZE	RW READ into a buffer of that size

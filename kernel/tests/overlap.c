@@ -3,7 +3,7 @@
  * overlap FILE ROUNDS SEED
  *
  * How long a whole FILE, read by O_DIRECT, takes in one step, and how long its parts take alone
- * (AR-22). In each round, in an order drawn anew, one line each, "WHAT NANOSECONDS":
+ * (AR-22). In each round, in random order, one line each, "WHAT NANOSECONDS":
  *
  *	first		ALLOC of what is allocated before the first read
  *	alloc		ALLOC of all of it

@@ -2,9 +2,9 @@
 /*
  * race SECONDS FOLDER
  *
- * Loads of a file that another process cuts short and writes anew all the time, and requests of
- * several threads on one buffer. What a place of the file may hold is known, so that a buffer with
- * anything else has a byte of memory's former owner, or of a disk's.
+ * Loads of a file that another process truncates and rewrites all the time, and requests of
+ * several threads on one buffer. The possible content of the file is known: any other byte in a
+ * buffer comes from the former owner of the memory, or from the disk.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -100,7 +100,7 @@ static void loads_of_a_file_that_shrinks(void)
 	must(number_in(STATS, "buffers") == 0, "%lld buffers", number_in(STATS, "buffers"));
 }
 
-/* Files of one value each: whoever fills the buffer, it is all of one value. */
+/* Files of one value each: after each request the buffer holds only one of the values. */
 static int buffer, sources[2];
 static bool ends;
 

@@ -2,9 +2,9 @@
 /*
  * slow FILE
  *
- * What happens in the middle of a request: FILE, of some MiB, is on a disk that takes seconds for
- * it. Progress is told and heeded, signals end it or don't, a killed process leaves nothing, and
- * requests on one buffer wait for each other.
+ * What happens in the middle of a request: FILE, of some MiB, is on a disk that takes seconds to
+ * read it. Progress is reported, a stop is obeyed, signals end a request or do not, a killed
+ * process leaves nothing behind, and requests on one buffer wait for each other.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -101,7 +101,7 @@ static void over(struct running *one, int want, const char *what)
 	must(one->result == want, "%s: %s, not %s", what, why(one->result), why(want));
 }
 
-/* What one has read is slow again for the next. */
+/* The next test finds nothing in the page cache. */
 static void drop_cache(void)
 {
 	int fd = open_file(true);
@@ -146,7 +146,7 @@ static void progress_is_told(void)
 	close(one.fd);
 }
 
-/* What is told is there: a buffer that exists can be looked at meanwhile. */
+/* Bytes that are reported are there: a buffer that exists can be read during the request. */
 static void progress_is_true(void)
 {
 	struct running one = { .flags = DMAFILE_READ, .target = new_buffer(size) };
@@ -260,7 +260,7 @@ static void killed(void)
 	must(before - after < (long long)size / 1024, "%lld KiB less", before - after);
 }
 
-/* Who fills a buffer has it alone; who reads it does so beside others. */
+/* A request that fills a buffer has it exclusively; those that read it share it. */
 static void two_at_once(void)
 {
 	struct sigaction action = { .sa_handler = on_signal };

@@ -3,7 +3,7 @@
  * table FOLDER
  *
  * Every structure with every size, every bit of every field that is not free, pointers that fault
- * at every byte, and descriptors of every sort that can't be meant. Each is refused with the error
+ * at every byte, and descriptors of every sort that cannot be meant. Each is refused with the error
  * that the header names, and leaves nothing: no descriptor and no buffer.
  */
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 
 static char path[4096];
-/* A file of one page, and a buffer of ours. */
+/* A file of one page, and a buffer of the module. */
 static int file, buffer;
 
 union any {
@@ -27,20 +27,31 @@ union any {
 	struct dmafile_rw rw;
 };
 
-/* Each request as it succeeds, and which fields are free or answers, by their bits. */
+/* Each request as it succeeds, the size of its first version, and where its answers are. */
 struct kind {
 	const char *name;
 	unsigned long request;
-	size_t size;
+	size_t size, min, out, out_end;
 	union any good;
 };
 
 static struct kind kinds[] = {
-	{ "INFO", DMAFILE_IOC_INFO, sizeof(struct dmafile_info), { 0 } },
-	{ "ALLOC", DMAFILE_IOC_ALLOC, sizeof(struct dmafile_alloc), { 0 } },
-	{ "ALLOC_READ", DMAFILE_IOC_ALLOC_READ, sizeof(struct dmafile_alloc_read), { 0 } },
-	{ "RW", DMAFILE_IOC_RW, sizeof(struct dmafile_rw), { 0 } },
+	{ "INFO", DMAFILE_IOC_INFO, sizeof(struct dmafile_info), 16, 0,
+	  sizeof(struct dmafile_info), { 0 } },
+	{ "ALLOC", DMAFILE_IOC_ALLOC, sizeof(struct dmafile_alloc), 32,
+	  offsetof(struct dmafile_alloc, fd), sizeof(struct dmafile_alloc), { 0 } },
+	{ "ALLOC_READ", DMAFILE_IOC_ALLOC_READ, sizeof(struct dmafile_alloc_read), 120,
+	  offsetof(struct dmafile_alloc_read, fd), offsetof(struct dmafile_alloc_read, reserved),
+	  { 0 } },
+	{ "RW", DMAFILE_IOC_RW, sizeof(struct dmafile_rw), 96, offsetof(struct dmafile_rw, mode),
+	  sizeof(struct dmafile_rw), { 0 } },
 };
+
+/* The number of the same request with a structure of another size. */
+static unsigned long sized(const struct kind *kind, size_t size)
+{
+	return _IOC(_IOC_READ | _IOC_WRITE, DMAFILE_IOC_MAGIC, _IOC_NR(kind->request), size);
+}
 
 static void prepare(void)
 {
@@ -68,9 +79,9 @@ static int next_fd(void)
 }
 
 /* Asks, closes what comes, and sees that there was something exactly after a success. */
-static int ask(const struct kind *kind, void *request)
+static int ask_by(unsigned long number, const struct kind *kind, void *request)
 {
-	int before = next_fd(), result = call(node, kind->request, request), fd = -1;
+	int before = next_fd(), result = call(node, number, request), fd = -1;
 
 	if (!result && kind->request == DMAFILE_IOC_ALLOC)
 		fd = ((struct dmafile_alloc *)request)->fd;
@@ -83,30 +94,57 @@ static int ask(const struct kind *kind, void *request)
 	return result;
 }
 
+static int ask(const struct kind *kind, void *request)
+{
+	return ask_by(kind->request, kind, request);
+}
+
+#define REGION	(4 * PAGE)
+
+/* A structure of any size, and after it a page that cannot be touched. */
+static __u8 *region(void)
+{
+	__u8 *pages = mmap(NULL, REGION + PAGE, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(pages != MAP_FAILED && !mprotect(pages + REGION, PAGE, PROT_NONE), "mmap");
+	return pages;
+}
+
+static size_t least(size_t one, size_t other)
+{
+	return one < other ? one : other;
+}
+
 static void sizes(void)
 {
-	/* Two pages of which the second can't be touched. */
-	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-			   -1, 0);
+	static __u8 before[REGION];
+	__u8 *pages = region();
 	unsigned int i;
 
-	must(pages != MAP_FAILED && !mprotect(pages + PAGE, PAGE, PROT_NONE), "mmap");
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
 		const struct kind *kind = &kinds[i];
 		__u32 size;
 
-		for (size = 0; size <= PAGE + 8; size++) {
-			int result, want = size < kind->size ? -EINVAL : size > PAGE ? -E2BIG : 0;
-			__u8 *at = pages + PAGE - (size < PAGE ? size : PAGE);
+		for (size = 0; size < REGION; size = size < 512 ? size + 1 : size + 61) {
+			int result, want = size < kind->min ? -EINVAL : 0;
+			/* Up to the last byte that there is. */
+			__u8 *at = pages + REGION - (size < sizeof(size) ? sizeof(size) : size);
+			size_t out_end = least(kind->out_end, size), j;
 
-			/* Up to the last byte that there is, and with nothing behind it. */
-			if (size < sizeof(size))
-				at = pages;
-			memset(pages, 0, PAGE);
-			memcpy(at, &kind->good, size < kind->size ? size : kind->size);
+			memset(pages, 0x5a, REGION);
+			memset(at, 0, size);
+			memcpy(at, &kind->good, least(size, kind->size));
 			*(__u32 *)at = size;
-			result = ask(kind, at);
+			memcpy(before, pages, REGION);
+			result = ask_by(sized(kind, size), kind, at);
 			must(result == want, "%s of size %u: %s", kind->name, size, why(result));
+			/* Answers are all that changes. */
+			for (j = 0; j < REGION; j++)
+				must(pages[j] == before[j] ||
+				     (pages + j >= at + kind->out && pages + j < at + out_end),
+				     "%s of size %u: byte %zd of it changes", kind->name, size,
+				     pages + j - at);
 		}
 		/* More than is known, and not zero: at each of the bytes. */
 		for (size = kind->size + 1; size <= PAGE; size = size < 256 ? size + 1 : size * 2) {
@@ -119,13 +157,75 @@ static void sizes(void)
 				memcpy(pages, &kind->good, kind->size);
 				*(__u32 *)pages = size;
 				pages[at] = 1;
-				result = ask(kind, pages);
+				result = ask_by(sized(kind, size), kind, pages);
 				must(result == -E2BIG, "%s of size %u with something at %u: %s",
 				     kind->name, size, at, why(result));
 			}
 		}
 	}
+	munmap(pages, REGION + PAGE);
+}
+
+/* A program that wants to know the features only, and one that knows more than the module. */
+static void smaller_and_larger(void)
+{
+	struct { __u32 size, align; __u64 features; } small = { .size = sizeof(small) };
+	struct { struct dmafile_info info; __u64 more[2]; } large = { .info.size = sizeof(large) };
+	int result = call(node, _IOWR(DMAFILE_IOC_MAGIC, 0, small), &small);
+
+	must(!result && small.align == PAGE && small.features, "a small INFO: %s, align %u",
+	     why(result), small.align);
+	must(small.size == sizeof(struct dmafile_info), "the module's own size: %u", small.size);
+	result = call(node, _IOWR(DMAFILE_IOC_MAGIC, 0, large), &large);
+	must(!result && large.info.features == small.features && large.info.max_buffer,
+	     "a large INFO: %s", why(result));
+	must(large.info.size == sizeof(struct dmafile_info) && !large.more[0],
+	     "the module's own size: %u", large.info.size);
+	large.info.size = sizeof(large);
+	large.more[1] = 1;
+	result = call(node, _IOWR(DMAFILE_IOC_MAGIC, 0, large), &large);
+	must(result == -E2BIG, "a large INFO with more in it: %s", why(result));
+}
+
+/* What is only an input may lie in memory that cannot be written to. */
+static void inputs_are_not_written(void)
+{
+	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			   -1, 0);
+	unsigned int i;
+
+	for (i = 1; i < ARRAY_SIZE(kinds); i++) {
+		const struct kind *kind = &kinds[i];
+		__u8 *at = pages + PAGE - kind->out;
+		int result;
+
+		memcpy(at, &kind->good, kind->size);
+		must(!mprotect(pages, PAGE, PROT_READ), "mprotect");
+		result = ask(kind, at);
+		must(!result, "%s with inputs that can only be read: %s", kind->name, why(result));
+		must(!mprotect(pages, PAGE, PROT_READ | PROT_WRITE), "mprotect");
+	}
 	munmap(pages, 2 * PAGE);
+}
+
+/* A request that cannot be answered is not carried out. */
+static void nothing_without_an_answer(void)
+{
+	struct dmafile_rw *rw = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	__u8 before[16], after[16];
+	int result;
+
+	*rw = kinds[3].good.rw;
+	rw->flags = DMAFILE_WRITE;
+	must(pwrite(file, "not overwritten", 16, 0) == 16, "pwrite: %s", strerror(errno));
+	must(pread(file, before, 16, 0) == 16, "pread: %s", strerror(errno));
+	must(!mprotect(rw, PAGE, PROT_READ), "mprotect");
+	result = call(node, DMAFILE_IOC_RW, rw);
+	must(result == -EFAULT, "RW that can only be read: %s", why(result));
+	must(pread(file, after, 16, 0) == 16 && !memcmp(before, after, 16),
+	     "it was carried out nevertheless");
+	munmap(rw, PAGE);
 }
 
 /* A structure of which only the first bytes can be reached, or that can only be read. */
@@ -167,22 +267,31 @@ static void faults(void)
 static void commands(void)
 {
 	union any any = { .size = sizeof(struct dmafile_info) };
-	unsigned int nr, bit;
+	unsigned int nr, bit, dir;
 
-	for (nr = 0; nr < 256; nr++) {
-		int result = call(node, _IO(DMAFILE_IOC_MAGIC, nr), &any);
+	for (nr = 0; nr < 256; nr++)
+		for (dir = 0; dir < 4; dir++) {
+			unsigned int size = dir ? sizeof(any.info) : 0;
+			int result = call(node, _IOC(dir, DMAFILE_IOC_MAGIC, nr, size), &any);
 
-		must(nr < 4 || result == -ENOTTY, "command %u: %s", nr, why(result));
-	}
-	/* What differs from INFO by one bit is not INFO. */
+			/* Numbers without a size, as the first ones were, are no longer known. */
+			must((nr < 4 && dir == 3) || result == -ENOTTY,
+			     "command %u, direction %u: %s", nr, dir, why(result));
+			any.size = sizeof(any.info);
+		}
+	/* What differs from INFO by one bit is not INFO, or is of another size. */
 	for (bit = 0; bit < 32; bit++) {
 		unsigned int request = DMAFILE_IOC_INFO ^ (1U << bit);
+		bool other_size = bit >= _IOC_SIZESHIFT && bit < _IOC_DIRSHIFT;
 		int result;
 
-		if (request == DMAFILE_IOC_ALLOC || request == DMAFILE_IOC_ALLOC_READ)
+		if (request == sized(&kinds[1], sizeof(any.info)) ||
+		    request == sized(&kinds[2], sizeof(any.info)))
 			continue;
 		result = call(node, request, &any);
-		must(result == -ENOTTY, "command %x: %s", request, why(result));
+		must(result == (other_size ? -EINVAL : -ENOTTY), "command %x: %s", request,
+		     why(result));
+		any.size = sizeof(any.info);
 	}
 }
 
@@ -217,6 +326,8 @@ static void each_bit(void)
 	int plain = fcntl(file, F_GETFL);
 	unsigned int bit;
 
+	for (bit = 0; bit < ARRAY_SIZE(kinds); bit++)
+		bits(bit, "size", 0, 32, 0, -EINVAL);
 	/* O_RDWR with one bit more or less: O_RDONLY, and O_CLOEXEC, are the right ones. */
 	bits(1, "fd_flags", offsetof(struct dmafile_alloc, fd_flags), 32, O_RDWR | O_CLOEXEC,
 	     -EINVAL);
@@ -225,7 +336,7 @@ static void each_bit(void)
 	     -EINVAL);
 	/* STRICT is right with O_DIRECT, where there is one. */
 	bits(2, "flags", offsetof(struct dmafile_alloc_read, flags), 32, common, -EINVAL);
-	bits(3, "reserved", offsetof(struct dmafile_rw, reserved), 32, 0, -EINVAL);
+	bits(2, "reserved", offsetof(struct dmafile_alloc_read, reserved), 32, 0, -EINVAL);
 	bits(3, "flags", offsetof(struct dmafile_rw, flags), 32, common, -EINVAL);
 	if (!fcntl(file, F_SETFL, plain | O_DIRECT)) {
 		kinds[2].good.load.flags = DMAFILE_STRICT;
@@ -254,8 +365,9 @@ static void each_bit(void)
 	/* What are answers may hold anything. */
 	bits(1, "fd", offsetof(struct dmafile_alloc, fd), 32, ~0ULL, 0);
 	bits(1, "alloc_ns", offsetof(struct dmafile_alloc, alloc_ns), 64, ~0ULL, 0);
-	bits(2, "fd", offsetof(struct dmafile_alloc_read, fd), 64, ~0ULL, 0);
-	bits(3, "mode", offsetof(struct dmafile_rw, mode), 32, ~0ULL, 0);
+	bits(2, "fd and mode", offsetof(struct dmafile_alloc_read, fd), 64, ~0ULL, 0);
+	bits(2, "align", offsetof(struct dmafile_alloc_read, align), 32, ~0ULL, 0);
+	bits(3, "mode and align", offsetof(struct dmafile_rw, mode), 64, ~0ULL, 0);
 	bits(3, "bytes", offsetof(struct dmafile_rw, bytes), 64, ~0ULL, 0);
 }
 
@@ -272,24 +384,24 @@ static void each_bit(void)
 static void numbers(void)
 {
 	TRY(1, alloc.length, 0, -EINVAL);
-	TRY(1, alloc.length, 1ULL << 40, -E2BIG);
-	TRY(1, alloc.length, ~0ULL, -E2BIG);
-	TRY(1, alloc.length, ~0ULL - 4094, -E2BIG);
+	TRY(1, alloc.length, 1ULL << 40, -EFBIG);
+	TRY(1, alloc.length, ~0ULL, -EFBIG);
+	TRY(1, alloc.length, ~0ULL - 4094, -EFBIG);
 	TRY(2, load.file_offset, PAGE, -ENODATA);
 	TRY(2, load.file_offset, PAGE - 1, 0);
 	TRY(2, load.file_offset, ~0ULL, -ENODATA);
-	TRY(2, load.length, 1ULL << 40, -E2BIG);
+	TRY(2, load.length, 1ULL << 40, -EFBIG);
 	TRY(2, load.length, PAGE + 1, -ENODATA);
 	TRY(2, load.length, ~0ULL, -EOVERFLOW);
 	TRY(2, load.length, LLONG_MAX, -EOVERFLOW);
 	TRY(2, load.buffer_offset, ~0ULL, -EOVERFLOW);
 	TRY(2, load.buffer_offset, LLONG_MAX, -EOVERFLOW);
-	TRY(2, load.buffer_offset, 1ULL << 40, -E2BIG);
+	TRY(2, load.buffer_offset, 1ULL << 40, -EFBIG);
 	TRY(2, load.buffer_size, 1, -EINVAL);
 	TRY(2, load.buffer_size, PAGE - 1, -EINVAL);
 	TRY(2, load.buffer_size, PAGE, 0);
 	TRY(2, load.buffer_size, PAGE + 1, 0);
-	TRY(2, load.buffer_size, ~0ULL, -E2BIG);
+	TRY(2, load.buffer_size, ~0ULL, -EFBIG);
 	TRY(2, load.gather, 1, 0);
 	TRY(2, load.gather, 1ULL << 30, 0);
 	TRY(2, load.gather, (1ULL << 30) + 1, -EINVAL);
@@ -320,7 +432,7 @@ static void info(void)
 	int result = call(node, DMAFILE_IOC_INFO, &info);
 
 	must(!result && info.size == sizeof(info), "INFO: %s, size %u", why(result), info.size);
-	must(info.version == DMAFILE_VERSION, "version %u", info.version);
+	must(!info.reserved, "reserved %u", info.reserved);
 	must(info.features == (DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ |
 			       DMAFILE_FEATURE_WRITE | DMAFILE_FEATURE_URING_CMD),
 	     "features %llx", info.features);
@@ -330,8 +442,8 @@ static void info(void)
 	     "gather %llu of %llu", info.gather, info.max_gather);
 	must(info.align == PAGE && info.depth, "align %u, depth %u", info.align, info.depth);
 	/* One byte beyond what it names is too much. */
-	TRY(1, alloc.length, info.max_buffer + 1, -E2BIG);
-	TRY(2, load.buffer_size, info.max_buffer + 1, -E2BIG);
+	TRY(1, alloc.length, info.max_buffer + 1, -EFBIG);
+	TRY(2, load.buffer_size, info.max_buffer + 1, -EFBIG);
 	TRY(2, load.gather, info.max_gather + 1, -EINVAL);
 }
 
@@ -385,7 +497,7 @@ static void wrong_files(void)
 	TRY(3, rw.file_fd, -1, -EBADF);
 }
 
-/* A dma-buf of somebody else: of vgem, which all kernels have that this is tested on. */
+/* A dma-buf of another exporter: vgem, which all kernels have that this is tested on. */
 static int foreign(void)
 {
 	struct drm_mode_create_dumb dumb = { .width = 32, .height = 32, .bpp = 32 };
@@ -402,7 +514,7 @@ static int foreign(void)
 	return prime.fd;
 }
 
-/* What was asked in vain has an answer, too. */
+/* A request that fails is answered, too. */
 static void answers(void)
 {
 	union any any = kinds[3].good;
@@ -410,13 +522,15 @@ static void answers(void)
 
 	any.rw.fd = -1;
 	any.rw.mode = 7;
+	any.rw.align = 7;
 	any.rw.bytes = 7;
 	any.rw.submit_ns = 7;
 	any.rw.wait_ns = 7;
 	any.rw.copy_ns = 7;
 	result = ask(&kinds[3], &any);
-	must(result == -EBADF && !any.rw.mode && !any.rw.bytes && !any.rw.submit_ns &&
-	     !any.rw.wait_ns && !any.rw.copy_ns, "RW: %s, and something else", why(result));
+	must(result == -EBADF && !any.rw.mode && !any.rw.align && !any.rw.bytes &&
+	     !any.rw.submit_ns && !any.rw.wait_ns && !any.rw.copy_ns,
+	     "RW: %s, and something else", why(result));
 }
 
 static void wrong_buffers(void)
@@ -431,7 +545,7 @@ static void wrong_buffers(void)
 	TRY(3, rw.fd, file, -EINVAL);
 	TRY(3, rw.fd, node, -EINVAL);
 	TRY(3, rw.fd, -1, -EBADF);
-	/* Who may only look at a buffer does not fill it. */
+	/* A read-only descriptor does not fill a buffer. */
 	result = call(node, DMAFILE_IOC_ALLOC, &alloc);
 	must(!result, "ALLOC with O_RDONLY: %s", why(result));
 	any.rw.fd = alloc.fd;
@@ -474,6 +588,9 @@ static const struct test tests[] = {
 	{ "info", info },
 	{ "commands", commands },
 	{ "sizes", sizes },
+	{ "smaller_and_larger", smaller_and_larger },
+	{ "inputs_are_not_written", inputs_are_not_written },
+	{ "nothing_without_an_answer", nothing_without_an_answer },
 	{ "faults", faults },
 	{ "each_bit", each_bit },
 	{ "numbers", numbers },

@@ -216,7 +216,7 @@ static inline long long number_in(const char *path, const char *word)
 /*
  * DMA_API_DEBUG takes it for an error when a page is mapped for two devices, a disk and an
  * importer, as with direct I/O to any dma-buf that one has mapped. Where caches are coherent it is
- * none. What it says once in a boot shall be something else.
+ * none. It reports only one error in a boot, which should be a real one.
  */
 static inline void watch_dma(bool watch)
 {

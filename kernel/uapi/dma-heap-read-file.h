@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
 /*
- * Reading a file while a heap allocates the buffer for it, for programs whose <linux/dma-heap.h>
- * doesn't have that: the kernel may be newer. linux-6.12 here has the patches for the kernel.
+ * Allocating a buffer from a heap and reading a file into it, for programs whose <linux/dma-heap.h>
+ * is older than the kernel. The patches for the kernel are in linux-6.12.
  *
- * DMA_HEAP_IOCTL_ALLOC with DMA_HEAP_ALLOC_AND_READ_FILE gives a dma-buf of a file's size, rounded
- * up to pages, with the file's content, and zeros behind it. A kernel without refuses the flag with
- * EINVAL, before it looks at anything else.
+ * DMA_HEAP_IOCTL_ALLOC with DMA_HEAP_ALLOC_AND_READ_FILE returns a dma-buf of the size of a file,
+ * rounded up to pages, with the content of the file, and zeros after it. A kernel without the
+ * patches refuses the flag with EINVAL, before it checks anything else.
  */
 #ifndef _UAPI_DMA_HEAP_READ_FILE_H
 #define _UAPI_DMA_HEAP_READ_FILE_H
@@ -18,17 +18,18 @@
 #endif
 
 /**
- * struct dma_heap_read_file - struct dma_heap_allocation_data, as that flag has it
- * @file_fd: a regular file or a block device, open for reading; its flags choose direct (O_DIRECT)
- *	or buffered I/O, and its position is neither used nor moved
+ * struct dma_heap_read_file - struct dma_heap_allocation_data with this flag
+ * @file_fd: a regular file or a block device, open for reading; O_DIRECT chooses direct I/O, and
+ *	its position is neither used nor moved
  * @file_reserved: 0
  * @fd: 0; out: the dma-buf
  * @fd_flags: O_CLOEXEC, and O_RDONLY or O_RDWR
  * @heap_flags: DMA_HEAP_ALLOC_AND_READ_FILE
  *
- * Errors: EINVAL for what must be 0, and files without a size; EBADF, EISDIR; ENODATA for an empty
- * file, and for one that was cut short meanwhile; ENOMEM, also at the limit of the caller's cgroup;
- * EMFILE; EINTR for a caller that is being killed; and what reading the file says.
+ * Errors: EINVAL for a field that must be 0 and is not, and for a file without a size; EBADF,
+ * EISDIR; ENODATA for an empty file, and for one that is truncated while it is read; ENOMEM, also
+ * at the limit of the caller's cgroup; EMFILE; EINTR if the caller is being killed; and errors of
+ * reading the file.
  */
 struct dma_heap_read_file {
 	__u32 file_fd;

@@ -2,11 +2,15 @@
 /*
  * dmafile: moves bytes between files and dma-bufs without a copy.
  *
- * Every request is a structure that begins with its own size. It may grow at the end: an older
- * kernel takes a larger structure when what it does not know is zero (else E2BIG), a newer one
- * takes the size that an older program knows. Fields marked "out" are written by the kernel and
- * ignored on entry; everything that is neither described here nor zero is refused with EINVAL.
- * Sizes and offsets are bytes, times are nanoseconds.
+ * Every request is a structure that begins with its own size, the one that is also part of the
+ * request's number (else EINVAL). Structures may grow at the end. A module takes a structure that
+ * is larger than it knows if the rest is zero (else E2BIG), and one that is smaller, down to the
+ * size that the request had in its first version (else EINVAL): what is missing counts as zero.
+ *
+ * Fields marked "out" are ignored on entry. They are the only ones that the module writes, after a
+ * success or where a request says so; memory that cannot be written to is refused (EFAULT) before
+ * anything is done. Unknown flags, and reserved fields that are not zero, are refused with EINVAL.
+ * Sizes and offsets are in bytes, times in nanoseconds.
  */
 #ifndef _UAPI_DMAFILE_H
 #define _UAPI_DMAFILE_H
@@ -14,15 +18,13 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-#define DMAFILE_VERSION		1
-
 /* Unused in Documentation/userspace-api/ioctl/ioctl-number.rst. */
 #define DMAFILE_IOC_MAGIC	0xDE
 
-#define DMAFILE_IOC_INFO	_IO(DMAFILE_IOC_MAGIC, 0)	/* struct dmafile_info */
-#define DMAFILE_IOC_ALLOC	_IO(DMAFILE_IOC_MAGIC, 1)	/* struct dmafile_alloc */
-#define DMAFILE_IOC_ALLOC_READ	_IO(DMAFILE_IOC_MAGIC, 2)	/* struct dmafile_alloc_read */
-#define DMAFILE_IOC_RW		_IO(DMAFILE_IOC_MAGIC, 3)	/* struct dmafile_rw */
+#define DMAFILE_IOC_INFO	_IOWR(DMAFILE_IOC_MAGIC, 0, struct dmafile_info)
+#define DMAFILE_IOC_ALLOC	_IOWR(DMAFILE_IOC_MAGIC, 1, struct dmafile_alloc)
+#define DMAFILE_IOC_ALLOC_READ	_IOWR(DMAFILE_IOC_MAGIC, 2, struct dmafile_alloc_read)
+#define DMAFILE_IOC_RW		_IOWR(DMAFILE_IOC_MAGIC, 3, struct dmafile_rw)
 
 /* struct dmafile_info: features */
 #define DMAFILE_FEATURE_ALLOC_READ	0x1
@@ -31,56 +33,57 @@
 #define DMAFILE_FEATURE_URING_CMD	0x8
 
 /**
- * struct dmafile_info - what this module does, and its limits
- * @size: sizeof(struct dmafile_info); out: that of the module's
- * @version: out: DMAFILE_VERSION
- * @features: out: DMAFILE_FEATURE_*
- * @max_buffer: out: the largest buffer; parameter max_buffer_mb, or all of memory
- * @gather: out: how much is allocated before it is read at most, where a call does not say
- * @max_gather: out: the most that a call may ask for
- * @align: out: what the difference of an offset in the file and one in the buffer is a multiple
- *	of, for direct I/O without a copy
- * @depth: out: gathers in flight, at most
+ * struct dmafile_info - what this module can do, and its limits
+ * @size: sizeof(struct dmafile_info); out: its size in this module
+ * @align: out: the alignment of direct I/O on files that need no larger one; see @align of the
+ *	requests that read and write
+ * @features: out: DMAFILE_FEATURE_*. The structure of the first version ends here
+ * @max_buffer: out: the largest buffer: parameter max_buffer_mb, or all of memory
+ * @gather: out: the largest gather where a request does not choose one
+ * @max_gather: out: the largest gather that a request may choose
+ * @depth: out: how many gathers are in flight at most
+ * @reserved: out: 0
  */
 struct dmafile_info {
 	__u32 size;
-	__u32 version;
+	__u32 align;
 	__u64 features;
 	__u64 max_buffer;
 	__u64 gather;
 	__u64 max_gather;
-	__u32 align;
 	__u32 depth;
+	__u32 reserved;
 };
 
 /**
- * struct dmafile_alloc - a new dma-buf, all zero
+ * struct dmafile_alloc - allocate a dma-buf, all zero
  * @size: sizeof(struct dmafile_alloc)
  * @fd_flags: O_CLOEXEC, and O_RDONLY or O_RDWR for its mappings
+ * @length: its size, rounded up to pages
  * @flags: 0
  * @fd: out: the dma-buf
- * @length: bytes, rounded up to pages
- * @alloc_ns: out: how long allocation took
+ * @alloc_ns: out: how long the allocation took
  *
- * Errors: ENOMEM where memory or the caller's cgroup has no room, E2BIG above max_buffer, EMFILE.
+ * Errors: ENOMEM if memory or the caller's cgroup has no room, EFBIG above max_buffer, EMFILE.
  */
 struct dmafile_alloc {
 	__u32 size;
 	__u32 fd_flags;
+	__u64 length;
 	__u32 flags;
 	__s32 fd;
-	__u64 length;
 	__u64 alloc_ns;
 };
 
 /**
- * struct dmafile_progress - what a running request and its caller tell each other
- * @bytes: bytes that are there, from the first one on; written after every gather, and in the end
- * @stop: not zero: end early, with ECANCELED; read before every gather, not while waiting for
- *	devices or other requests
+ * struct dmafile_progress - shared by a running request and its caller
+ * @bytes: how many bytes have been moved, counted from the first one; written after each gather
+ *	and at the end
+ * @stop: not zero: end early, with ECANCELED; read before each gather, but not while the request
+ *	waits for devices or for other requests
  * @reserved: 0
  *
- * Lies in the caller's memory, aligned to 8 bytes.
+ * It lies in the caller's memory, aligned to 8 bytes.
  */
 struct dmafile_progress {
 	__u64 bytes;
@@ -88,62 +91,73 @@ struct dmafile_progress {
 	__u32 reserved;
 };
 
-/* struct dmafile_alloc_read and dmafile_rw: flags */
-/* The file may end early: success, with fewer bytes, though not without any; else ENODATA. */
+/* struct dmafile_alloc_read and struct dmafile_rw: flags */
+/* The file may end early: success with fewer bytes, but at least one; otherwise ENODATA. */
 #define DMAFILE_SHORT_OK	0x1
-/* Any signal ends it, with EINTR; else only those that kill. */
+/*
+ * Any signal ends the request, with EINTR; otherwise only a fatal one does. A command of io_uring
+ * also ends when it is cancelled or its ring is closed, with or without this flag.
+ */
 #define DMAFILE_INTERRUPTIBLE	0x2
 /*
- * EINVAL, before anything moves, instead of buffered I/O or a copy where O_DIRECT can't be had for
- * all of it, and an error where the file system refuses it. Some (btrfs, tmpfs) take it and use the
- * page cache all the same.
+ * EINVAL, before anything is moved, instead of buffered I/O or a copy where direct I/O cannot move
+ * all of it, and an error if the file system refuses direct I/O. Some file systems (btrfs, tmpfs)
+ * accept O_DIRECT and use the page cache nevertheless.
  */
 #define DMAFILE_STRICT		0x4
 /*
- * All is allocated before the first read: the order to compare with (AR-21). Of buffered reads none
- * is begun ahead.
+ * Allocate all memory before the first read: where there is not enough, nothing has been read for
+ * nothing. It takes longer, as allocation and reads do not overlap, and buffered reads are not
+ * started ahead of time.
  */
 #define DMAFILE_IN_ORDER	0x8
 /* RW only, exactly one of them. */
 #define DMAFILE_READ		0x10	/* file to buffer */
 #define DMAFILE_WRITE		0x20	/* buffer to file */
-/* With DMAFILE_WRITE: the bytes are on the disk when it returns (O_DSYNC). */
+/* With DMAFILE_WRITE: the bytes are on stable storage when it returns (O_DSYNC). */
 #define DMAFILE_DSYNC		0x40
 
-/* modes: how bytes came or went, more than one bit where parts differ */
-#define DMAFILE_MODE_DIRECT	0x1	/* O_DIRECT, the pages of the buffer themselves */
-#define DMAFILE_MODE_BOUNCED	0x2	/* O_DIRECT, and a copy */
+/* mode: how bytes were moved; more than one bit if parts differ */
+#define DMAFILE_MODE_DIRECT	0x1	/* direct I/O on the buffer's pages */
+#define DMAFILE_MODE_BOUNCED	0x2	/* direct I/O and a copy */
 #define DMAFILE_MODE_BUFFERED	0x4	/* through the page cache */
 
 /**
- * struct dmafile_alloc_read - a new dma-buf with bytes of a file in it
+ * struct dmafile_alloc_read - allocate a dma-buf and read a part of a file into it
  * @size: sizeof(struct dmafile_alloc_read)
  * @fd_flags: as in struct dmafile_alloc
  * @flags: DMAFILE_SHORT_OK, DMAFILE_INTERRUPTIBLE, DMAFILE_STRICT, DMAFILE_IN_ORDER
- * @file_fd: a regular file or block device, open for reading. O_DIRECT chooses direct I/O. Its
- *	position is neither used nor moved
- * @file_offset: the first byte
- * @length: how many; 0: all up to the end of the file
- * @buffer_offset: where the first byte comes to lie. Congruent to @file_offset modulo the info's
- *	align, direct I/O needs no copy
- * @buffer_size: of the buffer; 0: what is needed, rounded up to pages. All around the file's bytes
- *	is zero
- * @gather: bytes allocated before they are read, rounded up to pages, at most max_gather; 0: a
- *	sixteenth of @length, within 1 MiB and the info's gather. Smaller at the beginning and at
- *	the end, so that reading starts early and ends early
+ * @file_fd: a regular file or block device, open for reading. O_DIRECT chooses direct I/O; flags
+ *	that are changed during the request have no effect on it. Its position is neither used nor
+ *	moved
+ * @file_offset: the first byte in the file
+ * @length: how many bytes; 0: all up to the end of the file
+ * @buffer_offset: where the first byte goes. Direct I/O avoids a copy if this is congruent to
+ *	@file_offset modulo @align
+ * @buffer_size: the size of the buffer, rounded up to pages; 0: as much as is needed, with direct
+ *	I/O rounded up to @align. Everything around the bytes of the file is zero. If there is no
+ *	room for the last block of the file, direct I/O copies that block
+ * @gather: how many bytes are allocated before they are read, rounded up to pages, at most
+ *	max_gather; 0: a sixteenth of @length, but at least 1 MiB and at most the gather of struct
+ *	dmafile_info. The first and the last ones are smaller, so that reading starts and ends
+ *	early
  * @progress: the address of a struct dmafile_progress, or 0
- * @fd: out: the dma-buf; there only when all bytes are
+ * @fd: out: the dma-buf, with all bytes in it
  * @mode: out: DMAFILE_MODE_*
- * @bytes: out: bytes of the file that are there
- * @alloc_ns: out: allocation took so long,
- * @submit_ns: out: handing reads to the file system, copies included where it copies,
- * @wait_ns: out: waiting for reads,
- * @copy_ns: out: copying what had come beside its place
+ * @bytes: out: how many bytes of the file are in the buffer
+ * @alloc_ns: out: the time that allocation took
+ * @submit_ns: out: the time spent handing reads to the file system, including copies from the page
+ *	cache
+ * @wait_ns: out: the time spent waiting for reads
+ * @copy_ns: out: the time spent copying bytes that direct I/O could not put in their place
+ * @align: out: the alignment that direct I/O on this file was held to: a power of two, at least
+ *	that of struct dmafile_info
+ * @reserved: 0
  *
- * Errors: EFAULT for an address, EBADF for a file that is not open for reading, EISDIR and EINVAL
- * for what has no such bytes, ENODATA for an empty file or one that ends early, EOVERFLOW beyond
- * what offsets can say, E2BIG above max_buffer, ENOMEM, EINTR, ECANCELED, EMFILE, and those of the
- * file system and disk. After an error nothing is left.
+ * Errors: EFAULT for an address, EBADF for a file that is not open for reading, EISDIR for a
+ * directory, EINVAL for another file without offsets, ENODATA for an empty file or one that ends
+ * early, EOVERFLOW for a range that no offset can express, EFBIG above max_buffer, ENOMEM, EINTR,
+ * ECANCELED, EMFILE, and those of the file system and the disk. After an error nothing is left.
  */
 struct dmafile_alloc_read {
 	__u32 size;
@@ -163,32 +177,43 @@ struct dmafile_alloc_read {
 	__u64 submit_ns;
 	__u64 wait_ns;
 	__u64 copy_ns;
+	__u32 align;
+	__u32 reserved;
 };
 
 /**
- * struct dmafile_rw - bytes between a file and one of our dma-bufs
+ * struct dmafile_rw - move bytes between a file and a dma-buf of this module
  * @size: sizeof(struct dmafile_rw)
  * @flags: DMAFILE_READ or DMAFILE_WRITE, and DMAFILE_SHORT_OK, DMAFILE_INTERRUPTIBLE,
  *	DMAFILE_STRICT, DMAFILE_IN_ORDER, DMAFILE_DSYNC
  * @fd: a dma-buf of this module; with DMAFILE_READ, open for writing
- * @file_fd: a regular file or block device, open for it, without O_APPEND
+ * @file_fd: as in struct dmafile_alloc_read; with DMAFILE_WRITE, open for writing and without
+ *	O_APPEND
  * @file_offset: the first byte in the file
- * @buffer_offset: the first byte in the buffer
- * @length: how many, at least 1
- * @gather: bytes handed to the file system at a time; 0: as in struct dmafile_alloc_read
+ * @buffer_offset: the first byte in the buffer. Direct I/O avoids a copy if this is congruent to
+ *	@file_offset modulo @align
+ * @length: how many bytes, at least 1
+ * @gather: how many bytes are handed to the file system at a time; 0: as in struct
+ *	dmafile_alloc_read
  * @progress: the address of a struct dmafile_progress, or 0
  * @mode: out: DMAFILE_MODE_*
- * @reserved: 0
- * @bytes: out: bytes moved, from the first on, without a gap; after an error too
+ * @align: out: as in struct dmafile_alloc_read
+ * @bytes: out: how many bytes were moved, counted from the first one, without a gap
  * @submit_ns: out: as in struct dmafile_alloc_read
- * @wait_ns: out: as there, and for the buffer's fences and its other users
- * @copy_ns: out: as there
+ * @wait_ns: out: the same, including the time spent waiting for the buffer's fences and for other
+ *	requests
+ * @copy_ns: out: as in struct dmafile_alloc_read
  *
  * Waits until devices are done with the buffer (its fences), and for requests on the same buffer
- * that may not run beside this one. Errors: EXDEV for a dma-buf of somebody else, EBADF for a file
- * or dma-buf that is not open for it, EINVAL for what is no dma-buf and outside the buffer,
- * otherwise as struct dmafile_alloc_read. After an error, and where the file ends early, the range
- * of the buffer (or file) behind @bytes is undefined, and nothing else touched.
+ * that must not run at the same time: requests that read the buffer share it, one that fills it has
+ * it exclusively, and they are served in the order in which they came. A device that writes to the
+ * buffer while it is saved changes the bytes under the file system: btrfs, which has computed its
+ * checksums by then, then reports an error when the file is read.
+ *
+ * Errors: EXDEV for a dma-buf of another exporter, EBADF for a file or dma-buf that is not open for
+ * it, EINVAL for a descriptor that is no dma-buf or a range outside the buffer, otherwise as for
+ * struct dmafile_alloc_read. The answer is written after an error, too. After an error, or if the
+ * file ends early, the rest of the range behind @bytes is undefined; nothing else is changed.
  */
 struct dmafile_rw {
 	__u32 size;
@@ -201,7 +226,7 @@ struct dmafile_rw {
 	__u64 gather;
 	__u64 progress;
 	__u32 mode;
-	__u32 reserved;
+	__u32 align;
 	__u64 bytes;
 	__u64 submit_ns;
 	__u64 wait_ns;
@@ -209,14 +234,14 @@ struct dmafile_rw {
 };
 
 /**
- * struct dmafile_uring_cmd - IORING_OP_URING_CMD on /dev/dmafile: what lies in sqe->cmd
- * @request: the address of the structure, which stays there until completion
+ * struct dmafile_uring_cmd - sqe->cmd of an IORING_OP_URING_CMD on /dev/dmafile
+ * @request: the address of the structure, which must stay there until completion
  * @reserved: 0
  *
  * sqe->cmd_op is one of DMAFILE_IOC_*; the result is that of the ioctl. The request runs in a
- * worker of the ring; cancelling it (IORING_ASYNC_CANCEL) is a signal, see DMAFILE_INTERRUPTIBLE.
- * A command that is linked to others, or drained, needs IOSQE_ASYNC: without it Linux 6.12 may look
- * at its SQE when there is another in its place.
+ * worker of the ring. Cancelling it (IORING_ASYNC_CANCEL) and closing the ring end it with EINTR,
+ * also without DMAFILE_INTERRUPTIBLE. A command that is linked to others, or drained, needs
+ * IOSQE_ASYNC: without it Linux 6.5 to 6.15 may look at its SQE after the slot has been used again.
  */
 struct dmafile_uring_cmd {
 	__u64 request;

@@ -9,8 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// What it does, as it says itself. Sizes are bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ko {
-    /// Its version.
-    pub version: u32,
     /// What it can do (DMAFILE_FEATURE_*).
     pub features: u64,
     /// The largest buffer that it makes.
@@ -21,7 +19,7 @@ pub(crate) struct Ko {
     pub max_gather: u64,
     /// Gathers in flight, at most.
     pub depth: u32,
-    /// Offsets in file and buffer that differ by a multiple of this need no copy.
+    /// The alignment of direct I/O on files that need no larger one.
     pub align: u64,
 }
 
@@ -30,15 +28,13 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
         Error::os("cannot use dmafile.ko", errno)
-            .with_why(format!("{NODE} belongs to another driver"))
-            .with_remedy("remove the module that made it, then modprobe dmafile")
+            .with_why(format!("{NODE} belongs to another driver, or to an older dmafile.ko"))
+            .with_remedy("make kernel-install, then remove that module and modprobe dmafile")
     })?;
-    if info.version < sys::ko::VERSION || sys::ko::FEATURES & !info.features != 0 {
+    if sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
-            "it is too old: version {} with features {:#x}, where {} with {:#x} is needed",
-            info.version,
+            "it is too old: its features are {:#x}, and {:#x} are needed",
             info.features,
-            sys::ko::VERSION,
             sys::ko::FEATURES
         );
         return Err(Error::new("cannot use dmafile.ko", why)
@@ -47,7 +43,6 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
             .with_remedy("make kernel-install, then modprobe -r dmafile and modprobe dmafile"));
     }
     let found = Ko {
-        version: info.version,
         features: info.features,
         max_buffer: info.max_buffer,
         gather: info.gather,
@@ -93,7 +88,7 @@ pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<Ko> {
 pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     let error = super::cannot_allocate(errno);
     match errno {
-        Errno::TOOBIG => error
+        Errno::FBIG => error
             .with_why(format!("dmafile.ko makes up to {} bytes", ko.max_buffer))
             .with_remedy(message![
                 "raise /sys/module/dmafile/parameters/max_buffer_mb, or load a range (",

@@ -293,8 +293,7 @@ fn dmafile_ko() -> Check {
     let error = match exporter::ko::open() {
         Ok((_, found)) => {
             let text = format!(
-                "version {}: {}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
-                found.version,
+                "{}; dma-bufs up to {} MiB, gathers of {} MiB, {} in flight",
                 found.abilities(),
                 found.max_buffer >> 20,
                 found.gather >> 20,

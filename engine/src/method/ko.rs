@@ -50,7 +50,8 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             len: run.iter().map(|extent| extent.need).sum(),
         };
         let mut done = 0;
-        for (range, strict) in parts(whole, must_be_direct(job.plan), ko.align) {
+        let align = ko.align.max(job.plan.tuning.align);
+        for (range, strict) in parts(whole, must_be_direct(job.plan), align) {
             let moved = part(job, (&node, &ko), dma_buf, range, strict);
             done += moved.as_ref().copied().unwrap_or_else(|(bytes, _)| *bytes);
             if let Err((_, stop)) = moved {
@@ -329,7 +330,7 @@ impl Watch<'_> {
             Errno::CANCELED => Error::cancelled(place),
             Errno::NODATA => cut_short(self.source, at),
             errno if direct && is_refusal(errno) => return refused(self.source, errno),
-            Errno::NOMEM | Errno::TOOBIG | Errno::MFILE => {
+            Errno::NOMEM | Errno::FBIG | Errno::MFILE => {
                 ko::cannot_allocate(errno, self.ko).at(place)
             }
             // A dma-buf of somebody else after all, or a security policy.

@@ -34,7 +34,7 @@ pub(crate) fn decide(
     if let (Kind::Dmafile, Some(found)) = (&target.kind, target.ko())
         && capacity > found.max_buffer
     {
-        let error = ko::cannot_allocate(rustix::io::Errno::TOOBIG, &found);
+        let error = ko::cannot_allocate(rustix::io::Errno::FBIG, &found);
         return Err(error.at(format!("{}, {capacity} bytes", target.kind)));
     }
     let pages = pages::pages(request, host, target, end - start, footprint, log)?;

@@ -685,7 +685,6 @@ fn udmabufs_lie_on_base_pages_where_drivers_see_wrong_bytes_on_others() {
 /// A request for a dma-buf of dmafile.ko.
 fn of_ko(kind: Kind) -> Asked {
     let ko = Ko {
-        version: 1,
         features: 0xf,
         max_buffer: 16 * GIB,
         gather: 32 * MIB,
@@ -718,7 +717,7 @@ fn the_module_fills_its_own_dma_bufs() {
     assert!(
         error
             .to_string()
-            .contains("up to 17179869184 bytes (E2BIG); "),
+            .contains("up to 17179869184 bytes (EFBIG); "),
         "{error}"
     );
 

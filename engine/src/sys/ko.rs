@@ -10,8 +10,6 @@ use std::time::Duration;
 
 /// Its node.
 pub(crate) const NODE: &str = "/dev/dmafile";
-/// The version whose requests are spoken here; every newer one takes them (DMAFILE_VERSION).
-pub(crate) const VERSION: u32 = 1;
 
 /// What of it is used here: DMAFILE_FEATURE_ALLOC_READ, DMAFILE_FEATURE_READ.
 pub(crate) const FEATURES: u64 = 0x1 | 0x2;
@@ -42,8 +40,8 @@ pub(crate) const BUFFERED: u32 = 0x4;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Info {
     size: u32,
-    /// Its version.
-    pub version: u32,
+    /// The alignment of direct I/O, in bytes, on files that need no larger one.
+    pub align: u32,
     /// What it can do.
     pub features: u64,
     /// The largest buffer, in bytes.
@@ -52,15 +50,14 @@ pub(crate) struct Info {
     pub gather: u64,
     /// The most that a call may say.
     pub max_gather: u64,
-    /// Offsets in the file and in the buffer that differ by a multiple of this need no copy.
-    pub align: u32,
     /// Gathers in flight, at most.
     pub depth: u32,
+    reserved: u32,
 }
 
-// SAFETY: DMAFILE_IOC_INFO writes the structure, and has no addresses in it.
+// SAFETY: DMAFILE_IOC_INFO updates the structure, and has no addresses in it.
 unsafe impl Argument for Info {
-    const OPCODE: Opcode = opcode::none(MAGIC, 0);
+    const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 0);
 }
 
 /// struct dmafile_alloc.
@@ -69,15 +66,15 @@ unsafe impl Argument for Info {
 struct Alloc {
     size: u32,
     fd_flags: u32,
+    length: u64,
     flags: u32,
     fd: i32,
-    length: u64,
     alloc_ns: u64,
 }
 
 // SAFETY: DMAFILE_IOC_ALLOC updates the structure, and has no addresses in it.
 unsafe impl Argument for Alloc {
-    const OPCODE: Opcode = opcode::none(MAGIC, 1);
+    const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 1);
 }
 
 /// struct dmafile_alloc_read.
@@ -101,12 +98,14 @@ struct AllocRead {
     submit_ns: u64,
     wait_ns: u64,
     copy_ns: u64,
+    align: u32,
+    reserved: u32,
 }
 
 // SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The one address in it is that of a `Progress`,
 // which its maker borrows through the call, and whose members are atomic.
 unsafe impl Argument for AllocRead {
-    const OPCODE: Opcode = opcode::none(MAGIC, 2);
+    const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 2);
 }
 
 /// struct dmafile_rw.
@@ -123,7 +122,7 @@ struct Rw {
     gather: u64,
     progress: u64,
     mode: u32,
-    reserved: u32,
+    align: u32,
     bytes: u64,
     submit_ns: u64,
     wait_ns: u64,
@@ -133,7 +132,7 @@ struct Rw {
 // SAFETY: DMAFILE_IOC_RW updates the structure. The one address in it is that of a `Progress`,
 // which its maker borrows through the call, and whose members are atomic.
 unsafe impl Argument for Rw {
-    const OPCODE: Opcode = opcode::none(MAGIC, 3);
+    const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 3);
 }
 
 /// struct dmafile_progress: what a running request and its caller tell each other.
@@ -345,21 +344,20 @@ mod tests {
                 list
             }};
         }
-        let mut all = members!(Info, "dmafile_info": size, version, features, max_buffer, gather,
-            max_gather, align, depth);
-        all.extend(members!(Alloc, "dmafile_alloc": size, fd_flags, flags, fd, length, alloc_ns));
+        let mut all = members!(Info, "dmafile_info": size, align, features, max_buffer, gather,
+            max_gather, depth, reserved);
+        all.extend(members!(Alloc, "dmafile_alloc": size, fd_flags, length, flags, fd, alloc_ns));
         all.extend(
             members!(AllocRead, "dmafile_alloc_read": size, fd_flags, flags, file_fd, file_offset,
             length, buffer_offset, buffer_size, gather, progress, fd, mode, bytes, alloc_ns,
-            submit_ns, wait_ns, copy_ns),
+            submit_ns, wait_ns, copy_ns, align, reserved),
         );
         all.extend(
             members!(Rw, "dmafile_rw": size, flags, fd, file_fd, file_offset, buffer_offset,
-            length, gather, progress, mode, reserved, bytes, submit_ns, wait_ns, copy_ns),
+            length, gather, progress, mode, align, bytes, submit_ns, wait_ns, copy_ns),
         );
         all.extend(members!(Progress, "dmafile_progress": bytes, stop, reserved));
         let numbers = [
-            ("DMAFILE_VERSION", VERSION.into()),
             ("DMAFILE_IOC_INFO", Info::OPCODE.into()),
             ("DMAFILE_IOC_ALLOC", Alloc::OPCODE.into()),
             ("DMAFILE_IOC_ALLOC_READ", AllocRead::OPCODE.into()),

@@ -99,7 +99,7 @@ class Fused:
         back = setting(LARGEST, 1)
         line = self.loads.refused("load", str(file.path), "--to=dmafile", "--quiet")
         back()
-        assert "dmafile.ko makes up to 1048576 bytes (E2BIG); " in line, line
+        assert "dmafile.ko makes up to 1048576 bytes (EFBIG); " in line, line
         # Enough for the process, the file and the node, and not for the dma-buf.
         for most in range(6, 20):
             command = ["prlimit", f"--nofile={most}", self.loads.dmafile, "load"]

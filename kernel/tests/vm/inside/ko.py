@@ -11,6 +11,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,11 +115,11 @@ def during(file: Path, value: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def loop(image: Path, size: int) -> Iterator[Path]:
-    """A block device of a size."""
+def loop(image: Path, size: int, block: int = 512) -> Iterator[Path]:
+    """A block device of a size, and of blocks of a size."""
     with image.open("wb") as disk:
         disk.truncate(size)
-    device = call("losetup", "--find", "--show", str(image)).strip()
+    device = call("losetup", "--find", "--show", f"--sector-size={block}", str(image)).strip()
     yield Path(device)
     call("losetup", "--detach", device)
     image.unlink()
@@ -142,15 +143,30 @@ def every_byte(programs: Programs, *folders: Path) -> None:
     for size in (3 * 65536 + 1536, 6 * 65536):
         with loop(folders[0] / "disk", size) as device:
             programs.run("bytes", *brief, device)
+    blocks(programs, folders[0], brief)
+    programs.run("bytes", "-o", *few)
     with parameter("max_order", 0):
-        programs.run("bytes", *few)
-    with parameter("in_order", "Y"):
         programs.run("bytes", *few)
     with parameter("depth", 1):
         programs.run("bytes", *few)
     # What checks itself takes memory for that, and is then short of it.
     if not brief:
         fragmented(programs, folders[0])
+
+
+LARGE_BLOCKS = (6, 15)
+"""The first kernel with disks whose blocks are larger than a page."""
+
+
+def blocks(programs: Programs, folder: Path, words: list[str]) -> None:
+    """Disks with blocks of all sizes: direct I/O is aligned to them."""
+    version = tuple(int(word) for word in re.findall(r"\d+", os.uname().release)[:2])
+    for size in (512, 4096, 16384, 65536):
+        if size > mmap.PAGESIZE and version < LARGE_BLOCKS:
+            print(f"# this kernel has no disks with blocks of {size} bytes")
+            continue
+        with loop(folder / "disk", 6 * 65536, size) as device:
+            programs.run("bytes", *words, "-b", str(max(size, mmap.PAGESIZE)), device)
 
 
 def words_of(folder: Path) -> list[str]:
@@ -264,7 +280,6 @@ def ahead(programs: Programs, folder: Path) -> None:
         ({"depth": 64}, [gather], LARGE),
         ({"gather_mb": 1}, [], 5),
         ({"gather_mb": 0}, [], 5),
-        ({"in_order": "Y"}, [gather], LARGE),
         ({}, [gather, in_order], LARGE),
     )
     with mapped(folder, as_it_is) as small, limited(256 * MIB):
@@ -314,6 +329,13 @@ def slow_disk(programs: Programs, folder: Path) -> None:
     with mapped(folder, slow) as file:
         programs.run("slow", file.path)
         programs.run("ring", folder, file.path)
+    with mapped(folder, slow_both_ways) as file:
+        programs.run("midway", file.path)
+
+
+def slow_both_ways(device: str, sectors: int, path: Path) -> Sequence[str]:
+    """Reads and writes wait for 100 ms: dm-delay."""
+    return (f"0 {sectors} delay {device} 0 100 {device} 0 100",)
 
 
 def broken_disk(programs: Programs, folder: Path) -> None:

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Since Linux 6.14 reads may have a smaller alignment of their own. */
+#include <linux/stat.h>
+
+u32 probe(const struct kstat *stat);
+
+u32 probe(const struct kstat *stat)
+{
+	return stat->dio_read_offset_align;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Whose turn it is to use a buffer. */
+#ifndef _DMAFILE_TURN_H
+#define _DMAFILE_TURN_H
+
+#include <linux/list.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+/**
+ * struct dmafile_turns - the requests on one buffer
+ * @lock: protects the other members
+ * @queue: struct dmafile_turn, those that wait, in the order in which they came
+ * @readers: how many requests are reading the buffer
+ * @filler: a request is filling it
+ */
+struct dmafile_turns {
+	spinlock_t lock; /* see above */
+	struct list_head queue;
+	unsigned int readers;
+	bool filler;
+};
+
+void dmafile_turns_init(struct dmafile_turns *turns);
+int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptible);
+void dmafile_turn_end(struct dmafile_turns *turns, bool fill);
+
+#endif /* _DMAFILE_TURN_H */
