@@ -142,6 +142,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 	u64 heap_flags = data->heap_flags & ~DMA_HEAP_ALLOC_AND_READ_FILE;
 	struct dmafile_io io = {
 		.born = true,
+		.freezable = true,
 		.depth = clamp(READ_ONCE(depth), 1U, DMAFILE_MAX_DEPTH),
 		.max_order = DMAFILE_MAX_ORDER,
 	};
