@@ -21,8 +21,8 @@ CONFIG = ROOT / "kernel" / "config"
 CONFIGS = {
     "base": ("base",),
     "base-debug": ("base", "debug"),
-    "series": ("base",),
-    "series-debug": ("base", "debug"),
+    "series": ("base", "series"),
+    "series-debug": ("base", "debug", "series"),
 }
 """Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
 PATCHED = ("series", "series-debug")

@@ -15,6 +15,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(small, "CONFIG", tmp_path)
     (tmp_path / "base.config").write_text("CONFIG_NET=y\n")
     (tmp_path / "debug.config").write_text("# CONFIG_NET is not set\nCONFIG_KASAN=y\n")
+    (tmp_path / "series.config").write_text("CONFIG_NEW=y\n")
     monkeypatch.setattr(debian, "linux_source", lambda: tmp_path / "linux-source-6.12_1" / "source")
     names: list[str] = []
 
@@ -63,7 +64,7 @@ def test_every_setting_is_said_once() -> None:
             text = (small.CONFIG / f"{name}.config").read_text()
             said = [line for line in text.splitlines() if small.settings(line)]
             assert len(said) == len(small.settings(text)), name
-            assert len(said) > 20
+            assert said, name
 
 
 def test_a_kernel_of_the_series_is_built_again_for_another_patch(

@@ -54,7 +54,7 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
 
 def heads_only(seen: bytes, file: File) -> None:
     """Linux 6.12 gives a driver that maps a udmabuf for the CPU the first page of every huge page
-    in the place of all of its pages (`vmap_udmabuf`; mended in 6.13). The right bytes will do, too.
+    in the place of all of its pages (`vmap_udmabuf`; mended in 6.17). The right bytes will do, too.
     """
     if seen == file.data:
         print("vmap of huge pages: right")

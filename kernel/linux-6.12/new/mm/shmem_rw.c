@@ -1,44 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bytes between a file of tmpfs, or a memfd, and a file of a disk.
+ * Copies between a file of tmpfs, or a memfd, and a file of a disk.
  *
- * The disk works on the folios of the file itself. While it does, they are neither locked nor is
- * their inode: whoever reads the disk may, by way of a loop device or of reclaim, have to wait for
- * a write to this very file, and two copies may go in opposite directions. They are only held, as
- * direct I/O on a mapping of the file holds them, which therefore can do no more harm than that:
+ * The disk reads and writes the folios of the file itself. Neither they nor the inode are locked
+ * while it does: I/O on the disk may have to wait for a write to this very file, through a loop
+ * device or reclaim, and two copies may go in opposite directions. The folios are only referenced,
+ * as by direct I/O on a mapping of the file, so nothing can happen that could not happen there:
  *
- *  - A folio is up to date before it is let go: new ones are zero. Others see zeros or the new
- *    bytes, never what memory held before.
- *  - What is held is not reclaimed, swapped, migrated, or split. It may be truncated or punched;
- *    then the disk's bytes are lost with it, as if they had come first.
- *  - The file's size is raised when the bytes are there, under the inode's lock, as far as there
- *    are folios. What was allocated behind it for bytes that did not come is given back then: so
- *    only one copy at a time makes a file grow.
- *  - F_SEAL_WRITE can't be added meanwhile: a copy counts as a writable mapping.
+ *  - A folio is up to date before it is unlocked; a new one is zero. Readers of the file see zeros
+ *    or the new bytes, never what memory held before.
+ *  - A referenced folio is not reclaimed, swapped out, migrated or split. It may be truncated or
+ *    punched; then the bytes from the disk are lost with it, as if they had been copied before.
+ *  - The size of the file is raised when the bytes have been read, under the inode's lock, and only
+ *    as far as there are folios. Folios behind it that were added for bytes that did not arrive are
+ *    removed. So only one copy at a time may grow a file.
+ *  - F_SEAL_WRITE can't be added during a copy, which counts as a writable mapping.
  */
 #include <linux/dmafile/io.h>
 #include <linux/fs.h>
 #include <linux/highmem.h>
 #include <linux/memfd.h>
+#include <linux/memory_copy.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 #include <linux/shmem_fs.h>
 #include <linux/shmem_rw.h>
 #include <linux/sizes.h>
+#include <linux/wait_bit.h>
 
-/* Gathers in flight, and the largest of them, in MiB. */
-#define DEPTH	4
-#define GATHER	8
-/* What is held at a time can't be reclaimed, and so is little. */
-#define STEP	SZ_32M
+/* The number of gathers in flight, and the size of the largest one in MiB. */
+#define SHMEM_RW_DEPTH	4
+#define SHMEM_RW_GATHER	8
+/* How much is referenced at a time: little, as it can't be reclaimed. */
+#define SHMEM_RW_STEP	SZ_32M
 
 /**
  * struct shmem_rw - one copy
  * @io: the transfer
  * @inode: of the memory
- * @first: the page with which @io's begin
- * @end: the last byte, and one
- * @grows: the file may become longer
+ * @first: the index of the first page of @io's
+ * @end: behind the last byte
+ * @grows: this copy may raise the size of the file
  */
 struct shmem_rw {
 	struct dmafile_io io;
@@ -48,22 +50,46 @@ struct shmem_rw {
 	bool grows;
 };
 
-/* A folio is made what those who read the file may see. */
-static void settle(struct folio *folio)
+static bool shmem_rw_try_grow(struct shmem_inode_info *info)
+{
+	bool free;
+
+	spin_lock_irq(&info->lock);
+	free = !(info->flags & SHMEM_F_GROWING);
+	info->flags |= SHMEM_F_GROWING;
+	spin_unlock_irq(&info->lock);
+	return free;
+}
+
+static void shmem_rw_grown(struct shmem_inode_info *info)
+{
+	spin_lock_irq(&info->lock);
+	info->flags &= ~SHMEM_F_GROWING;
+	spin_unlock_irq(&info->lock);
+	/* wake_up_var() looks for waiters without a lock. */
+	smp_mb();
+	wake_up_var(&info->flags);
+}
+
+/* Makes a folio one that readers of the file may see. */
+static void shmem_rw_init_folio(struct folio *folio)
 {
 	if (!folio_test_uptodate(folio)) {
-		/* Memory that is zeroed when it's allocated needs no second time. */
+		/*
+		 * Most kernels zero all memory when it is allocated. To zero it once more would
+		 * double the cost of a copy into new memory. Page poisoning turns this off.
+		 */
 		if (!want_init_on_alloc(0))
 			folio_zero_range(folio, 0, folio_size(folio));
 		flush_dcache_folio(folio);
 		folio_mark_uptodate(folio);
 	}
-	/* Else it might be dropped as one that nobody has written to. */
+	/* A clean folio could be dropped instead of swapped out. */
 	folio_mark_dirty(folio);
 }
 
-/* One more folio, or a hole's page. */
-static int hold(struct dmafile_io *io, unsigned long most)
+/* &struct dmafile_io.more: adds the next folio, or a zero page for a hole that is read. */
+static int shmem_rw_add_folio(struct dmafile_io *io, unsigned long most)
 {
 	struct shmem_rw *rw = container_of(io, struct shmem_rw, io);
 	struct dmafile_pages *pages = io->pages;
@@ -81,7 +107,7 @@ static int hold(struct dmafile_io *io, unsigned long most)
 		bool poisoned = folio_contain_hwpoisoned_page(folio);
 
 		if (!poisoned && !io->write)
-			settle(folio);
+			shmem_rw_init_folio(folio);
 		folio_unlock(folio);
 		if (poisoned) {
 			folio_put(folio);
@@ -99,15 +125,15 @@ static int hold(struct dmafile_io *io, unsigned long most)
 	return err;
 }
 
-/* Before the first byte. Return: 0 or an error. */
-static int begin_filling(struct shmem_rw *rw, struct file *memory)
+/* Called before the first byte is read. Return: 0 or an error. */
+static int shmem_rw_begin_fill(struct shmem_rw *rw, struct file *memory)
 {
 	struct shmem_inode_info *info = SHMEM_I(rw->inode);
 	int err = 0;
 
 	rw->grows = rw->end > i_size_read(rw->inode);
 	if (rw->grows)
-		err = mutex_lock_killable(&info->growing);
+		err = wait_var_event_killable(&info->flags, shmem_rw_try_grow(info));
 	if (err)
 		return err;
 	inode_lock(rw->inode);
@@ -120,12 +146,12 @@ static int begin_filling(struct shmem_rw *rw, struct file *memory)
 		err = mapping_map_writable(rw->inode->i_mapping);
 	inode_unlock(rw->inode);
 	if (err && rw->grows)
-		mutex_unlock(&info->growing);
+		shmem_rw_grown(info);
 	return err;
 }
 
-/* How far there are folios: nothing is truncated, or comes back, while the inode is locked. */
-static loff_t end_of_folios(const struct shmem_rw *rw)
+/* How far the copy's folios are still in the file; nothing is truncated under the inode's lock. */
+static loff_t shmem_rw_folios_end(const struct shmem_rw *rw)
 {
 	const struct dmafile_pages *pages = rw->io.pages;
 	unsigned int i = pages->nr;
@@ -138,35 +164,61 @@ static loff_t end_of_folios(const struct shmem_rw *rw)
 	return 0;
 }
 
-/* Behind the last byte of @done, or behind an error. Return: how many of them the file has. */
-static ssize_t end_filling(struct shmem_rw *rw, loff_t at, ssize_t done)
+/*
+ * Removes the copy's folios behind the end of the file, except for those in a range that
+ * fallocate() has reserved there: they are cleared. Drops all references.
+ */
+static void shmem_rw_give_back(struct shmem_rw *rw, loff_t size)
+{
+	struct dmafile_pages *pages = rw->io.pages;
+	loff_t begin = (loff_t)rw->first << PAGE_SHIFT, end = round_up(rw->end, PAGE_SIZE);
+	loff_t kept = (loff_t)shmem_fallocend(rw->inode, 0) << PAGE_SHIFT;
+
+	kept = clamp(kept, size, end);
+	if (kept > max(size, begin))
+		dmafile_pages_zero(pages, max(size, begin) - begin,
+				   min_t(u64, kept - begin, dmafile_pages_bytes(pages)));
+	dmafile_pages_put(pages);
+	if (kept < end)
+		shmem_truncate_range(rw->inode, kept, end - 1);
+}
+
+/*
+ * Called with the number of bytes that were read from @at on, or with an error. Return: how many of
+ * them the file has, or an error.
+ */
+static ssize_t shmem_rw_end_fill(struct shmem_rw *rw, loff_t at, ssize_t done)
 {
 	struct shmem_inode_info *info = SHMEM_I(rw->inode);
 	loff_t size, end;
 
 	inode_lock(rw->inode);
 	size = i_size_read(rw->inode);
-	end = done > 0 ? min(at + done, end_of_folios(rw)) : 0;
+	end = done > 0 && rw->grows ? min(at + done, shmem_rw_folios_end(rw)) : 0;
 	if (end > size && info->seals & F_SEAL_GROW) {
-		/* Sealed meanwhile. */
+		/* The seal was added meanwhile. */
 		done = size > at ? size - at : -EPERM;
 	} else if (end > size) {
 		i_size_write(rw->inode, end);
 		size = end;
 	}
-	dmafile_pages_put(rw->io.pages);
-	if (rw->grows && rw->end > size)
-		shmem_truncate_range(rw->inode, size, round_up(rw->end, PAGE_SIZE) - 1);
+	/* If the file was truncated meanwhile, what another copy adds behind its end stays. */
+	if (rw->end > size && !rw->grows)
+		rw->grows = shmem_rw_try_grow(info);
+	if (rw->end > size && rw->grows)
+		shmem_rw_give_back(rw, size);
+	else
+		dmafile_pages_put(rw->io.pages);
 	mapping_unmap_writable(rw->inode->i_mapping);
 	inode_unlock(rw->inode);
 	if (rw->grows)
-		mutex_unlock(&info->growing);
+		shmem_rw_grown(info);
 	return done;
 }
 
-/* A step of one copy. Return: bytes moved, or an error. */
-static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
-		    bool write)
+/* Copies at most SHMEM_RW_STEP. Return: the number of bytes, or an error. */
+static ssize_t shmem_rw_step(struct file *memory, loff_t at, struct file *file, loff_t pos,
+			     size_t len, bool write)
 {
 	struct dmafile_pages pages = { };
 	struct shmem_rw rw = {
@@ -177,9 +229,9 @@ static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t po
 			.at = offset_in_page(at),
 			.len = len,
 			.size = PAGE_ALIGN(offset_in_page(at) + len),
-			.more = hold,
-			.gather = dmafile_gather(len, GATHER),
-			.depth = DEPTH,
+			.more = shmem_rw_add_folio,
+			.gather = dmafile_gather(len, SHMEM_RW_GATHER),
+			.depth = SHMEM_RW_DEPTH,
 			.max_order = DMAFILE_MAX_ORDER,
 			.write = write,
 		},
@@ -187,54 +239,64 @@ static ssize_t move(struct file *memory, loff_t at, struct file *file, loff_t po
 		.first = at >> PAGE_SHIFT,
 		.end = at + len,
 	};
-	ssize_t ret = write ? 0 : begin_filling(&rw, memory);
+	ssize_t ret = write ? 0 : shmem_rw_begin_fill(&rw, memory);
 
 	if (ret)
 		return ret;
 	ret = dmafile_transfer(&rw.io);
 	ret = rw.io.done ?: ret;
 	if (!write)
-		return end_filling(&rw, at, ret);
+		return shmem_rw_end_fill(&rw, at, ret);
 	dmafile_pages_put(&pages);
 	return ret;
 }
 
-/**
- * shmem_rw_file - &file_operations.rw_file of tmpfs and of memfds
- * @memory: the file that is memory
- * @at: the first byte there
- * @file: any other file, open for it
- * @pos: the first byte there
- * @len: how many
- * @write: from @memory to @file
- *
- * Return: bytes moved, or an error: -EPERM where a seal forbids it, those of writing to tmpfs, and
- * those of @file.
- */
-ssize_t shmem_rw_file(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
-		      bool write)
+static ssize_t shmem_rw(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
+			bool write)
 {
 	size_t done = 0;
 	ssize_t ret = 0;
 
 	while (done < len) {
-		size_t step = min_t(size_t, len - done, STEP);
+		size_t step = min_t(size_t, len - done, SHMEM_RW_STEP);
 		loff_t size = i_size_read(file_inode(memory));
 
 		if (write && at + done >= size)
 			break;
 		if (write)
 			step = min_t(loff_t, step, size - at - done);
-		ret = move(memory, at + done, file, pos + done, step, write);
+		ret = shmem_rw_step(memory, at + done, file, pos + done, step, write);
 		if (ret > 0)
 			done += ret;
 		else if (write && ret == -EINVAL && i_size_read(file_inode(memory)) < size)
-			/* Cut short meanwhile: up to its new end. */
+			/* Truncated meanwhile: copy up to the new end. */
 			continue;
 		if (ret < (ssize_t)step)
 			break;
 	}
-	if (write)
+	if (write && len)
 		file_accessed(memory);
 	return done ?: ret;
+}
+
+/**
+ * shmem_copy_file_range - &file_operations.copy_file_range of tmpfs and of memfds
+ * @in: the source
+ * @pos_in: the offset in @in
+ * @out: the destination; one of the two is the file of a disk, unless both are memory
+ * @pos_out: the offset in @out
+ * @len: the number of bytes
+ * @flags: none
+ *
+ * Return: the number of bytes, or an error: -EPERM if a seal forbids it, those of writing to tmpfs,
+ * and those of the disk's file system.
+ */
+ssize_t shmem_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+			      size_t len, unsigned int flags)
+{
+	if (memory_file(in) && memory_file(out))
+		return memory_copy_within(in, pos_in, out, pos_out, len);
+	if (memory_file(in))
+		return shmem_rw(in, pos_in, out, pos_out, len, true);
+	return shmem_rw(out, pos_out, in, pos_in, len, false);
 }

@@ -9,6 +9,7 @@ that counts the calls.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -25,14 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel.tests.vm.inside.heap_flag import MODES, READ, SYNC, Heap
+from kernel.tests.vm.inside.ko import as_it_is
 from kernel.tests.vm.inside.nth import Nth
 from tests.vm.inside.faults import SIZE, Machine, broken, call, interrupted, mapped, slow
-from tests.vm.inside.loads import BLOB, MIB, PATIENCE, File, difference, setting
+from tests.vm.inside.loads import BLOB, MIB, PATIENCE, File, difference, setting, settles
 
 POOL = "/proc/sys/vm/nr_hugepages"
 UDMABUF_CREATE = 0x40187542
 UDMABUF = struct.Struct("=IIQQ")
 """struct udmabuf_create: memfd, flags, offset, size."""
+FALLOC_FL_KEEP_SIZE = 1
 COPY_FILE_RANGE = 326
 """Its number on x86-64."""
 WRITE, END = 2, 4
@@ -241,6 +244,76 @@ def fails(act: Callable[[], object]) -> int:
     return 0
 
 
+def kept(folder: Path) -> None:
+    """What fallocate() has promised behind the end of a file stays after a copy that fails, and is
+    zero; what the copy itself has added there is given back.
+    """
+    with mapped(folder, broken(BAD)) as file:
+        for mode in MODES:
+            source = opened(file.path, os.O_RDONLY | mode)
+            # What is reserved: nothing, the whole range, its beginning, and the rest of it.
+            for begin, end in ((0, 0), (0, 4 * MIB), (0, 65536), (2 * MIB, 4 * MIB)):
+                for start in (BAD, BAD - 8192, BAD - 2 * MIB):
+                    case = f"{mode}, {begin} to {end}, from {start}"
+                    file.evict()
+                    fd = memfd(0)
+                    if end:
+                        keep_size(fd, begin, end - begin)
+                    done, error = until_it_fails(source, start, fd, 0, 4 * MIB)
+                    assert error == errno.EIO and done <= BAD - start, f"{case}: {done}, {error}"
+                    stat = os.fstat(fd)
+                    assert stat.st_size == done, f"{case}: {stat.st_size}, not {done}"
+                    # Up to the last page that is promised holes may have been filled.
+                    least = max(end - max(begin, done), 0) + done
+                    most = max(end, done + mmap.PAGESIZE)
+                    blocks = stat.st_blocks * 512
+                    assert least <= blocks <= most, f"{case}: {blocks}, {least} to {most}"
+                    os.ftruncate(fd, 5 * MIB)
+                    want = file.data[start : start + done] + bytes(5 * MIB - done)
+                    seen = os.pread(fd, 5 * MIB, 0)
+                    assert seen == want, f"{case}: {difference(seen, want)}"
+                    os.close(fd)
+            os.close(source)
+
+
+def keep_size(fd: int, start: int, size: int) -> None:
+    """fallocate(), by which the file does not grow."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [ctypes.c_int64(start), ctypes.c_int64(size)]
+    if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, *words):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def cut_short(folder: Path) -> None:
+    """A copy into a file that is truncated meanwhile does not make it larger, and leaves nothing
+    behind its end.
+    """
+    with mapped(folder, as_it_is) as file:
+        for to in (0, 3 * MIB + 5):
+            fd = memfd(SIZE)
+            source = opened(file.path, os.O_RDONLY | os.O_DIRECT)
+            # Where its blocks are is known to the file system from then on.
+            assert until_it_fails(source, 0, fd, 0, SIZE) == (SIZE, 0)
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, SIZE)
+            call("dmsetup", "suspend", "--noflush", "--nolockfs", "mapped")
+            child = os.fork()
+            if not child:
+                os._exit(until_it_fails(source, 0, fd, 0, SIZE) != (SIZE, 0))
+            # It has some gathers in flight, and waits for them.
+            begun = functools.partial(os.fstat, fd)
+            settles(begun, lambda stat: stat.st_blocks > 0, "it has not begun")
+            os.ftruncate(fd, to)
+            call("dmsetup", "resume", "mapped")
+            assert os.waitpid(child, 0)[1] == 0, f"{to}: the copy failed"
+            stat = os.fstat(fd)
+            assert stat.st_size == to, f"{to}: {stat.st_size}"
+            most = to + mmap.PAGESIZE
+            assert stat.st_blocks * 512 <= most, f"{to}: {stat.st_blocks * 512} bytes are left"
+            os.close(fd)
+            os.close(source)
+
+
 def sealed(folder: Path) -> None:
     """A memfd is sealed against writing between two copies, never within one."""
     files = [File.of(folder / "one", 3 * MIB), File.of(folder / "other", 3 * MIB - 1)]
@@ -415,7 +488,8 @@ def failing(
 
 
 PARTS: Mapping[str, Callable[[Path], None]] = {
-    one.__name__: one for one in (slow_disk, broken_disk, sealed, loop, large, failures)
+    one.__name__: one
+    for one in (slow_disk, broken_disk, kept, cut_short, sealed, loop, large, failures)
 }
 
 

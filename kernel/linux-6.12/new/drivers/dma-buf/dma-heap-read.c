@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * DMA_HEAP_ALLOC_AND_READ_FILE: a heap's memory, and a file's content in it.
+ * DMA_HEAP_ALLOC_AND_READ_FILE: allocate a buffer from a heap and read a file into it.
  *
- * A heap with allocate_and_read reads what it has allocated while it allocates more. For the others
- * it is done one after the other here: allocate, map all of it, and read.
+ * A heap that implements allocate_and_read() reads into the memory that it has while it allocates
+ * more. For other heaps the buffer is allocated, mapped into the kernel, and then read.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-heap.h>
@@ -22,7 +22,7 @@
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);
-MODULE_PARM_DESC(gather_mb, "MiB allocated before they are read at most; 1 to 1024. Default is 128.");
+MODULE_PARM_DESC(gather_mb, "Most MiB to allocate before reading them; 1 to 1024. Default is 128.");
 
 static unsigned int depth = 4;
 module_param(depth, uint, 0644);
@@ -30,12 +30,17 @@ MODULE_PARM_DESC(depth, "Gathers in flight; 1 to 64. Default is 4.");
 
 static bool in_order;
 module_param(in_order, bool, 0644);
-MODULE_PARM_DESC(in_order, "All heaps do as those without allocate_and_read, to compare. Default is N.");
+MODULE_PARM_DESC(in_order, "Allocate everything before reading, to compare. Default is N.");
 
-/* Nobody else sees the buffer: it may be written to up to its end, and is zero behind the file. */
-static int read_mapped(const struct dmafile_io *io, u8 *vaddr)
+/*
+ * The buffer is still private, so reads may extend to its end; what is behind the end of the file
+ * is zeroed.
+ */
+static int dma_heap_read_mapped(const struct dmafile_io *io, u8 *vaddr)
 {
-	bool direct = io->file->f_iocb_flags & IOCB_DIRECT;
+	/* Another thread may change the open flags meanwhile. */
+	const int flags = io->file->f_iocb_flags;
+	bool direct = flags & IOCB_DIRECT;
 	u64 done = 0;
 
 	while (done < io->len) {
@@ -49,15 +54,14 @@ static int read_mapped(const struct dmafile_io *io, u8 *vaddr)
 
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		/* The page cache has what a direct read has left of a block. */
+		/* Direct I/O cannot go on within a block; buffered I/O can. */
 		direct = direct && IS_ALIGNED(done, DMAFILE_ALIGN);
 		iov_iter_kvec(&iter, ITER_DEST, &all, 1, all.iov_len);
 		init_sync_kiocb(&kiocb, io->file);
 		kiocb.ki_pos = done;
-		if (!direct)
-			kiocb.ki_flags &= ~IOCB_DIRECT;
+		kiocb.ki_flags = direct ? flags : flags & ~IOCB_DIRECT;
 		result = vfs_iocb_iter_read(io->file, &kiocb, &iter);
-		/* EFAULT: of network file systems, which have none into a mapping of the kernel. */
+		/* EFAULT: from network file systems, which can't read into vmap memory directly. */
 		if (direct &&
 		    (result == -EINVAL || result == -EOPNOTSUPP || result == -EFAULT)) {
 			direct = false;
@@ -73,7 +77,7 @@ static int read_mapped(const struct dmafile_io *io, u8 *vaddr)
 	return 0;
 }
 
-static int read_into(const struct dmafile_io *io, struct dma_buf *dmabuf)
+static int dma_heap_read_into(const struct dmafile_io *io, struct dma_buf *dmabuf)
 {
 	struct iosys_map map;
 	int err, end;
@@ -85,11 +89,11 @@ static int read_into(const struct dmafile_io *io, struct dma_buf *dmabuf)
 	if (err)
 		goto end_access;
 	if (map.is_iomem) {
-		/* No file system reads into that. */
+		/* File systems can't read into I/O memory. */
 		err = -EOPNOTSUPP;
 	} else {
-		err = read_mapped(io, map.vaddr);
-		/* Direct I/O has written to the pages behind the mapping. */
+		err = dma_heap_read_mapped(io, map.vaddr);
+		/* Direct I/O writes to the pages, not through the mapping. */
 		invalidate_kernel_vmap_range(map.vaddr, io->size);
 	}
 	dma_buf_vunmap_unlocked(dmabuf, &map);
@@ -98,17 +102,18 @@ end_access:
 	return err ?: end;
 }
 
-/* For heaps that can't do both at once. */
-static struct dma_buf *allocate_then_read(struct dma_heap *heap, const struct dma_heap_ops *ops,
-					  const struct dmafile_io *io, u32 fd_flags,
-					  u64 heap_flags)
+/* For heaps without allocate_and_read(). */
+static struct dma_buf *dma_heap_allocate_then_read(struct dma_heap *heap,
+						   const struct dma_heap_ops *ops,
+						   const struct dmafile_io *io, u32 fd_flags,
+						   u64 heap_flags)
 {
 	struct dma_buf *dmabuf = ops->allocate(heap, io->size, fd_flags, heap_flags);
 	int err;
 
 	if (IS_ERR(dmabuf))
 		return dmabuf;
-	err = read_into(io, dmabuf);
+	err = dma_heap_read_into(io, dmabuf);
 	if (err) {
 		dma_buf_put(dmabuf);
 		return ERR_PTR(err);
@@ -117,18 +122,19 @@ static struct dma_buf *allocate_then_read(struct dma_heap *heap, const struct dm
 }
 
 /**
- * dma_heap_read_file - a new buffer with a whole file in it
- * @heap: where the memory comes from
- * @ops: the heap's
- * @data: what was asked for; its flags are known to be valid
+ * dma_heap_read_file - allocate a buffer and read a whole file into it
+ * @heap: the heap to allocate from
+ * @ops: the operations of @heap
+ * @data: the request, whose flags have been checked
  *
- * The file's open flags choose between direct and buffered I/O; its position is neither used nor
- * moved. The buffer has the file's size, rounded up to pages, and zeros behind the file's end.
+ * The open flags of the file choose between direct and buffered I/O. Its position is neither used
+ * nor changed. The buffer is as large as the file, rounded up to pages, and zero behind the end of
+ * the file.
  *
- * Return: the buffer, whole, of which nobody else knows yet. Or an error: -EBADF, -EISDIR or
- * -EINVAL for a descriptor of which no file can be read, -ENODATA for an empty file, or for one
- * that was cut short meanwhile, -EINTR for a caller that is being killed, what the heap's allocate
- * says, and what reading the file says.
+ * Return: the buffer, complete and not published yet. Or an error: -EBADF, -EISDIR or -EINVAL for
+ * a descriptor that can't be read by offset, -ENODATA if the file is empty or was truncated
+ * meanwhile, -EFBIG or -ENOMEM if it doesn't fit, -EINTR if the caller is being killed, or an error
+ * from the heap or from reading the file.
  */
 struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_ops *ops,
 				   const struct dma_heap_allocation_data *data)
@@ -136,6 +142,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 	u64 heap_flags = data->heap_flags & ~DMA_HEAP_ALLOC_AND_READ_FILE;
 	struct dmafile_io io = {
 		.born = true,
+		.freezable = true,
 		.depth = clamp(READ_ONCE(depth), 1U, DMAFILE_MAX_DEPTH),
 		.max_order = DMAFILE_MAX_ORDER,
 	};
@@ -152,7 +159,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 		err = -ENODATA;
 	else if (!err && io.len > LONG_MAX - PAGE_SIZE)
 		err = -EFBIG;
-	/* Before others are killed for memory that will not do. */
+	/* Fail before the OOM killer frees memory for a request that cannot succeed. */
 	else if (!err && io.len >> PAGE_SHIFT > totalram_pages())
 		err = -ENOMEM;
 	if (err) {
@@ -164,8 +171,8 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 	if (ops->allocate_and_read && !READ_ONCE(in_order))
 		dmabuf = ops->allocate_and_read(heap, &io, data->fd_flags, heap_flags);
 	else
-		dmabuf = allocate_then_read(heap, ops, &io, data->fd_flags, heap_flags);
-	/* There's no easy way to restart a read. */
+		dmabuf = dma_heap_allocate_then_read(heap, ops, &io, data->fd_flags, heap_flags);
+	/* A restarted ioctl would begin with another buffer. */
 	if (PTR_ERR_OR_ZERO(dmabuf) == -ERESTARTSYS)
 		dmabuf = ERR_PTR(-EINTR);
 put_file:
@@ -174,14 +181,14 @@ put_file:
 }
 
 /**
- * dma_heap_fill - allocate pages, and read meanwhile what is already there
- * @io: as the heap's allocate_and_read has got it
- * @pages: empty; has the whole file in it then, to be given back by dmafile_pages_free()
+ * dma_heap_fill - allocate pages, and read the file into them meanwhile
+ * @io: the transfer that allocate_and_read() was called with
+ * @pages: empty; holds the whole file afterwards. Free it with dmafile_pages_free()
  *
- * For a heap whose memory is pages as dmafile_pages_grow() allocates them: zeroed, of order 8, 4
- * and 0, and charged to the caller's cgroup.
+ * For heaps whose memory consists of pages as dmafile_pages_grow() allocates them: zeroed, of order
+ * 8, 4 and 0, and charged to the cgroup of the caller.
  *
- * Return: 0 or an error, as for dma_heap_read_file(); @pages are to be given back all the same.
+ * Return: 0, or an error as from dma_heap_read_file(). @pages must be freed in either case.
  */
 int dma_heap_fill(struct dmafile_io *io, struct dmafile_pages *pages)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* DMA_HEAP_ALLOC_AND_READ_FILE: a heap's memory, and a file's content in it. */
+/* DMA_HEAP_ALLOC_AND_READ_FILE: allocate a buffer from a heap and read a file into it. */
 #ifndef _DMA_HEAP_READ_H
 #define _DMA_HEAP_READ_H
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Bytes between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk.
+ * Copies between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk.
  *
- * As with tmpfs (mm/shmem_rw.c) the disk works on the folios of the file itself, which are held;
- * neither they nor their inode are locked. Holes are filled by hugetlbfs's own fallocate(), which
- * keeps the reservations right and gives nothing that isn't zero. A file doesn't grow by this: its
- * size is a multiple of its pages', as ftruncate(2) sets it.
+ * As with tmpfs (mm/shmem_rw.c), the disk reads and writes the folios of the file itself, which are
+ * referenced, while neither they nor the inode are locked. Holes are filled by the fallocate() of
+ * hugetlbfs, which maintains the reservations and clears the pages. The file doesn't grow: its size
+ * is a multiple of the huge page size, set by ftruncate(2).
  */
 #include <linux/dmafile/io.h>
 #include <linux/falloc.h>
@@ -13,18 +13,19 @@
 #include <linux/hugetlb.h>
 #include <linux/hugetlb_rw.h>
 #include <linux/memfd.h>
+#include <linux/memory_copy.h>
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 
-/* Gathers in flight, and the largest of them, in MiB. */
-#define DEPTH	4
-#define GATHER	32
+/* The number of gathers in flight, and the size of the largest one in MiB. */
+#define HUGETLB_RW_DEPTH	4
+#define HUGETLB_RW_GATHER	32
 
 /**
  * struct hugetlb_rw - one copy
  * @io: the transfer
- * @memory: the file
- * @first: the page, not the huge one, with which @io's begin
+ * @memory: the file that is memory
+ * @first: the index of the first page of @io's, in base pages
  */
 struct hugetlb_rw {
 	struct dmafile_io io;
@@ -32,8 +33,8 @@ struct hugetlb_rw {
 	pgoff_t first;
 };
 
-/* One more folio, or as much of a hole as is wanted. */
-static int hold(struct dmafile_io *io, unsigned long most)
+/* &struct dmafile_io.more: adds the next folio, or zero pages for a hole that is read. */
+static int hugetlb_rw_add_folio(struct dmafile_io *io, unsigned long most)
 {
 	struct hugetlb_rw *rw = container_of(io, struct hugetlb_rw, io);
 	struct dmafile_pages *pages = io->pages;
@@ -55,7 +56,7 @@ static int hold(struct dmafile_io *io, unsigned long most)
 			folio_put(folio);
 		return err;
 	}
-	/* And look again. */
+	/* The next call finds the folio. */
 	if (!io->write)
 		return vfs_fallocate(rw->memory, FALLOC_FL_KEEP_SIZE, at, count << PAGE_SHIFT);
 	while (count-- && !err) {
@@ -68,8 +69,8 @@ static int hold(struct dmafile_io *io, unsigned long most)
 	return err;
 }
 
-/* Before the first byte. Return: 0 or an error. */
-static int begin_filling(struct file *memory)
+/* Called before the first byte is read. Return: 0 or an error. */
+static int hugetlb_rw_begin_fill(struct file *memory)
 {
 	struct inode *inode = file_inode(memory);
 	int err;
@@ -79,28 +80,15 @@ static int begin_filling(struct file *memory)
 		err = -EPERM;
 	else
 		err = file_modified(memory);
-	/* F_SEAL_WRITE can't be added from now on. */
+	/* From now on F_SEAL_WRITE can't be added. */
 	if (!err)
 		err = mapping_map_writable(memory->f_mapping);
 	inode_unlock(inode);
 	return err;
 }
 
-/**
- * hugetlb_rw_file - &file_operations.rw_file of hugetlbfs and of memfds on huge pages
- * @memory: the file that is memory
- * @at: the first byte there
- * @file: any other file, open for it
- * @pos: the first byte there
- * @len: how many
- * @write: from @memory to @file
- *
- * Return: bytes moved; 0 behind the end of @memory, or -ENOSPC where it was to be filled; or an
- * error: -EPERM where a seal forbids it, those of fallocate(2), -EIO for poisoned memory, and those
- * of @file.
- */
-ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
-			bool write)
+static ssize_t hugetlb_rw(struct file *memory, loff_t at, struct file *file, loff_t pos,
+			  size_t len, bool write)
 {
 	loff_t size = i_size_read(file_inode(memory));
 	struct dmafile_pages pages = { };
@@ -110,8 +98,8 @@ ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_
 			.pages = &pages,
 			.pos = pos,
 			.at = offset_in_page(at),
-			.more = hold,
-			.depth = DEPTH,
+			.more = hugetlb_rw_add_folio,
+			.depth = HUGETLB_RW_DEPTH,
 			.max_order = DMAFILE_MAX_ORDER,
 			.write = write,
 		},
@@ -128,8 +116,8 @@ again:
 	len = min_t(loff_t, len, size - at);
 	rw.io.len = len;
 	rw.io.size = PAGE_ALIGN(rw.io.at + len);
-	rw.io.gather = dmafile_gather(len, GATHER);
-	err = write ? 0 : begin_filling(memory);
+	rw.io.gather = dmafile_gather(len, HUGETLB_RW_GATHER);
+	err = write ? 0 : hugetlb_rw_begin_fill(memory);
 	if (err)
 		return err;
 	err = dmafile_transfer(&rw.io);
@@ -140,11 +128,34 @@ again:
 		mapping_unmap_writable(memory->f_mapping);
 	if (rw.io.done)
 		return rw.io.done;
-	/* It was cut short meanwhile: up to its new end. */
+	/* Truncated meanwhile: copy up to the new end. */
 	if (err == -EINVAL && i_size_read(file_inode(memory)) < size) {
 		size = i_size_read(file_inode(memory));
 		goto again;
 	}
-	/* fallocate() ends at any signal. */
+	/* fallocate() returns -EINTR for any signal; this one can be restarted. */
 	return err == -EINTR && !fatal_signal_pending(current) ? -ERESTARTSYS : err;
+}
+
+/**
+ * hugetlb_copy_file_range - &file_operations.copy_file_range of hugetlbfs
+ * @in: the source
+ * @pos_in: the offset in @in
+ * @out: the destination; one of the two is the file of a disk, unless both are memory
+ * @pos_out: the offset in @out
+ * @len: the number of bytes
+ * @flags: none
+ *
+ * Return: the number of bytes; 0 behind the end of the memory, or -ENOSPC if it is the destination;
+ * or an error: -EPERM if a seal forbids it, those of fallocate(2), -EIO for poisoned memory, and
+ * those of the disk's file system.
+ */
+ssize_t hugetlb_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+				size_t len, unsigned int flags)
+{
+	if (memory_file(in) && memory_file(out))
+		return memory_copy_within(in, pos_in, out, pos_out, len);
+	if (memory_file(in))
+		return hugetlb_rw(in, pos_in, out, pos_out, len, true);
+	return hugetlb_rw(out, pos_out, in, pos_in, len, false);
 }

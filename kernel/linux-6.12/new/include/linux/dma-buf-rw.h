@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Bytes between a dma-buf and a file, by the exporter whose memory it is. */
+/* Transfers between a dma-buf and a file, by the exporter of the dma-buf. */
 #ifndef _LINUX_DMA_BUF_RW_H
 #define _LINUX_DMA_BUF_RW_H
 
@@ -9,16 +9,17 @@ struct dma_buf;
 struct dmafile_pages;
 struct file;
 struct pipe_inode_info;
+struct rw_semaphore;
 
 /**
- * struct dma_buf_rw - what &dma_buf_ops.rw_file shall do
- * @file: the other side
- * @pos: the first byte in @file
- * @pipe: the other side where there is no @file: what to take bytes from
+ * struct dma_buf_rw - a request for &dma_buf_ops.rw_file
+ * @file: the file to read or write
+ * @pos: the offset in @file
+ * @pipe: the pipe to read instead, or NULL
  * @flags: of splice(2), for @pipe
- * @at: the first byte in the buffer
- * @len: how many; the range lies in the buffer
- * @write: from the buffer to the file
+ * @at: the offset in the buffer
+ * @len: the number of bytes; the range lies within the buffer
+ * @write: write the buffer to the file; otherwise fill the buffer
  */
 struct dma_buf_rw {
 	struct file *file;
@@ -31,9 +32,9 @@ struct dma_buf_rw {
 };
 
 ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
-			 struct dmafile_pages *pages);
-ssize_t dma_buf_rw_file(struct file *buffer, loff_t at, struct file *file, loff_t pos, size_t len,
-			bool write);
+			 struct dmafile_pages *pages, struct rw_semaphore *lock);
+ssize_t dma_buf_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+				size_t len, unsigned int flags);
 ssize_t dma_buf_splice_write(struct pipe_inode_info *pipe, struct file *buffer, loff_t *pos,
 			     size_t len, unsigned int flags);
 

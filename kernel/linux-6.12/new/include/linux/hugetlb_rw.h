@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Bytes between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk. */
+/* Copies between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk. */
 #ifndef _LINUX_HUGETLB_RW_H
 #define _LINUX_HUGETLB_RW_H
 
@@ -7,7 +7,7 @@
 
 struct file;
 
-ssize_t hugetlb_rw_file(struct file *memory, loff_t at, struct file *file, loff_t pos, size_t len,
-			bool write);
+ssize_t hugetlb_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+				size_t len, unsigned int flags);
 
 #endif /* _LINUX_HUGETLB_RW_H */

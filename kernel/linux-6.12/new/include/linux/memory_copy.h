@@ -1,14 +1,32 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* copy_file_range(2) between files that are memory and files of disks. */
+/* copy_file_range(2) between a file that is memory and a file of a disk. */
 #ifndef _LINUX_MEMORY_COPY_H
 #define _LINUX_MEMORY_COPY_H
 
-#include <linux/types.h>
+#include <linux/fs.h>
 
-struct file;
+static inline bool memory_file(const struct file *file)
+{
+	return file->f_op->fop_flags & FOP_MEMORY_FILE;
+}
 
-bool copies_memory(const struct file *in, const struct file *out, unsigned int flags);
-ssize_t copy_memory_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+#ifdef CONFIG_MEMORY_COPY
+bool memory_copy_wanted(const struct file *in, const struct file *out);
+ssize_t memory_copy_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 			  size_t len);
+ssize_t memory_copy_within(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
+			   size_t len);
+#else
+static inline bool memory_copy_wanted(const struct file *in, const struct file *out)
+{
+	return false;
+}
+
+static inline ssize_t memory_copy_range(struct file *in, loff_t pos_in, struct file *out,
+					loff_t pos_out, size_t len)
+{
+	return -EXDEV;
+}
+#endif
 
 #endif /* _LINUX_MEMORY_COPY_H */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * DMA_HEAP_ALLOC_AND_READ_FILE of files in the current directory into buffers of the system heap:
- * every byte is compared with what read() sees. Once as the heap does it, and once with all read
- * after all was allocated, as every heap can.
+ * every byte is compared with what read() returns. Once with the operation of the heap, and once as
+ * for heaps without one, which read after the allocation.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -83,7 +83,7 @@ static int load(int file)
 	});
 }
 
-/* A file of that size, of no repeating bytes, with a hole in it; opened for reading, or -1. */
+/* Makes a file of bytes that don't repeat, with a hole. Return: -1 if it can't be opened. */
 static int made(struct __test_metadata *_metadata, size_t size, int flags)
 {
 	uint64_t *words = malloc(size + 8), state = size + 1;
@@ -106,7 +106,7 @@ static int made(struct __test_metadata *_metadata, size_t size, int flags)
 
 #define make(size, flags)	made(_metadata, size, flags)
 
-/* The buffer holds what the file does, and zeros behind it. */
+/* Checks that the buffer has the content of the file, and zeros behind it. */
 static void compared(struct __test_metadata *_metadata, int buffer, size_t size)
 {
 	struct dma_buf_sync sync = { .flags = DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ };
@@ -148,7 +148,7 @@ READ_FILE(every_byte)
 			int file = make(sizes[i], direct ? O_DIRECT : 0), buffer;
 
 			if (file < 0 && direct)
-				/* A file system without it. */
+				/* Not supported by the file system. */
 				break;
 			lseek(file, 3, SEEK_SET);
 			buffer = load(file);
@@ -161,7 +161,7 @@ READ_FILE(every_byte)
 	}
 }
 
-/* What is written to the file afterwards isn't seen, and the other way round. */
+/* Later writes to the file don't change the buffer, nor do writes to the buffer the file. */
 READ_FILE(its_own_bytes)
 {
 	int file = make(3 * page, 0), buffer = load(file), writer;
@@ -215,12 +215,12 @@ READ_FILE(refusals)
 	close(file);
 }
 
-/* No heap begins with a file that is larger than all of memory. */
+/* A file larger than all of memory is refused before anything is allocated. */
 READ_FILE(too_large)
 {
 	int file = make(page, 0);
 
-	/* Not every file system has such files. */
+	/* Not every file system allows such a size. */
 	if (truncate(PATH, 1L << 41))
 		SKIP(return, "truncate: %s", strerror(errno));
 	refused(ENOMEM, .file_fd = file, .fd_flags = O_RDWR,
@@ -228,7 +228,7 @@ READ_FILE(too_large)
 	close(file);
 }
 
-/* Where the descriptor has no place, nothing stays. */
+/* If there is no room for a descriptor, nothing is left behind. */
 READ_FILE(no_descriptor)
 {
 	int file = make(page, 0), next = dup(file);
@@ -245,7 +245,7 @@ READ_FILE(no_descriptor)
 	close(file);
 }
 
-/* Without the flag a length is a length, as it was. */
+/* Without the flag nothing has changed. */
 READ_FILE(without_a_file)
 {
 	int buffer = allocate((struct dma_heap_allocation_data) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * copy_file_range() between a file of the current directory and files that are memory: memfds, on
- * huge pages too, udmabufs, and buffers of the system heap. Every byte is compared with what read()
- * and mappings show, of both sides and around the copies.
+ * copy_file_range() between a file in the current directory and files that are memory: memfds and
+ * udmabufs, both also on huge pages, and buffers of the system heap. Every byte of both sides, also
+ * around the copied range, is compared with what read() and mappings show.
  *
- * Huge pages have to be set aside before, for the variants with them.
+ * The variants with huge pages need some to be reserved before.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,9 +38,13 @@
 #define PATH		"copy_memory.file"
 #define OTHER		"copy_memory.other"
 #define FULL		"copy_memory.full"
+#define LOWER		"copy_memory.lower"
+#define UPPER		"copy_memory.upper"
+#define OVERLAY		"copy_memory.overlay"
+#define SW_SYNC		"/sys/kernel/debug/sync/sw_sync"
 #define MIB		(1024L * 1024)
 #define HUGE_PAGE	(2 * MIB)
-/* A copy ends early at a signal behind a multiple of this. */
+/* Signals are checked for after each multiple of this. */
 #define PART		(256 * MIB)
 #define TOO_LONG	900
 
@@ -52,11 +56,11 @@ FIXTURE(copy_memory) {
 	/* The file that is memory, and its size. */
 	int memory;
 	off_t size;
-	/* What udmabufs are made of. */
+	/* The memfd under it, or itself. */
 	int memfd;
-	/* What memory has, or shall have. */
+	/* A mapping of the memory. */
 	char *map;
-	/* What was expected of it. */
+	/* What it should contain. */
 	char *model;
 };
 
@@ -162,7 +166,7 @@ FIXTURE_SETUP(copy_memory)
 		if (self->memfd < 0)
 			SKIP(return, "memfd: %s", strerror(errno));
 	}
-	/* Huge pages are there, or not, before an udmabuf takes them. */
+	/* Skip if there are not enough huge pages; UDMABUF_CREATE would fail. */
 	if (variant->kind == HUGE_UDMABUF && fallocate(self->memfd, 0, 0, self->size))
 		SKIP(return, "huge pages: %s", strerror(errno));
 	if (variant->kind == HEAP)
@@ -194,7 +198,7 @@ FIXTURE_TEARDOWN(copy_memory)
 
 #define COPY_MEMORY(name)	TEST_F_TIMEOUT(copy_memory, name, TOO_LONG)
 
-/* No two places have the same bytes. */
+/* Fills memory with bytes that don't repeat. */
 static void scramble(void *bytes, size_t size, uint64_t state)
 {
 	size_t i;
@@ -206,7 +210,7 @@ static void scramble(void *bytes, size_t size, uint64_t state)
 	memset((char *)bytes + i, 'e', size - i);
 }
 
-/* A file of these bytes, of which nothing is in the page cache; -1 where it can't be opened so. */
+/* Makes a file that is not in the page cache. Return: -1 if it can't be opened with the flags. */
 static int made(struct __test_metadata *_metadata, const char *path, const void *bytes,
 		size_t size, int flags)
 {
@@ -230,7 +234,7 @@ static void sync_memory(int memory, enum kind kind, __u64 flags)
 
 #define sync_for_cpu(flags)	sync_memory(self->memory, variant->kind, flags)
 
-/* Memory is what the model is. */
+/* Compares the memory with the model. */
 #define compare()								\
 	do {									\
 		int differs;							\
@@ -248,7 +252,7 @@ static ssize_t copy(int in, off_t pos_in, int out, off_t pos_out, size_t len)
 
 #define refused(error, call)	ASSERT_TRUE((call) == -1 && errno == (error))
 
-/* Where ranges begin, and how long they are: every sort of misalignment. */
+/* Ranges with every kind of misalignment. */
 static const struct range {
 	off_t pos, at;
 	size_t len;
@@ -283,7 +287,7 @@ COPY_MEMORY(from_disk)
 		memcpy(self->model + range.at, bytes + range.pos, range.len);
 		compare();
 	}
-	/* Other bytes at the same places, with pages that are there by now. */
+	/* Once more with other bytes; now the pages exist. */
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
 
@@ -311,7 +315,7 @@ COPY_MEMORY(to_disk)
 	memcpy(self->model, self->map, self->size);
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
-		/* Within the file, across its end, and behind it. */
+		/* Within the file, across its end, and behind its end. */
 		size_t size = i % 3 == 0 ? FILE_SIZE :
 			      i % 3 == 1 ? range.pos + range.len / 2 : (size_t)range.pos / 2;
 		size_t end = range.pos + range.len, whole = end > size ? end : size;
@@ -330,7 +334,7 @@ COPY_MEMORY(to_disk)
 		reader = open(PATH, O_RDONLY | O_CLOEXEC);
 		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
 		ASSERT_TRUE(!memcmp(seen, bytes, whole));
-		/* And what the disk has. */
+		/* The same from the disk. */
 		ASSERT_TRUE(!fsync(reader));
 		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
 		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
@@ -348,7 +352,7 @@ COPY_MEMORY(holes)
 	char *bytes = calloc(1, FILE_SIZE), *seen = malloc(FILE_SIZE);
 	int file, sparse;
 
-	/* A hole of a file becomes zeros where there was something else. */
+	/* A hole in the file is copied as zeros. */
 	sync_for_cpu(DMA_BUF_SYNC_START);
 	scramble(self->map, self->size, 4);
 	sync_for_cpu(DMA_BUF_SYNC_END);
@@ -366,7 +370,7 @@ COPY_MEMORY(holes)
 	compare();
 	close(sparse);
 
-	/* One of memory is zeros of a file. */
+	/* So is a hole in the memory. */
 	if (variant->kind == HUGE_MEMFD || variant->kind == MEMFD) {
 		ASSERT_TRUE(!fallocate(self->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 				       0, HUGE_PAGE));
@@ -396,20 +400,20 @@ COPY_MEMORY(ends_and_positions)
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
 		SKIP(return, "no O_DIRECT here");
-	/* The file ends. */
+	/* Up to the end of the file. */
 	ASSERT_TRUE(copy(file, FILE_SIZE - 100, self->memory, 4, 5000) == 100);
 	memcpy(self->model + 4, bytes + FILE_SIZE - 100, 100);
 	ASSERT_TRUE(copy(file, FILE_SIZE, self->memory, 4, 5000) == 0);
 	ASSERT_TRUE(copy(file, FILE_SIZE + 1, self->memory, 4, 5000) == 0);
 	ASSERT_TRUE(copy(file, 0, self->memory, 4, 0) == 0);
 	compare();
-	/* Memory ends; a file of tmpfs grows. */
+	/* Up to the end of the memory; a file of tmpfs grows. */
 	if (variant->kind == MEMFD) {
 		ASSERT_TRUE(copy(file, 0, self->memory, self->size - 100, 5000) == 5000);
 		ASSERT_TRUE(!fstat(self->memory, &stat) && stat.st_size == self->size + 4900);
 		ASSERT_TRUE(pread(self->memory, bytes + 5000, 5000, self->size - 100) == 5000);
 		ASSERT_TRUE(!memcmp(bytes, bytes + 5000, 5000));
-		/* What is behind is as empty as ever. */
+		/* Nothing is written behind the new end. */
 		ASSERT_TRUE(!ftruncate(self->memory, self->size + 9000));
 		ASSERT_TRUE(pread(self->memory, bytes + 5000, 9000, self->size) == 9000);
 		ASSERT_TRUE(!memcmp(bytes + 100, bytes + 5000, 4900) && !bytes[9900] &&
@@ -424,7 +428,7 @@ COPY_MEMORY(ends_and_positions)
 	compare();
 	ASSERT_TRUE(copy(self->memory, self->size - 100, file, 0, 5000) == 100);
 	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 5000) == 0);
-	/* A descriptor's own position moves where none is given. */
+	/* Without an offset the file's position is used and moved. */
 	ASSERT_TRUE(lseek(file, pos, SEEK_SET) == pos && !lseek(self->memory, 0, SEEK_SET));
 	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 60);
 	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 40);
@@ -435,7 +439,7 @@ COPY_MEMORY(ends_and_positions)
 	free(bytes);
 }
 
-/* An asynchronous write. */
+/* Submits an asynchronous write. */
 static int submit(int fd)
 {
 	struct iocb iocb = {
@@ -455,7 +459,7 @@ static int submit(int fd)
 	return ret;
 }
 
-/* What a system call on both had been refused for is still refused, in the same words. */
+/* What was refused without these copies still is, with the same error. */
 COPY_MEMORY(refusals)
 {
 	int file = make("0123456789", 10, O_RDWR), wrong, fds[2];
@@ -485,11 +489,11 @@ COPY_MEMORY(refusals)
 	refused(EINVAL, copy(self->memory, 0, fds[1], 0, 1));
 	close(fds[0]);
 	close(fds[1]);
-	/* It looks like a file, and its size says nothing. */
+	/* A regular file whose size says nothing. */
 	wrong = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
 	refused(is_dmabuf(variant->kind) ? EINVAL : EXDEV, copy(wrong, 0, self->memory, 0, 1));
 	close(wrong);
-	/* Memory and memory. */
+	/* From memory to memory. */
 	wrong = make_heap_buffer(page, O_RDWR);
 	refused(EINVAL, copy(wrong, 0, self->memory, 0, 1));
 	refused(EINVAL, copy(self->memory, 0, wrong, 0, 1));
@@ -514,7 +518,13 @@ COPY_MEMORY(refusals)
 		wrong = open(self_path, O_RDONLY | O_CLOEXEC);
 		refused(EBADF, copy(file, 0, wrong, 0, 1));
 		close(wrong);
-		/* Within one file it goes the way it went. */
+		/* Between memfds, which are on one file system, it works as before. */
+		wrong = make_memfd(MEMFD, page);
+		ASSERT_TRUE(pwrite(wrong, "uvwxyz", 6, 0) == 6);
+		ASSERT_TRUE(copy(wrong, 1, self->memory, 5000, 4) == 4);
+		memcpy(self->model + 5000, "vwxy", 4);
+		close(wrong);
+		/* So it does within one file. */
 		ASSERT_TRUE(pwrite(self->memory, "abcdef", 6, 0) == 6);
 		ASSERT_TRUE(copy(self->memory, 0, self->memory, 3, 3) == 3);
 		refused(EINVAL, copy(self->memory, 0, self->memory, 1, 3));
@@ -528,7 +538,7 @@ COPY_MEMORY(refusals)
 		refused(EINVAL, copy(self->memory, 0, self->memory, page, 1));
 	}
 	close(file);
-	/* Nothing else of that has touched it. */
+	/* The memory is unchanged otherwise. */
 	compare();
 }
 
@@ -568,12 +578,12 @@ COPY_MEMORY(seals)
 	if (variant->kind == MEMFD)
 		refused(EPERM, copy(file, 0, memory, self->size - 1, 2));
 	ASSERT_TRUE(copy(file, 0, memory, self->size - page, page) == (ssize_t)page);
-	/* A copy that is over keeps nothing from being sealed. */
+	/* After the copy the memory can be sealed. */
 	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
 	refused(EPERM, copy(file, 0, memory, 0, 1));
 	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE));
 	refused(EPERM, copy(file, 0, memory, 0, 1));
-	/* It can be read for ever. */
+	/* It can still be read. */
 	ASSERT_TRUE(copy(memory, self->size - page, file, page, page) == (ssize_t)page);
 	ASSERT_TRUE(pread(memory, bytes + page, page, self->size - page) == (ssize_t)page);
 	ASSERT_TRUE(!memcmp(bytes, bytes + page, page));
@@ -581,7 +591,31 @@ COPY_MEMORY(seals)
 	free(bytes);
 }
 
-/* What was copied stays when memory is wanted elsewhere, and what it lay in is gone. */
+/* A refused copy does not count as an access. */
+COPY_MEMORY(times)
+{
+	int file = make("0123456789", 10, O_RDONLY);
+	struct stat before, after;
+
+	if (variant->kind != MEMFD && variant->kind != HUGE_MEMFD)
+		return;
+	ASSERT_TRUE(!fstat(self->memory, &before));
+	/* Time stamps are coarse. */
+	usleep(50000);
+	refused(EBADF, copy(self->memory, 0, file, 0, 1));
+	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 0) == -1 && errno == EBADF);
+	ASSERT_TRUE(!fstat(self->memory, &after));
+	ASSERT_TRUE(!memcmp(&before.st_atim, &after.st_atim, sizeof(before.st_atim)));
+	close(file);
+	/* A copy that is allowed does. */
+	file = make("0123456789", 10, O_RDWR);
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, 1) == 1);
+	ASSERT_TRUE(!fstat(self->memory, &after));
+	ASSERT_TRUE(memcmp(&before.st_atim, &after.st_atim, sizeof(before.st_atim)));
+	close(file);
+}
+
+/* The bytes survive the udmabuf, and reclaim. */
 COPY_MEMORY(stays)
 {
 	char *bytes = malloc(FILE_SIZE), *map;
@@ -600,7 +634,7 @@ COPY_MEMORY(stays)
 	self->memory = -1;
 	map = mmap(NULL, self->size, PROT_READ, MAP_SHARED, self->memfd, 0);
 	ASSERT_TRUE(map != MAP_FAILED);
-	/* Of what is not mapped, nothing would be reclaimed. */
+	/* MADV_PAGEOUT reclaims only what is mapped. */
 	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
 	madvise(map, self->size, MADV_PAGEOUT);
 	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
@@ -609,7 +643,7 @@ COPY_MEMORY(stays)
 	free(bytes);
 }
 
-/* Memory that was allocated, and that nobody has seen, is zeros and then what is copied. */
+/* Memory that was only allocated is zero, except for what is copied to it. */
 COPY_MEMORY(fallocated)
 {
 	char *bytes = malloc(FILE_SIZE), *seen = malloc(self->size);
@@ -639,7 +673,7 @@ COPY_MEMORY(fallocated)
 	free(seen);
 }
 
-/* Where tmpfs is full, nothing grows by what did not come. */
+/* If tmpfs is full, the file ends behind the last byte that was copied. */
 COPY_MEMORY(full)
 {
 	char *bytes = malloc(FILE_SIZE), *seen = malloc(2 * MIB);
@@ -660,11 +694,14 @@ COPY_MEMORY(full)
 	umount2(FULL, MNT_DETACH);
 	rmdir(FULL);
 	ASSERT_TRUE(full >= 0);
+	/* Two file systems, even if both are tmpfs. */
+	refused(EXDEV, copy(self->memory, 0, full, 0, 1));
+	refused(EXDEV, copy(full, 0, self->memory, 0, 1));
 	got = copy(file, 0, full, 5, FILE_SIZE);
 	ASSERT_TRUE(got > 0 && got <= MIB);
 	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == got + 5);
 	ASSERT_TRUE(pread(full, seen, 2 * MIB, 0) == got + 5 && !memcmp(seen + 5, bytes, got));
-	/* What is given back can be had again. */
+	/* The space that was not used is free again. */
 	ASSERT_TRUE(!ftruncate(full, 0) && !fallocate(full, 0, 0, MIB));
 	refused(ENOSPC, copy(file, 0, full, 3 * MIB, MIB));
 	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == MIB);
@@ -700,7 +737,7 @@ COPY_MEMORY(limits)
 	limit.rlim_cur = page;
 	ASSERT_TRUE(!setrlimit(RLIMIT_FSIZE, &limit));
 	if (is_dmabuf(variant->kind)) {
-		/* It doesn't grow. */
+		/* A dma-buf doesn't grow: the limit doesn't apply. */
 		ASSERT_TRUE(copy(file, 0, self->memory, page, page) == (ssize_t)page);
 	} else {
 		refused(EFBIG, copy(file, 0, self->memory, page, page));
@@ -711,7 +748,7 @@ COPY_MEMORY(limits)
 	free(bytes);
 }
 
-/* A signal ends a long copy early, behind what was copied. */
+/* A signal ends a long copy early. */
 COPY_MEMORY(signals)
 {
 	struct itimerval soon = { .it_value.tv_usec = 1000, .it_interval.tv_usec = 1000 };
@@ -720,7 +757,7 @@ COPY_MEMORY(signals)
 	ssize_t done;
 
 	if (variant->kind != MEMFD)
-		/* There is one that is large enough. */
+		/* Only a memfd is large enough. */
 		return;
 	if (file < 0)
 		SKIP(return, "no O_DIRECT here");
@@ -733,7 +770,262 @@ COPY_MEMORY(signals)
 	close(file);
 }
 
-/* sendfile() into a buffer, which has a position, as a file. */
+/* The interface of drivers/dma-buf/sw_sync.c: fences that are signalled by the program. */
+struct sw_sync_create_fence_data {
+	__u32 value;
+	char name[32];
+	__s32 fence;
+};
+
+#define SW_SYNC_IOC_CREATE_FENCE	_IOWR('W', 0, struct sw_sync_create_fence_data)
+#define SW_SYNC_IOC_INC			_IOW('W', 1, __u32)
+
+/* Adds a fence, as of a device that accesses the buffer until @timeline reaches @value. */
+static int busy(int timeline, __u32 value, int buffer, __u32 access)
+{
+	struct sw_sync_create_fence_data data = { .value = value };
+	struct dma_buf_import_sync_file import = { .flags = access };
+	int failed = ioctl(timeline, SW_SYNC_IOC_CREATE_FENCE, &data);
+
+	import.fd = data.fence;
+	failed = failed || ioctl(buffer, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &import);
+	close(data.fence);
+	return failed;
+}
+
+static void on_alarm(int signal)
+{
+}
+
+/* Begins or ends a stream of signals, one of which will interrupt a system call that waits. */
+static void alarms(bool begin)
+{
+	struct itimerval often = { .it_value.tv_usec = 10000, .it_interval.tv_usec = 10000 };
+	struct sigaction action = { .sa_handler = on_alarm };
+
+	if (!begin)
+		often = (struct itimerval) { };
+	sigaction(SIGALRM, &action, NULL);
+	setitimer(ITIMER_REAL, &often, NULL);
+}
+
+#define waits(call)								\
+	do {									\
+		int failed;							\
+										\
+		alarms(true);							\
+		failed = (call) == -1 && errno == EINTR;			\
+		alarms(false);							\
+		ASSERT_TRUE(failed);						\
+	} while (0)
+
+/* To read a buffer, a copy waits for devices that write to it, not for those that read it. */
+COPY_MEMORY(fences)
+{
+	char *bytes = calloc(1, FILE_SIZE);
+	int file, timeline;
+	__u32 one = 1;
+
+	if (!is_dmabuf(variant->kind))
+		return;
+	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (file < 0)
+		SKIP(return, "no O_DIRECT here");
+	timeline = open(SW_SYNC, O_RDWR | O_CLOEXEC);
+	if (timeline < 0)
+		SKIP(return, "%s: %s", SW_SYNC, strerror(errno));
+	ASSERT_TRUE(!busy(timeline, 1, self->memory, DMA_BUF_SYNC_READ));
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, FILE_SIZE) == FILE_SIZE);
+	waits(copy(file, 0, self->memory, 0, FILE_SIZE));
+	ASSERT_TRUE(!busy(timeline, 2, self->memory, DMA_BUF_SYNC_WRITE));
+	waits(copy(self->memory, 0, file, 0, FILE_SIZE));
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	waits(copy(self->memory, 0, file, 0, FILE_SIZE));
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	ASSERT_TRUE(copy(self->memory, 0, file, 0, FILE_SIZE) == FILE_SIZE);
+	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	compare();
+	close(timeline);
+	close(file);
+	free(bytes);
+}
+
+struct splicer {
+	int pipe, buffer, error;
+	ssize_t got;
+	pid_t tid;
+	bool over;
+};
+
+static void *splices(void *argument)
+{
+	struct splicer *splicer = argument;
+
+	__atomic_store_n(&splicer->tid, gettid(), __ATOMIC_RELEASE);
+	splicer->got = splice(splicer->pipe, NULL, splicer->buffer, NULL, page, 0);
+	splicer->error = errno;
+	__atomic_store_n(&splicer->over, true, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static bool sleeps(pid_t tid)
+{
+	char path[64], text[256] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, text, sizeof(text) - 1) < 0)
+		text[0] = 0;
+	close(fd);
+	return strstr(text, ") S ");
+}
+
+/*
+ * The access to the buffer begins when the pipe has data, not before: it waits for a fence that was
+ * added while the pipe was empty.
+ */
+COPY_MEMORY(empty_pipe)
+{
+	struct sigaction action = { .sa_handler = on_alarm };
+	struct splicer splicer = { .buffer = self->memory };
+	char *bytes = malloc(page);
+	int timeline, fds[2], i, left;
+	pthread_t thread;
+	__u32 one = 1;
+
+	if (!is_dmabuf(variant->kind))
+		return;
+	timeline = open(SW_SYNC, O_RDWR | O_CLOEXEC);
+	if (timeline < 0)
+		SKIP(return, "%s: %s", SW_SYNC, strerror(errno));
+	scramble(bytes, page, 16);
+	ASSERT_TRUE(!sigaction(SIGALRM, &action, NULL) && !pipe2(fds, O_CLOEXEC));
+	splicer.pipe = fds[0];
+	ASSERT_TRUE(!pthread_create(&thread, NULL, splices, &splicer));
+	while (!__atomic_load_n(&splicer.tid, __ATOMIC_ACQUIRE) || !sleeps(splicer.tid))
+		usleep(1000);
+	ASSERT_TRUE(!busy(timeline, 1, self->memory, DMA_BUF_SYNC_WRITE));
+	ASSERT_TRUE(write(fds[1], bytes, page) == (ssize_t)page);
+	/* Give it the time to do what it should not. */
+	for (i = 0; i < 1000 && !__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE); i++)
+		usleep(1000);
+	while (!__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE)) {
+		pthread_kill(thread, SIGALRM);
+		usleep(1000);
+	}
+	pthread_join(thread, NULL);
+	ASSERT_TRUE(splicer.got == -1 && splicer.error == EINTR);
+	ASSERT_TRUE(!ioctl(fds[0], FIONREAD, &left) && left == (int)page);
+	compare();
+	ASSERT_TRUE(!ioctl(timeline, SW_SYNC_IOC_INC, &one));
+	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, page, 0) == (ssize_t)page);
+	memcpy(self->model, bytes, page);
+	compare();
+	/* An empty pipe, with and without a writer. */
+	refused(EAGAIN, splice(fds[0], NULL, self->memory, NULL, page, SPLICE_F_NONBLOCK));
+	close(fds[1]);
+	ASSERT_TRUE(!splice(fds[0], NULL, self->memory, NULL, page, 0));
+	close(fds[0]);
+	close(timeline);
+	free(bytes);
+}
+
+struct toggler {
+	int fd, flags;
+	bool stop;
+};
+
+static void *toggles(void *argument)
+{
+	struct toggler *toggler = argument;
+
+	while (!__atomic_load_n(&toggler->stop, __ATOMIC_RELAXED)) {
+		fcntl(toggler->fd, F_SETFL, toggler->flags | O_APPEND);
+		fcntl(toggler->fd, F_SETFL, toggler->flags);
+	}
+	return NULL;
+}
+
+/* Setting O_APPEND during a copy does not redirect it. */
+COPY_MEMORY(flags)
+{
+	char *bytes = malloc(FILE_SIZE);
+	struct toggler toggler = { };
+	pthread_t thread;
+	struct stat stat;
+	int i;
+
+	scramble(bytes, FILE_SIZE, 17);
+	toggler.fd = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
+	if (toggler.fd < 0)
+		SKIP(return, "no O_DIRECT here");
+	toggler.flags = fcntl(toggler.fd, F_GETFL);
+	ASSERT_TRUE(!pthread_create(&thread, NULL, toggles, &toggler));
+	for (i = 0; i < 20; i++) {
+		ssize_t got = copy(self->memory, 0, toggler.fd, 0, FILE_SIZE);
+
+		ASSERT_TRUE(got == FILE_SIZE || (got == -1 && errno == EBADF));
+		ASSERT_TRUE(!fstat(toggler.fd, &stat) && stat.st_size == FILE_SIZE);
+	}
+	__atomic_store_n(&toggler.stop, true, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	close(toggler.fd);
+	free(bytes);
+}
+
+/*
+ * Between two files of one overlay, whose lower layer is on the disk and whose upper layer is
+ * memory, nothing is copied, because overlayfs holds a lock.
+ */
+COPY_MEMORY(one_overlay)
+{
+	char *bytes = malloc(FILE_SIZE), *seen = malloc(FILE_SIZE);
+	int source, target;
+	struct stat stat;
+
+	if (variant->kind != MEMFD)
+		return;
+	scramble(bytes, FILE_SIZE, 18);
+	mkdir(LOWER, 0700);
+	mkdir(UPPER, 0700);
+	mkdir(OVERLAY, 0700);
+	source = made(_metadata, LOWER "/source", bytes, FILE_SIZE, O_RDONLY);
+	close(source);
+	if (mount("tmpfs", UPPER, "tmpfs", 0, NULL))
+		SKIP(return, "mount: %s", strerror(errno));
+	mkdir(UPPER "/upper", 0700);
+	mkdir(UPPER "/work", 0700);
+	if (mount("overlay", OVERLAY, "overlay", 0,
+		  "lowerdir=" LOWER ",upperdir=" UPPER "/upper,workdir=" UPPER "/work"))
+		SKIP(return, "mount: %s", strerror(errno));
+	source = open(OVERLAY "/source", O_RDONLY | O_CLOEXEC | variant->direct);
+	target = open(OVERLAY "/target", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	umount2(OVERLAY, MNT_DETACH);
+	umount2(UPPER, MNT_DETACH);
+	unlink(LOWER "/source");
+	rmdir(LOWER);
+	rmdir(UPPER);
+	rmdir(OVERLAY);
+	if (source < 0)
+		SKIP(return, "no O_DIRECT here");
+	ASSERT_TRUE(target >= 0);
+	refused(EXDEV, copy(source, 0, target, 0, FILE_SIZE));
+	ASSERT_TRUE(!fstat(target, &stat) && !stat.st_size);
+	/* Copies between either of them and other memory work. */
+	ASSERT_TRUE(copy(source, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
+	memcpy(self->model, bytes, FILE_SIZE);
+	compare();
+	ASSERT_TRUE(copy(self->memory, 5, target, 0, FILE_SIZE - 5) == FILE_SIZE - 5);
+	ASSERT_TRUE(pread(target, seen, FILE_SIZE, 0) == FILE_SIZE - 5);
+	ASSERT_TRUE(!memcmp(seen, bytes + 5, FILE_SIZE - 5));
+	close(source);
+	close(target);
+	free(bytes);
+	free(seen);
+}
+
+/* sendfile() and splice() into a buffer use and move its position. */
 COPY_MEMORY(sendfile)
 {
 	char *bytes = malloc(FILE_SIZE);
@@ -757,13 +1049,13 @@ COPY_MEMORY(sendfile)
 		done += got;
 	}
 	compare();
-	/* From a pipe, behind that. */
+	/* From a pipe. */
 	ASSERT_TRUE(!pipe2(fds, O_CLOEXEC) && write(fds[1], bytes, 5000) == 5000);
 	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, 5000, 0) == 5000);
 	memcpy(self->model + done, bytes, 5000);
 	done += 5000;
 	compare();
-	/* And to the end. */
+	/* Up to the end of the buffer. */
 	while (done < (size_t)self->size) {
 		ssize_t got;
 
@@ -783,7 +1075,7 @@ COPY_MEMORY(sendfile)
 	free(bytes);
 }
 
-/* Two copies in opposite directions, of whole files, that others truncate and punch meanwhile. */
+/* Copies in opposite directions, while another thread truncates and punches holes. */
 struct worker {
 	int in, out;
 	bool failed;
@@ -814,7 +1106,7 @@ static void *disturbs(void *argument)
 	if (fstat(worker->out, &stat))
 		worker->failed = true;
 	for (i = 0; i < ROUNDS; i++) {
-		/* Where it can't be done, it can't disturb. */
+		/* Not all memory supports it. */
 		fallocate(worker->out, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE_PAGE);
 		if (!ftruncate(worker->out, i % 3 * 3 * page) &&
 		    ftruncate(worker->out, stat.st_size))
@@ -845,7 +1137,7 @@ COPY_MEMORY(crossing)
 	for (i = 0; i < 4; i++)
 		ASSERT_TRUE(!pthread_join(threads[i], NULL) && !workers[i].failed);
 	close(a);
-	/* After all of that it copies as before. */
+	/* Afterwards everything works as before. */
 	a = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	ASSERT_TRUE(copy(a, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
 	ASSERT_TRUE(copy(self->memory, 0, b, 0, FILE_SIZE) == FILE_SIZE);
@@ -860,7 +1152,7 @@ COPY_MEMORY(crossing)
 	free(bytes);
 }
 
-/* Killed in the middle, it leaves nothing behind that anybody would wait for. */
+/* A task that is killed during a copy leaves no lock behind. */
 COPY_MEMORY(killed)
 {
 	char *bytes = malloc(FILE_SIZE);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Where the bytes of a buffered write come from: memory that can't be read, or only in part; that
- * is there only after a fault; and the very pages that are written to. Files are made in the
- * current directory, and removed.
+ * Sources of buffered writes: memory that can't be read, or only in part; memory that is not mapped
+ * before it is faulted in; and the very pages being written. The files are created in the current
+ * directory and removed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -25,7 +25,7 @@
 #include "../kselftest_harness.h"
 
 #define PAGES		8
-/* Seconds after which tasks wait for each other for ever. */
+/* Seconds after which the tasks are deadlocked. */
 #define TOO_LONG	120
 
 static size_t page;
@@ -44,7 +44,7 @@ FIXTURE_TEARDOWN(write_source)
 
 #define WRITE_SOURCE(name)	TEST_F_TIMEOUT(write_source, name, TOO_LONG)
 
-/* A file of that size, without a name. */
+/* Makes a file without a name. */
 static int made(struct __test_metadata *_metadata, size_t size, char fill)
 {
 	char *bytes = malloc(size + 1);
@@ -78,7 +78,7 @@ static bool holds(int fd, size_t from, size_t to, char fill)
 	return true;
 }
 
-/* So many pages of 's', and behind them as many that can't be read. */
+/* Maps pages full of 's', followed by pages that can't be read. */
 static char *mapped(struct __test_metadata *_metadata, unsigned int readable,
 		    unsigned int unreadable)
 {
@@ -136,7 +136,7 @@ WRITE_SOURCE(partly_readable)
 		ASSERT_TRUE(pwrite(fd, map, 4 * page, at) == (ssize_t)(2 * page));
 		ASSERT_TRUE(holds(fd, 0, at, 'f') && holds(fd, at, end, 's'));
 		ASSERT_TRUE(holds(fd, end, PAGES * page, 'f') && size_of(fd) == PAGES * page);
-		/* From within a page, and to an empty file. */
+		/* Beginning within a page, into an empty file. */
 		ASSERT_TRUE(ftruncate(fd, 0) == 0);
 		ASSERT_TRUE(pwrite(fd, map + 33, 4 * page - 33, 0) == (ssize_t)(2 * page - 33));
 		ASSERT_TRUE(size_of(fd) == 2 * page - 33 && holds(fd, 0, 2 * page - 33, 's'));
@@ -160,7 +160,7 @@ WRITE_SOURCE(partly_readable_vectors)
 	munmap(map, 2 * page);
 }
 
-/* Readable, but not there yet: of a file that isn't cached, and memory never touched. */
+/* Readable, but not mapped yet: a file that isn't cached, and memory never touched. */
 WRITE_SOURCE(not_there_yet)
 {
 	int fd = make(PAGES * page, 'f'), other = make(PAGES * page, 's');
@@ -189,7 +189,7 @@ WRITE_SOURCE(own_mapping)
 	ASSERT_TRUE(map != MAP_FAILED);
 	for (round = 0; round < 20; round++) {
 		ASSERT_TRUE(pwrite(fd, "0123456789", 10, 0) == 10 && !fsync(fd));
-		/* Neither cached nor mapped: the source's page is the one that is written to. */
+		/* Neither cached nor mapped, and the source is the page being written. */
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 		ASSERT_TRUE(pwrite(fd, map, 10, 2000) == 10);
@@ -197,7 +197,7 @@ WRITE_SOURCE(own_mapping)
 		fsync(fd);
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-		/* Itself, and another one of the same file. */
+		/* A whole page onto itself, and onto another one of the same file. */
 		ASSERT_TRUE(pwrite(fd, map, page, 0) == (ssize_t)page);
 		ASSERT_TRUE(!memcmp(map, "0123456789", 10));
 		ASSERT_TRUE(pwrite(fd, map, page, page) == (ssize_t)page);
@@ -228,7 +228,7 @@ static void *one_into_the_other(void *argument)
 	return NULL;
 }
 
-/* A is written from a mapping of B, and B from one of A. */
+/* Two files, each written from a mapping of the other. */
 WRITE_SOURCE(each_other)
 {
 	struct pair pairs[2];
@@ -253,8 +253,8 @@ WRITE_SOURCE(each_other)
 }
 
 /*
- * Who waits for a page that nobody brings can be killed, and has written what came before it; or
- * nothing, where a file system has large folios and all that fits one is looked at first.
+ * A task that waits for a page of its source that never comes can be killed. It has written what
+ * precedes the page, or nothing if the file system uses large folios.
  */
 WRITE_SOURCE(killed)
 {
