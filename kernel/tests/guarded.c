@@ -381,7 +381,7 @@ static void limit(rlim_t size)
 	must(!setrlimit(RLIMIT_FSIZE, &limits), "setrlimit: %s", strerror(errno));
 }
 
-static unsigned int signals;
+static volatile sig_atomic_t signals;
 
 static void on_signal(int unused)
 {

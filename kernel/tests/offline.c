@@ -5,11 +5,12 @@
  * Pages of a buffer are taken out of use, by order of an administrator: softly, which moves what is
  * in them, and as after an error of the memory. The kernel can do neither with pages that a driver
  * has allocated: it says so, and whoever has the buffer keeps it, whole, also while it is being
- * read from a file. SLOW is a file on a disk that takes seconds for it. Nothing should run
- * afterwards that depends on this machine's memory.
+ * read from a file. SLOW is a file on a disk that takes seconds for it; where a page is is what
+ * vm/testdev says. Nothing should run afterwards that depends on this machine's memory.
  */
 #define _GNU_SOURCE
 #include "test.h"
+#include "vm/testdev/testdev.h"
 
 #include <pthread.h>
 
@@ -19,31 +20,32 @@ static const char *slow;
 static __u64 size;
 static __u8 *shadow;
 
-/* Where a mapped byte is in memory. */
-static __u64 physical(const __u8 *byte)
+/* Where a byte of a buffer is in memory, which devices reach as it is. */
+static __u64 physical(int fd, __u64 offset)
 {
-	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	__u64 entry;
+	struct testdev_import import = {
+		.fd = fd, .direction = TESTDEV_READS, .max_segment = PAGE, .offset = offset,
+	};
+	int device = open("/dev/testdev", O_RDWR | O_CLOEXEC), result;
 
-	must(fd >= 0 && pread(fd, &entry, sizeof(entry), (unsigned long)byte / PAGE *
-			      sizeof(entry)) == sizeof(entry), "pagemap: %s", strerror(errno));
-	close(fd);
-	/* Its lower 55 bits, while the page is there. */
-	must(entry >> 63, "a page of the buffer is not mapped");
-	return (entry & ((1ULL << 55) - 1)) * PAGE + (unsigned long)byte % PAGE;
+	must(device >= 0, "/dev/testdev: %s", strerror(errno));
+	result = call(device, TESTDEV_IMPORT, &import);
+	must(!result && import.address, "testdev: %s", why(result));
+	close(device);
+	return import.address;
 }
 
-static int offline(const char *how, const __u8 *byte)
+static int offline(const char *how, int fd, __u64 offset)
 {
 	char path[256], number[32];
-	int fd, result;
+	int file, result;
 
 	snprintf(path, sizeof(path), MEMORY "%s_offline_page", how);
-	snprintf(number, sizeof(number), "0x%llx", physical(byte));
-	fd = open(path, O_WRONLY | O_CLOEXEC);
-	must(fd >= 0, "%s: %s", path, strerror(errno));
-	result = write(fd, number, strlen(number)) < 0 ? -errno : 0;
-	close(fd);
+	snprintf(number, sizeof(number), "0x%llx", physical(fd, offset));
+	file = open(path, O_WRONLY | O_CLOEXEC);
+	must(file >= 0, "%s: %s", path, strerror(errno));
+	result = write(file, number, strlen(number)) < 0 ? -errno : 0;
+	close(file);
 	printf("# %s: %s\n", how, why(result));
 	return result;
 }
@@ -76,16 +78,16 @@ static void refused(void)
 
 	must(!result, "ALLOC_READ: %s", why(result));
 	map = map_buffer(load.fd, PROT_READ | PROT_WRITE);
-	before = physical(map + PAGE);
+	before = physical(load.fd, PAGE);
 	/* A program has no pages here that it could harm. */
 	must(madvise(map, PAGE, MADV_HWPOISON) && errno == EFAULT, "MADV_HWPOISON: %s",
 	     strerror(errno));
 	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "and harmed one");
-	must(offline("soft", map + PAGE) < 0, "a page was moved");
-	must(physical(map + PAGE) == before, "a page is elsewhere");
+	must(offline("soft", load.fd, PAGE) < 0, "a page was moved");
+	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
 	check(map, "after soft_offline_page");
-	must(offline("hard", map + PAGE) < 0, "a page was taken");
-	must(physical(map + PAGE) == before, "a page is elsewhere");
+	must(offline("hard", load.fd, PAGE) < 0, "a page was taken");
+	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
 	must(number_in("/proc/meminfo", "HardwareCorrupted") > corrupted, "nothing was marked");
 	check(map, "after hard_offline_page");
 	/* I/O goes on as if nothing were, both ways. */
@@ -135,9 +137,9 @@ static void refused_in_the_middle(void)
 	while (!(at = __atomic_load_n(&progress.bytes, __ATOMIC_RELAXED)))
 		usleep(1000);
 	must(at < size / 2, "%llu bytes already", at);
-	must(offline("soft", map) < 0 && offline("hard", map) < 0, "a page was taken");
-	must(offline("soft", map + at) < 0 && offline("hard", map + at) < 0, "a page was taken");
-	must(offline("hard", map + size - PAGE) < 0, "a page was taken");
+	must(offline("soft", rw.fd, 0) < 0 && offline("hard", rw.fd, 0) < 0, "a page was taken");
+	must(offline("soft", rw.fd, at) < 0 && offline("hard", rw.fd, at) < 0, "a page was taken");
+	must(offline("hard", rw.fd, size - PAGE) < 0, "a page was taken");
 	pthread_join(thread, NULL);
 	check(map, "what was read meanwhile");
 	munmap(map, size);

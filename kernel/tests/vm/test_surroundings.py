@@ -24,9 +24,9 @@ WIDE = ("-m32", "-D_FILE_OFFSET_BITS=64")
 """Programs of 32 bits, with offsets of 64."""
 
 
-def inside(programs: Path, part: str, *options: str) -> None:
+def inside(programs: Path, part: str, *options: str, words: tuple[str, ...] = ()) -> None:
     result = test_module.inside(
-        programs, part, "/mnt", options=("--fs=ext4", *options), script="surroundings"
+        programs, part, "/mnt", *words, options=("--fs=ext4", *options), script="surroundings"
     )
     passed(result, "programs ran")
 
@@ -89,8 +89,9 @@ def test_suspended_in_the_middle(programs: Path, kernel: str) -> None:
 
 @matrix
 @pytest.mark.parametrize("kernel", STOCK)
-def test_memory_that_fails(programs: Path, kernel: str) -> None:
-    inside(programs, "offline", f"--kernel={kernel}")
+def test_memory_that_fails(programs: Path, kernel: str, tmp_path: Path) -> None:
+    device = ko.other(HERE / "testdev", kernels.find(kernel).build, tmp_path)
+    inside(programs, "offline", f"--kernel={kernel}", words=(str(device),))
 
 
 @matrix

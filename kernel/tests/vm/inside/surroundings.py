@@ -54,7 +54,8 @@ def preemptible(programs: Programs, folder: Path) -> None:
     programs.run("buffer", folder)
 
 
-def offline(programs: Programs, folder: Path) -> None:
+def offline(programs: Programs, folder: Path, module: Path) -> None:
+    call("insmod", str(module))
     with mapped(folder, slow) as file:
         programs.run("offline", file.path)
 
