@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernel.tests.vm.inside.ko import GATHER, Programs, during, loop
 from tests.vm.inside.faults import broken, call, mapped, reads, slow
-from tests.vm.inside.loads import MIB, File, difference
+from tests.vm.inside.loads import MIB, File, difference, settles
 
 LONG = "gather=4096"
 """With it, one of SLOW's files takes most of a minute."""
@@ -112,12 +112,16 @@ def network(programs: Programs, folder: Path) -> None:
         broken_server(programs, mount, file)
     with mapped(folder, slow) as file, served(file.path.parent) as mount:
         broken_network(programs, mount, file)
-    with mapped(folder, slow) as file, served(file.path.parent, "soft", "retrans=1") as mount:
+    # Nobody waits for a server, nor to take leave of it.
+    with (
+        mapped(folder, slow) as file,
+        served(file.path.parent, "soft", "retrans=1", leave=("-f", "-l")) as mount,
+    ):
         dead_server(programs, mount, file)
 
 
 @contextlib.contextmanager
-def served(folder: Path, *options: str) -> Iterator[Path]:
+def served(folder: Path, *options: str, leave: tuple[str, ...] = ()) -> Iterator[Path]:
     """A folder by way of NFS; other processes than the kernel have no part in it."""
     # What mountd(8) would answer when the kernel asks it.
     flags = INSECURE | NO_SUBTREE_CHECK | HAS_FSID
@@ -134,7 +138,7 @@ def served(folder: Path, *options: str) -> Iterator[Path]:
     words = ["addr=127.0.0.1", "clientaddr=127.0.0.1", "vers=4.2", "timeo=50", *options]
     call("mount", "-i", "-t", "nfs4", "-o", ",".join(words), "127.0.0.1:/", str(mount))
     yield mount
-    call("umount", str(mount))
+    call("umount", *leave, str(mount))
     stop()
     for cache in ("nfsd.fh", "nfsd.export", "auth.unix.ip"):
         (CACHES / cache / "flush").write_text(f"{int(time.time()) + 1}\n")
@@ -147,8 +151,8 @@ def say(cache: str, line: str) -> None:
 def start() -> None:
     (NFSD / "portlist").write_text(f"tcp {PORT}\n")
     (NFSD / "threads").write_text("4\n")
-    # There is nothing to be taken up again from an earlier server.
-    (NFSD / "v4_end_grace").write_text("Y\n")
+    # For ten seconds clients of an earlier server could take up what they had there.
+    settles((NFSD / "v4_end_grace").read_text, lambda ended: ended == "Y\n", "no end of grace")
 
 
 def stop() -> None:
@@ -188,14 +192,12 @@ def broken_network(programs: Programs, mount: Path, there: File) -> None:
 
 
 def dead_server(programs: Programs, mount: Path, there: File) -> None:
-    """It goes, and nobody waits for it (soft): an error, and nothing is left."""
-    for words in ([], ["buffered"]):
-        with begun(programs, mount, there, *words) as process:
-            stop()
-            data, _ = process.communicate()
-        number = int(data.split()[0])
-        assert number in (errno.EIO, errno.ETIMEDOUT), f"{words}: {os.strerror(number)}"
-        start()
+    """It goes in the middle: an error, and nothing is left."""
+    with begun(programs, mount, there) as process:
+        stop()
+        data, _ = process.communicate()
+    number = int(data.split()[0])
+    assert number in (errno.EIO, errno.ETIMEDOUT), os.strerror(number)
 
 
 @contextlib.contextmanager
