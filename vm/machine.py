@@ -74,6 +74,7 @@ class Wanted:
     disk_size: int = 2 << 30
     disk_speed: int | None = None
     iommu: str = "off"
+    append: str = ""
     cpus: int = 2
     nodes: int = 1
     parallel: bool = False
@@ -147,6 +148,12 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         help="of each, bytes a second at most",
     )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
+    add(
+        "--append",
+        default=standard.append,
+        metavar="WORDS",
+        help='for the kernel\'s command line, as in "preempt=full quiet"',
+    )
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add(
         "--nodes",
@@ -350,7 +357,8 @@ def launch(
     arguments += ["watchdog_thresh=60", "rcupdate.rcu_cpu_stall_timeout=120"]
     # Nor its timer like a broken one: the kernel gives ticks a moment to come, and panics.
     arguments.append("no_timer_check")
-    arguments += ["oops=panic", *settings, "init=/bin/sh", "--", str(share / "guest.sh")]
+    arguments += ["oops=panic", *settings, *shlex.split(wanted.append)]
+    arguments += ["init=/bin/sh", "--", str(share / "guest.sh")]
     words += ["-append", shlex.join(arguments)]
     # CPUs take turns. Were each a thread, one could translate code while another one patches it,
     # and run what was there before: a jump label's breakpoint, which is an oops.

@@ -21,6 +21,7 @@ CONFIG = ROOT / "kernel" / "config"
 CONFIGS = {
     "base": ("base",),
     "base-debug": ("base", "debug"),
+    "base-kcsan": ("base", "kcsan"),
     "series": ("base", "series"),
     "series-debug": ("base", "debug", "series"),
 }

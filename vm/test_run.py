@@ -39,11 +39,12 @@ def test_a_command_that_does_not_exist_ends_with_127() -> None:
 
 @pytest.mark.usefixtures("ready")
 def test_as_user_on_one_cpu_with_little_memory() -> None:
-    facts = "id -u; nproc; grep MemTotal /proc/meminfo"
+    facts = "id -u; nproc; grep MemTotal /proc/meminfo; grep -o 'vm[.]one.*two=2' /proc/cmdline"
     script = f"{facts}; touch /mnt/mine && ls /mnt/mine; touch /etc/not-mine; exit 3"
-    result = vm("--as-user", "--cpus=1", "--memory=1G", "--fs=ext4", "--", "sh", "-c", script)
-    user, cpus, memory, mine = result.stdout.decode().splitlines()
-    assert (user, cpus, mine) == ("1000", "1", "/mnt/mine")
+    options = ["--as-user", "--cpus=1", "--memory=1G", "--fs=ext4", "--append=vm.one=1 vm.two=2"]
+    result = vm(*options, "--", "sh", "-c", script)
+    user, cpus, memory, words, mine = result.stdout.decode().splitlines()
+    assert (user, cpus, words, mine) == ("1000", "1", "vm.one=1 vm.two=2", "/mnt/mine")
     assert 800_000 < int(memory.split()[1]) < 1 << 20
     assert b"/etc/not-mine" in result.stderr
     assert result.returncode == 3

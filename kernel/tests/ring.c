@@ -7,120 +7,14 @@
  * MiB on a disk that takes seconds to read it.
  */
 #define _GNU_SOURCE
-#include "test.h"
+#include "uring.h"
 
-#include <linux/io_uring.h>
 #include <linux/time_types.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
-#define ENTRIES	8U
-/* struct dmafile_uring_cmd fills half of what an SQE of the ordinary size has. */
-#define SQE_CMD	48
-
 static const char *folder, *slow;
-
-static struct {
-	int fd;
-	unsigned int *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
-	struct io_uring_sqe *sqes;
-	struct io_uring_cqe *cqes;
-} ring;
-
-static void ring_open(void)
-{
-	struct io_uring_params params = { 0 };
-	__u8 *map;
-
-	ring.fd = syscall(__NR_io_uring_setup, ENTRIES, &params);
-	must(ring.fd >= 0, "io_uring_setup: %s", strerror(errno));
-	must(params.features & IORING_FEAT_SINGLE_MMAP, "an io_uring of two mappings");
-	map = mmap(NULL, params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe) +
-		   params.sq_off.array + ENTRIES * sizeof(__u32), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_POPULATE, ring.fd, IORING_OFF_SQ_RING);
-	ring.sqes = mmap(NULL, ENTRIES * sizeof(struct io_uring_sqe), PROT_READ | PROT_WRITE,
-			 MAP_SHARED | MAP_POPULATE, ring.fd, IORING_OFF_SQES);
-	must(map != MAP_FAILED && ring.sqes != MAP_FAILED, "mmap of a ring");
-	ring.sq_tail = (unsigned int *)(map + params.sq_off.tail);
-	ring.sq_mask = (unsigned int *)(map + params.sq_off.ring_mask);
-	ring.sq_array = (unsigned int *)(map + params.sq_off.array);
-	ring.cq_head = (unsigned int *)(map + params.cq_off.head);
-	ring.cq_tail = (unsigned int *)(map + params.cq_off.tail);
-	ring.cq_mask = (unsigned int *)(map + params.cq_off.ring_mask);
-	ring.cqes = (struct io_uring_cqe *)(map + params.cq_off.cqes);
-}
-
-/* Mappings stay until the process ends; that is what a careless program does. */
-static void ring_close(void)
-{
-	close(ring.fd);
-}
-
-static struct io_uring_sqe *sqe_next(void)
-{
-	unsigned int tail = *ring.sq_tail, index = tail & *ring.sq_mask;
-
-	memset(&ring.sqes[index], 0, sizeof(ring.sqes[index]));
-	ring.sq_array[index] = index;
-	return &ring.sqes[index];
-}
-
-static void submit(unsigned int wait_for)
-{
-	int result;
-
-	__atomic_store_n(ring.sq_tail, *ring.sq_tail + 1, __ATOMIC_RELEASE);
-	result = syscall(__NR_io_uring_enter, ring.fd, 1, wait_for,
-			 wait_for ? IORING_ENTER_GETEVENTS : 0, NULL, 0);
-	must(result == 1, "io_uring_enter: %s", strerror(errno));
-	requests++;
-}
-
-static void put_command(unsigned int request, const void *structure, __u64 reserved, __u64 tag)
-{
-	struct dmafile_uring_cmd cmd = {
-		.request = (unsigned long)structure,
-		.reserved = reserved,
-	};
-	struct io_uring_sqe *sqe = sqe_next();
-
-	sqe->opcode = IORING_OP_URING_CMD;
-	sqe->fd = node;
-	sqe->cmd_op = request;
-	sqe->user_data = tag;
-	memcpy((__u8 *)sqe + SQE_CMD, &cmd, sizeof(cmd));
-}
-
-/* The next result, of whatever it is. */
-static int result_of(__u64 *tag)
-{
-	unsigned int head = *ring.cq_head;
-	int result;
-
-	while (__atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) == head) {
-		result = syscall(__NR_io_uring_enter, ring.fd, 0, 1, IORING_ENTER_GETEVENTS,
-				 NULL, 0);
-		must(result >= 0 || errno == EINTR, "io_uring_enter: %s", strerror(errno));
-	}
-	result = ring.cqes[head & *ring.cq_mask].res;
-	*tag = ring.cqes[head & *ring.cq_mask].user_data;
-	__atomic_store_n(ring.cq_head, head + 1, __ATOMIC_RELEASE);
-	return result;
-}
-
-static int command(unsigned int request, const void *structure, __u64 reserved)
-{
-	__u64 tag;
-	int result;
-
-	put_command(request, structure, reserved, 7);
-	submit(1);
-	result = result_of(&tag);
-	must(tag == 7, "a result of %llu", tag);
-	return result;
-}
 
 #define LENGTH	300000UL
 
@@ -152,7 +46,7 @@ static void every_request(void)
 	to = open_at("ring", O_TRUNC);
 	must(pwrite(to, shadow, LENGTH, 0) == (ssize_t)LENGTH && !fsync(to), "pwrite");
 	from = open_at("ring", O_DIRECT);
-	ring_open();
+	ring_open(0);
 	result = command(DMAFILE_IOC_INFO, &info, 0);
 	must(!result && info.features, "INFO: %s", why(result));
 	result = command(DMAFILE_IOC_ALLOC, &alloc, 0);
@@ -194,7 +88,7 @@ static void refusals(void)
 	};
 	int result, bit;
 
-	ring_open();
+	ring_open(0);
 	for (bit = 0; bit < 64; bit++) {
 		result = command(DMAFILE_IOC_INFO, &info, 1ULL << bit);
 		must(result == -EINVAL, "bit %d of what is reserved: %s", bit, why(result));
@@ -213,35 +107,6 @@ static void refusals(void)
 	ring_close();
 }
 
-static struct dmafile_alloc_read slow_load(int fd, __u32 flags, struct dmafile_progress *progress)
-{
-	return (struct dmafile_alloc_read) {
-		.size = sizeof(struct dmafile_alloc_read),
-		.fd_flags = O_RDWR,
-		.flags = flags,
-		.file_fd = fd,
-		.gather = 64 << 10,
-		.progress = (unsigned long)progress,
-	};
-}
-
-static int open_slow(void)
-{
-	int fd = open(slow, O_RDONLY | O_DIRECT | O_CLOEXEC);
-
-	must(fd >= 0, "%s: %s", slow, strerror(errno));
-	return fd;
-}
-
-static void until_it_moves(const struct dmafile_progress *progress)
-{
-	int i;
-
-	for (i = 0; i < 600 && !__atomic_load_n(&progress->bytes, __ATOMIC_RELAXED); i++)
-		usleep(50000);
-	must(progress->bytes, "nothing has been read after 30 s");
-}
-
 static void ended_by_a_cancel(void)
 {
 	struct dmafile_progress progress = { 0 };
@@ -254,17 +119,17 @@ static void ended_by_a_cancel(void)
 		skipped = "no slow disk";
 		return;
 	}
-	fd = open_slow();
-	load = slow_load(fd, DMAFILE_INTERRUPTIBLE, &progress);
-	ring_open();
+	fd = open_slow(slow);
+	load = slow_load(fd, 64 << 10, DMAFILE_INTERRUPTIBLE, &progress);
+	ring_open(0);
 	put_command(DMAFILE_IOC_ALLOC_READ, &load, 0, 1);
-	submit(0);
+	submit();
 	until_it_moves(&progress);
 	sqe = sqe_next();
 	sqe->opcode = IORING_OP_ASYNC_CANCEL;
 	sqe->addr = 1;
 	sqe->user_data = 2;
-	submit(0);
+	submit();
 	for (i = 0; i < 2; i++) {
 		result = result_of(&tag);
 		if (tag == 1)
@@ -296,10 +161,10 @@ static void torn_down(void)
 		if (!child) {
 			static struct dmafile_alloc_read load;
 
-			load = slow_load(open_slow(), 0, progress);
-			ring_open();
+			load = slow_load(open_slow(slow), 64 << 10, 0, progress);
+			ring_open(0);
 			put_command(DMAFILE_IOC_ALLOC_READ, &load, 0, 1);
-			submit(0);
+			submit();
 			until_it_moves(progress);
 			/* Of its own, or by force. */
 			if (i)
@@ -345,18 +210,18 @@ static void work_is_no_signal(void)
 		skipped = "no slow disk";
 		return;
 	}
-	rw.file_fd = open_slow();
+	rw.file_fd = open_slow(slow);
 	rw.length = size_of(rw.file_fd);
 	rw.fd = new_buffer(rw.length);
 	other = rw;
 	pthread_create(&thread, NULL, fill_buffer, &rw);
 	until_it_moves(&progress);
-	ring_open();
+	ring_open(0);
 	sqe = sqe_next();
 	sqe->opcode = IORING_OP_TIMEOUT;
 	sqe->addr = (unsigned long)&soon;
 	sqe->len = 1;
-	submit(0);
+	submit();
 	other.flags |= DMAFILE_INTERRUPTIBLE;
 	other.length = PAGE;
 	other.progress = 0;
@@ -380,13 +245,13 @@ static void slots_are_used_again(void)
 	unsigned int round, i;
 	__u64 tag;
 
-	ring_open();
+	ring_open(0);
 	for (round = 0; round < 100; round++) {
 		memset(infos, 0, sizeof(infos));
 		for (i = 0; i < ENTRIES; i++) {
 			infos[i].size = sizeof(infos[i]);
 			put_command(DMAFILE_IOC_INFO, &infos[i], 0, i);
-			submit(0);
+			submit();
 			memset(&ring.sqes[(*ring.sq_tail - 1) & *ring.sq_mask], 0xff,
 			       sizeof(*ring.sqes));
 		}

@@ -27,14 +27,19 @@ def programs(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of kernel/tests' programs, static: they run in a machine without libraries."""
     for package, command in (("dmsetup", "dmsetup"), ("xfsprogs", "mkfs.xfs")):
         need(package, "command", "-v", command)
-    folder = tmp_path_factory.mktemp("programs")
+    return compiled(tmp_path_factory.mktemp("programs"))
+
+
+def compiled(folder: Path, *flags: str) -> Path:
     for source in (*sorted(SOURCES.glob("*.c")), IMPORTER):
-        static(source, folder, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
+        static(source, folder, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}", *flags)
     return folder
 
 
-def inside(programs: Path, part: str, *folders: str, options: tuple[str, ...] = ()) -> Result:
-    python = ("python3", "-E", "-S", "-m", "kernel.tests.vm.inside.ko")
+def inside(
+    programs: Path, part: str, *folders: str, options: tuple[str, ...] = (), script: str = "ko"
+) -> Result:
+    python = ("python3", "-E", "-S", "-m", f"kernel.tests.vm.inside.{script}")
     return vm("--module", *options, "--", *python, programs, part, *folders)
 
 

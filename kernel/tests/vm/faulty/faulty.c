@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Does what base-debug must find, one fault for each time it is loaded. */
+#include <linux/kthread.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/slab.h>
@@ -7,7 +8,7 @@
 
 static char *fault = "";
 module_param(fault, charp, 0);
-MODULE_PARM_DESC(fault, "locks, sleep, freed or leak");
+MODULE_PARM_DESC(fault, "locks, sleep, freed, leak or race");
 
 static DEFINE_MUTEX(one);
 static DEFINE_MUTEX(other);
@@ -60,6 +61,32 @@ static void leak(void)
 	}
 }
 
+static int shared;
+
+static int count_up(void *unused)
+{
+	while (!kthread_should_stop()) {
+		shared++;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* Two of them for a second. */
+static int race(void)
+{
+	struct task_struct *thread = kthread_run(count_up, NULL, "faulty");
+	unsigned long end = jiffies + HZ;
+
+	if (IS_ERR(thread))
+		return PTR_ERR(thread);
+	while (time_before(jiffies, end)) {
+		shared++;
+		cond_resched();
+	}
+	return kthread_stop(thread);
+}
+
 static int __init faulty_init(void)
 {
 	if (!strcmp(fault, "locks"))
@@ -70,6 +97,8 @@ static int __init faulty_init(void)
 		freed();
 	else if (!strcmp(fault, "leak"))
 		leak();
+	else if (!strcmp(fault, "race"))
+		return race();
 	else
 		return -EINVAL;
 	return 0;

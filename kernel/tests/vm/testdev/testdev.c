@@ -40,6 +40,7 @@ static long import(struct testdev *dev, struct testdev_import __user *address)
 	struct testdev_import request;
 	struct dma_buf *dmabuf;
 	struct scatterlist *sg;
+	u64 before = 0;
 	unsigned int i;
 
 	if (copy_from_user(&request, address, sizeof(request)))
@@ -70,8 +71,12 @@ static long import(struct testdev *dev, struct testdev_import __user *address)
 	}
 	request.segments = dev->table->nents;
 	request.longest = 0;
-	for_each_sgtable_dma_sg(dev->table, sg, i)
+	for_each_sgtable_dma_sg(dev->table, sg, i) {
 		request.longest = max(request.longest, sg_dma_len(sg));
+		if (request.offset >= before && request.offset - before < sg_dma_len(sg))
+			request.address = sg_dma_address(sg) + request.offset - before;
+		before += sg_dma_len(sg);
+	}
 	return copy_to_user(address, &request, sizeof(request)) ? -EFAULT : 0;
 }
 

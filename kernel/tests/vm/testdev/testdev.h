@@ -18,6 +18,9 @@
  * @max_segment: what the device says it takes, in bytes
  * @segments: filled in: how many segments it was given
  * @longest: filled in: bytes of the longest
+ * @reserved: 0
+ * @offset: a byte of the buffer
+ * @address: filled in: where the device finds that
  */
 struct testdev_import {
 	__s32 fd;
@@ -25,6 +28,9 @@ struct testdev_import {
 	__u32 max_segment;
 	__u32 segments;
 	__u32 longest;
+	__u32 reserved;
+	__u64 offset;
+	__u64 address;
 };
 
 /**

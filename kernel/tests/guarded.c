@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * guarded FOLDER [DEVICE]
+ *
+ * Files that may not be read or written, or only as far as somebody allows it: fanotify decides
+ * about each part, swap is on it, it is immutable, or a limit on sizes is reached. A request is
+ * answered as pread() and pwrite() are. DEVICE is a block device for swap.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+
+#include <linux/fs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/fanotify.h>
+#include <sys/resource.h>
+#include <sys/swap.h>
+#include <sys/wait.h>
+
+#define GATHER	(64UL << 10)
+#define SIZE	(16 * GATHER)
+#define ALLOWED	5U
+
+static const char *folder, *device;
+static char path[4096];
+static __u8 shadow[SIZE], seen[SIZE];
+
+static int open_file(const char *name, int flags)
+{
+	int fd = open(name, O_CLOEXEC | flags, 0600);
+
+	must(fd >= 0, "%s: %s", name, strerror(errno));
+	return fd;
+}
+
+static void make(void)
+{
+	int fd = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+
+	fill(shadow, 1, 0, SIZE);
+	must(write(fd, shadow, SIZE) == (ssize_t)SIZE && !fsync(fd), "write: %s", strerror(errno));
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+}
+
+static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
+{
+	return (struct dmafile_rw) {
+		.size = sizeof(struct dmafile_rw),
+		.flags = flags,
+		.fd = buffer,
+		.file_fd = file,
+		.length = SIZE,
+		.gather = GATHER,
+	};
+}
+
+/* A buffer of bytes that the file doesn't have. */
+static int filled_buffer(void)
+{
+	int fd = new_buffer(SIZE);
+	__u8 *map = map_buffer(fd, PROT_READ | PROT_WRITE);
+
+	fill(map, 2, 0, SIZE);
+	unmap_buffer(fd, map);
+	return fd;
+}
+
+static void check_buffer(int fd, __u64 len)
+{
+	__u8 *map = map_buffer(fd, PROT_READ);
+
+	must(differ(map, shadow, len) == len, "the buffer differs at %zu",
+	     differ(map, shadow, len));
+	unmap_buffer(fd, map);
+}
+
+static void check_file(const char *name, __u64 len)
+{
+	int fd = open_file(name, O_RDONLY);
+
+	must(pread(fd, seen, len, 0) == (ssize_t)len, "%s is short", name);
+	must(differ(seen, shadow, len) == len, "%s differs at %zu", name,
+	     differ(seen, shadow, len));
+	close(fd);
+}
+
+/*
+ * The one who is asked before each access to the file: gives leave to the first @allowed, then
+ * refuses the next one, or says nothing until it is let go.
+ */
+static struct guard {
+	pthread_t thread;
+	int group, end[2];
+	unsigned int allowed;
+	bool hold;
+	/* What has been asked, and whether one waits for an answer. */
+	unsigned int opens, accesses;
+	bool held, go;
+} guard;
+
+static void answer(const struct fanotify_event_metadata *event)
+{
+	struct fanotify_response response = { .fd = event->fd, .response = FAN_ALLOW };
+
+	if (event->mask & FAN_OPEN_PERM) {
+		guard.opens++;
+	} else if (guard.accesses++ == guard.allowed) {
+		if (guard.hold) {
+			__atomic_store_n(&guard.held, true, __ATOMIC_RELEASE);
+			while (!__atomic_load_n(&guard.go, __ATOMIC_ACQUIRE))
+				usleep(1000);
+		} else {
+			response.response = FAN_DENY;
+		}
+	}
+	must(write(guard.group, &response, sizeof(response)) == sizeof(response), "an answer: %s",
+	     strerror(errno));
+	close(event->fd);
+}
+
+static void *watch(void *unused)
+{
+	struct fanotify_event_metadata events[8], *event;
+	struct pollfd sources[] = {
+		{ .fd = guard.group, .events = POLLIN }, { .fd = guard.end[0], .events = POLLIN },
+	};
+
+	(void)unused;
+	while (poll(sources, ARRAY_SIZE(sources), -1) > 0 && !sources[1].revents) {
+		ssize_t len = read(guard.group, events, sizeof(events));
+
+		must(len > 0, "fanotify: %s", strerror(errno));
+		for (event = events; FAN_EVENT_OK(event, len); event = FAN_EVENT_NEXT(event, len))
+			answer(event);
+	}
+	return NULL;
+}
+
+static void guard_file(unsigned int allowed, bool hold)
+{
+	guard = (struct guard) { .allowed = allowed, .hold = hold };
+	guard.group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY | O_CLOEXEC);
+	must(guard.group >= 0, "fanotify_init: %s", strerror(errno));
+	must(!fanotify_mark(guard.group, FAN_MARK_ADD, FAN_OPEN_PERM | FAN_ACCESS_PERM, AT_FDCWD,
+			    path), "fanotify_mark of %s: %s", path, strerror(errno));
+	must(!pipe2(guard.end, O_CLOEXEC), "pipe: %s", strerror(errno));
+	must(!pthread_create(&guard.thread, NULL, watch, NULL), "pthread_create");
+}
+
+static void unguard(void)
+{
+	must(write(guard.end[1], "", 1) == 1, "pipe: %s", strerror(errno));
+	pthread_join(guard.thread, NULL);
+	close(guard.end[0]);
+	close(guard.end[1]);
+	close(guard.group);
+}
+
+static void until_held(void)
+{
+	double begun = now();
+
+	while (!__atomic_load_n(&guard.held, __ATOMIC_ACQUIRE)) {
+		must(now() - begun < 300, "nobody has been asked after 300 s");
+		usleep(1000);
+	}
+}
+
+/* Each part is asked for, and all before the one that is refused are there. */
+static void refused_by_fanotify(void)
+{
+	int direct, result;
+
+	for (direct = 0; direct < 2; direct++) {
+		struct dmafile_alloc_read load = {
+			.size = sizeof(load), .fd_flags = O_RDWR, .gather = GATHER,
+		};
+		struct dmafile_rw rw;
+		int buffer = new_buffer(SIZE), file;
+
+		make();
+		guard_file(ALLOWED, false);
+		file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
+		rw = transfer(DMAFILE_READ, buffer, file);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(result == -EPERM, "a READ that is refused: %s", why(result));
+		must(rw.bytes == ALLOWED * GATHER, "%llu bytes", rw.bytes);
+		check_buffer(buffer, rw.bytes);
+		close(buffer);
+		unguard();
+		must(guard.opens == 1, "it was opened %u times", guard.opens);
+
+		guard_file(ALLOWED, false);
+		load.file_fd = file;
+		result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+		must(result == -EPERM, "an ALLOC_READ that is refused: %s", why(result));
+		must(number_in(STATS, "buffers") == 0, "a buffer is left");
+		unguard();
+		must(guard.accesses > ALLOWED, "asked %u times only", guard.accesses);
+		close(file);
+	}
+}
+
+static void *read_all(void *request)
+{
+	int result = call(node, DMAFILE_IOC_RW, request);
+
+	must(!result, "a READ after a slow answer: %s", why(result));
+	return NULL;
+}
+
+/* It waits for its answer, and goes on then. */
+static void fanotify_takes_its_time(void)
+{
+	int direct;
+
+	for (direct = 0; direct < 2; direct++) {
+		struct dmafile_progress progress = { 0 };
+		struct dmafile_rw rw;
+		int buffer = new_buffer(SIZE), file;
+		pthread_t thread;
+
+		make();
+		guard_file(ALLOWED, true);
+		file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
+		rw = transfer(DMAFILE_READ, buffer, file);
+		rw.progress = (unsigned long)&progress;
+		must(!pthread_create(&thread, NULL, read_all, &rw), "pthread_create");
+		until_held();
+		must(__atomic_load_n(&progress.bytes, __ATOMIC_RELAXED) <= ALLOWED * GATHER,
+		     "%llu bytes before the answer", progress.bytes);
+		__atomic_store_n(&guard.go, true, __ATOMIC_RELEASE);
+		pthread_join(thread, NULL);
+		must(rw.bytes == SIZE && progress.bytes == SIZE, "%llu bytes", rw.bytes);
+		check_buffer(buffer, SIZE);
+		unguard();
+		close(file);
+		close(buffer);
+	}
+}
+
+/* Nobody answers, and the process that waits is killed. */
+static void killed_before_an_answer(void)
+{
+	int direct, status;
+
+	for (direct = 0; direct < 2; direct++) {
+		pid_t child;
+
+		make();
+		guard_file(ALLOWED, true);
+		child = fork();
+		if (!child) {
+			struct dmafile_alloc_read load = {
+				.size = sizeof(load), .fd_flags = O_RDWR, .gather = GATHER,
+			};
+
+			load.file_fd = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
+			call(node, DMAFILE_IOC_ALLOC_READ, &load);
+			_exit(1);
+		}
+		until_held();
+		kill(child, SIGKILL);
+		must(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "status %x",
+		     status);
+		must(number_in(STATS, "buffers") == 0, "a buffer is left");
+		__atomic_store_n(&guard.go, true, __ATOMIC_RELEASE);
+		unguard();
+	}
+}
+
+/* The first page of a swap area says so, and how large it is. */
+static void make_swap(const char *name, __u64 size)
+{
+	int fd = open_file(name, O_RDWR);
+	__u32 info[] = { 1, size / PAGE - 1, 0 };
+
+	fill(shadow, 1, 0, SIZE);
+	memset(shadow, 0, PAGE);
+	memcpy(shadow + 1024, info, sizeof(info));
+	memcpy(shadow + PAGE - 10, "SWAPSPACE2", 10);
+	must(write(fd, shadow, SIZE) == (ssize_t)SIZE && !fsync(fd), "%s: %s", name,
+	     strerror(errno));
+	close(fd);
+}
+
+/* What swap is on can be read, if need be, and not written. */
+static void swap_on(const char *name)
+{
+	int direct, result;
+
+	for (direct = 0; direct < 2; direct++) {
+		int file, buffer = filled_buffer();
+		struct dmafile_rw rw;
+
+		make_swap(name, SIZE);
+		/* Open before swap is on it. */
+		file = open_file(name, O_RDWR | (direct ? O_DIRECT : 0));
+		must(!swapon(name, 0), "swapon %s: %s", name, strerror(errno));
+		rw = transfer(DMAFILE_WRITE, buffer, file);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(result == -ETXTBSY && !rw.bytes, "%s: WRITE to swap: %s", name, why(result));
+		rw = transfer(DMAFILE_READ, buffer, file);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(!result && rw.bytes == SIZE, "%s: READ from swap: %s", name, why(result));
+		check_buffer(buffer, SIZE);
+		must(!swapoff(name), "swapoff %s: %s", name, strerror(errno));
+		check_file(name, SIZE);
+		/* From now on it is a file like any other. */
+		fill(shadow, 1, 0, SIZE);
+		rw = transfer(DMAFILE_WRITE, buffer, file);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(!result, "%s: WRITE after swapoff: %s", name, why(result));
+		close(buffer);
+		close(file);
+	}
+}
+
+static void swap(void)
+{
+	make();
+	swap_on(path);
+	if (device)
+		swap_on(device);
+}
+
+static void set_attributes(int fd, unsigned int attributes)
+{
+	int now;
+
+	must(!ioctl(fd, FS_IOC_GETFLAGS, &now), "FS_IOC_GETFLAGS: %s", strerror(errno));
+	now &= ~(FS_IMMUTABLE_FL | FS_APPEND_FL);
+	now |= attributes;
+	must(!ioctl(fd, FS_IOC_SETFLAGS, &now), "FS_IOC_SETFLAGS %x: %s", now, strerror(errno));
+}
+
+/*
+ * Became so after it was opened. What pwrite() says to that is up to the file system; it's the
+ * same. Only ext4 is asked, which refuses to write to an immutable file.
+ */
+static void immutable(void)
+{
+	static const unsigned int attributes[] = { FS_IMMUTABLE_FL, FS_APPEND_FL, 0 };
+	int direct, result, want;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(attributes); i++)
+		for (direct = 0; direct < 2; direct++) {
+			int buffer = filled_buffer(), file, other;
+			struct dmafile_rw rw;
+
+			make();
+			file = open_file(path, O_RDWR | (direct ? O_DIRECT : 0));
+			other = open_file(path, O_RDWR);
+			set_attributes(other, attributes[i]);
+			want = pwrite(other, shadow, 1, 0) < 0 ? -errno : 0;
+			must(attributes[i] != FS_IMMUTABLE_FL || want == -EPERM, "pwrite: %s",
+			     why(want));
+			rw = transfer(DMAFILE_WRITE, buffer, file);
+			result = call(node, DMAFILE_IOC_RW, &rw);
+			must(result == want, "attributes %x: WRITE: %s, pwrite: %s", attributes[i],
+			     why(result), why(want));
+			if (want)
+				check_file(path, SIZE);
+			rw = transfer(DMAFILE_READ, buffer, file);
+			result = call(node, DMAFILE_IOC_RW, &rw);
+			must(!result, "READ: %s", why(result));
+			set_attributes(other, 0);
+			close(buffer);
+			close(file);
+			close(other);
+		}
+}
+
+static void limit(rlim_t size)
+{
+	struct rlimit limits = { size, RLIM_INFINITY };
+
+	must(!setrlimit(RLIMIT_FSIZE, &limits), "setrlimit: %s", strerror(errno));
+}
+
+static volatile sig_atomic_t signals;
+
+static void on_signal(int unused)
+{
+	(void)unused;
+	signals++;
+}
+
+/*
+ * A limit within a block, on one, and below the first byte: what fits is written. Where a signal
+ * ends the request it may be earlier, as those of later parts come before that.
+ */
+static void limit_on_sizes(void)
+{
+	static const __u64 limits[] = { 600000, 10 * GATHER, 9 * GATHER + 512, 1, 0 };
+	struct sigaction action = { .sa_handler = on_signal };
+	unsigned int turn;
+
+	sigaction(SIGXFSZ, &action, NULL);
+	for (turn = 0; turn < 4 * ARRAY_SIZE(limits); turn++) {
+		__u64 most = limits[turn / 4];
+		__u32 flags = turn & 1 ? DMAFILE_INTERRUPTIBLE : 0;
+		int file = open_file(path, O_RDWR | O_TRUNC | (turn & 2 ? O_DIRECT : 0));
+		int buffer = filled_buffer(), result;
+		struct dmafile_rw rw = transfer(DMAFILE_WRITE | flags, buffer, file);
+
+		signals = 0;
+		limit(most);
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		limit(RLIM_INFINITY);
+		must(signals, "limit %llu: no signal", most);
+		if (flags && result == -EINTR)
+			must(rw.bytes <= most, "limit %llu: %llu bytes", most, rw.bytes);
+		else
+			must(result == -EFBIG && rw.bytes == most, "limit %llu: %s, %llu bytes",
+			     most, why(result), rw.bytes);
+		must(size_of(file) <= most, "limit %llu: size %llu", most, size_of(file));
+		fill(shadow, 2, 0, SIZE);
+		check_file(path, rw.bytes);
+		close(buffer);
+		close(file);
+	}
+}
+
+/* The signal is not handled, and kills. */
+static void killed_by_a_limit(void)
+{
+	int direct, status;
+
+	for (direct = 0; direct < 2; direct++) {
+		int file = open_file(path, O_RDWR | O_TRUNC | (direct ? O_DIRECT : 0));
+		int buffer = filled_buffer();
+		pid_t child = fork();
+
+		if (!child) {
+			struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file);
+
+			signal(SIGXFSZ, SIG_DFL);
+			limit(10 * GATHER);
+			call(node, DMAFILE_IOC_RW, &rw);
+			_exit(1);
+		}
+		close(buffer);
+		must(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+		     WTERMSIG(status) == SIGXFSZ, "status %x", status);
+		must(size_of(file) == 10 * GATHER, "%llu bytes", size_of(file));
+		must(number_in(STATS, "buffers") == 0, "a buffer is left");
+		close(file);
+	}
+}
+
+/* Further than the file system can count. */
+static void too_far(void)
+{
+	static const __u64 places[] = {
+		1ULL << 44, 1ULL << 60, (1ULL << 63) - 2 * SIZE, (1ULL << 44) - GATHER,
+	};
+	int file, buffer = filled_buffer(), want, result;
+	unsigned int i;
+
+	make();
+	file = open_file(path, O_RDWR);
+	for (i = 0; i < ARRAY_SIZE(places); i++) {
+		struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file);
+
+		want = pwrite(file, shadow, 1, places[i]) < 0 ? -errno : 0;
+		must(!ftruncate(file, SIZE), "ftruncate: %s", strerror(errno));
+		rw.file_offset = places[i];
+		rw.length = 1;
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(result == want, "at %llu: WRITE: %s, pwrite: %s", places[i], why(result),
+		     why(want));
+		must(!ftruncate(file, SIZE), "ftruncate: %s", strerror(errno));
+	}
+	close(buffer);
+	close(file);
+}
+
+static const struct test tests[] = {
+	{ "refused_by_fanotify", refused_by_fanotify },
+	{ "fanotify_takes_its_time", fanotify_takes_its_time },
+	{ "killed_before_an_answer", killed_before_an_answer },
+	{ "swap", swap },
+	{ "immutable", immutable },
+	{ "limit_on_sizes", limit_on_sizes },
+	{ "killed_by_a_limit", killed_by_a_limit },
+	{ "too_far", too_far },
+};
+
+int main(int argc, char **argv)
+{
+	folder = argc > 1 ? argv[1] : ".";
+	device = argc > 2 ? argv[2] : NULL;
+	snprintf(path, sizeof(path), "%s/guarded", folder);
+	return run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * offline SLOW
+ *
+ * Pages of a buffer are taken out of use, by order of an administrator: softly, which moves what is
+ * in them, and as after an error of the memory. The kernel can do neither with pages that a driver
+ * has allocated: it says so, and whoever has the buffer keeps it, whole, also while it is being
+ * read from a file. SLOW is a file on a disk that takes seconds for it; where a page is is what
+ * vm/testdev says. Nothing should run afterwards that depends on this machine's memory.
+ */
+#define _GNU_SOURCE
+#include "test.h"
+#include "vm/testdev/testdev.h"
+
+#include <pthread.h>
+
+#define MEMORY	"/sys/devices/system/memory/"
+
+static const char *slow;
+static __u64 size;
+static __u8 *shadow;
+
+/* Where a byte of a buffer is in memory, which devices reach as it is. */
+static __u64 physical(int fd, __u64 offset)
+{
+	struct testdev_import import = {
+		.fd = fd, .direction = TESTDEV_READS, .max_segment = PAGE, .offset = offset,
+	};
+	int device = open("/dev/testdev", O_RDWR | O_CLOEXEC), result;
+
+	must(device >= 0, "/dev/testdev: %s", strerror(errno));
+	result = call(device, TESTDEV_IMPORT, &import);
+	must(!result && import.address, "testdev: %s", why(result));
+	close(device);
+	return import.address;
+}
+
+static int offline(const char *how, int fd, __u64 offset)
+{
+	char path[256], number[32];
+	int file, result;
+
+	snprintf(path, sizeof(path), MEMORY "%s_offline_page", how);
+	snprintf(number, sizeof(number), "0x%llx", physical(fd, offset));
+	file = open(path, O_WRONLY | O_CLOEXEC);
+	must(file >= 0, "%s: %s", path, strerror(errno));
+	result = write(file, number, strlen(number)) < 0 ? -errno : 0;
+	close(file);
+	printf("# %s: %s\n", how, why(result));
+	return result;
+}
+
+static int open_file(void)
+{
+	int fd = open(slow, O_RDWR | O_DIRECT | O_CLOEXEC);
+
+	must(fd >= 0, "%s: %s", slow, strerror(errno));
+	return fd;
+}
+
+static void check(const __u8 *map, const char *what)
+{
+	must(differ(map, shadow, size) == size, "%s: differs at %zu", what,
+	     differ(map, shadow, size));
+}
+
+/* Neither moves a page, nor takes it away. */
+static void refused(void)
+{
+	struct dmafile_alloc_read load = {
+		.size = sizeof(load), .fd_flags = O_RDWR, .file_fd = open_file(),
+	};
+	int result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
+	struct dmafile_rw rw = { .size = sizeof(rw), .flags = DMAFILE_WRITE, .length = size };
+	long long corrupted = number_in("/proc/meminfo", "HardwareCorrupted");
+	__u64 before;
+	__u8 *map;
+
+	must(!result, "ALLOC_READ: %s", why(result));
+	map = map_buffer(load.fd, PROT_READ | PROT_WRITE);
+	before = physical(load.fd, PAGE);
+	/* A program has no pages here that it could harm. */
+	must(madvise(map, PAGE, MADV_HWPOISON) && errno == EFAULT, "MADV_HWPOISON: %s",
+	     strerror(errno));
+	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "and harmed one");
+	must(offline("soft", load.fd, PAGE) < 0, "a page was moved");
+	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
+	check(map, "after soft_offline_page");
+	must(offline("hard", load.fd, PAGE) < 0, "a page was taken");
+	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
+	must(number_in("/proc/meminfo", "HardwareCorrupted") > corrupted, "nothing was marked");
+	check(map, "after hard_offline_page");
+	/* I/O goes on as if nothing were, both ways. */
+	rw.fd = load.fd;
+	rw.file_fd = load.file_fd;
+	result = call(node, DMAFILE_IOC_RW, &rw);
+	must(!result, "WRITE: %s", why(result));
+	memset(map, 0, size);
+	rw.flags = DMAFILE_READ;
+	result = call(node, DMAFILE_IOC_RW, &rw);
+	must(!result, "READ: %s", why(result));
+	check(map, "what was written and read again");
+	unmap_buffer(load.fd, map);
+	close(load.fd);
+	close(load.file_fd);
+	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+}
+
+static struct dmafile_progress progress;
+
+static void *read_all(void *argument)
+{
+	struct dmafile_rw *rw = argument;
+	int result = call(node, DMAFILE_IOC_RW, rw);
+
+	must(!result, "READ: %s", why(result));
+	return NULL;
+}
+
+/* The page that the disk is writing to, one before, and one long afterwards. */
+static void refused_in_the_middle(void)
+{
+	struct dmafile_rw rw = {
+		.size = sizeof(rw),
+		.flags = DMAFILE_READ,
+		.fd = new_buffer(size),
+		.file_fd = open_file(),
+		.length = size,
+		.gather = 16 * PAGE,
+		.progress = (unsigned long)&progress,
+	};
+	__u8 *map = mmap(NULL, size, PROT_READ, MAP_SHARED, rw.fd, 0);
+	pthread_t thread;
+	__u64 at;
+
+	must(!pthread_create(&thread, NULL, read_all, &rw), "pthread_create");
+	while (!(at = __atomic_load_n(&progress.bytes, __ATOMIC_RELAXED)))
+		usleep(1000);
+	must(at < size / 2, "%llu bytes already", at);
+	must(offline("soft", rw.fd, 0) < 0 && offline("hard", rw.fd, 0) < 0, "a page was taken");
+	must(offline("soft", rw.fd, at) < 0 && offline("hard", rw.fd, at) < 0, "a page was taken");
+	must(offline("hard", rw.fd, size - PAGE) < 0, "a page was taken");
+	pthread_join(thread, NULL);
+	check(map, "what was read meanwhile");
+	munmap(map, size);
+	close(rw.fd);
+	close(rw.file_fd);
+	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+}
+
+static void set_up(void)
+{
+	int fd = open_file();
+
+	size = size_of(fd);
+	shadow = aligned_alloc(PAGE, size);
+	must(shadow && pread(fd, shadow, size, 0) == (ssize_t)size, "pread");
+	close(fd);
+}
+
+static const struct test tests[] = {
+	{ "set_up", set_up },
+	{ "refused", refused },
+	{ "refused_in_the_middle", refused_in_the_middle },
+};
+
+int main(int argc, char **argv)
+{
+	if (argc != 2) {
+		fprintf(stderr, "offline SLOW\n");
+		return 2;
+	}
+	slow = argv[1];
+	return run_tests(tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,260 @@
+"""What dmafile.ko does where the rest of the system has a part in it: io_uring, files that others
+guard or serve, programs of 32 bits, a machine that is suspended.
+
+    surroundings.py PROGRAMS PART FOLDER...    in the machine, as root, with dmafile.ko loaded
+
+PART is one of the functions here. Ends like ko.py.
+"""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from kernel.tests.vm.inside.ko import GATHER, Programs, during, loop
+from tests.vm.inside.faults import broken, call, mapped, reads, slow
+from tests.vm.inside.loads import MIB, File, difference, settles
+
+LONG = "gather=4096"
+"""With it, one of SLOW's files takes most of a minute."""
+
+
+def requests(programs: Programs, folder: Path) -> None:
+    """Ways to ask, and files that others have a say about."""
+    with loop(folder / "swap", 2 * MIB) as device:
+        programs.run("guarded", folder, device)
+    programs.run("fuse", folder)
+    with mapped(folder, slow) as file:
+        programs.run("submit", folder, file.path)
+
+
+def narrow(programs: Programs, folder: Path) -> None:
+    """Programs of 32 bits: PROGRAMS are such."""
+    programs.run("table", folder)
+    programs.run("bytes", "-s", folder)
+    with mapped(folder, slow) as file:
+        programs.run("ring", folder, file.path)
+        programs.run("slow", file.path)
+
+
+def preemptible(programs: Programs, folder: Path) -> None:
+    """Where a task of the kernel may be preempted anywhere (preempt=full)."""
+    assert "(full)" in Path("/sys/kernel/debug/sched/preempt").read_text()
+    programs.run("ring", folder)
+    programs.run("race", "20", folder)
+    programs.run("random", "60", str(time.time_ns() % 1000000), folder)
+    with mapped(folder, slow) as file:
+        programs.run("slow", file.path)
+        programs.run("submit", folder, file.path)
+    # Unloads the module in the end.
+    programs.run("buffer", folder)
+
+
+def offline(programs: Programs, folder: Path, module: Path) -> None:
+    call("insmod", str(module))
+    with mapped(folder, slow) as file:
+        programs.run("offline", file.path)
+
+
+# Suspend
+
+
+def suspended(programs: Programs, folder: Path) -> None:
+    """A long request is no reason not to suspend, nor is it ended by that."""
+    with mapped(folder, slow) as file:
+        for words in ([], ["flags=0x2"], [f"read={len(file.data)}"]):
+            file.evict()
+            command = [str(programs.folder / "load"), str(file.path), LONG, "print", *words]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                reads(process)
+                freeze()
+                assert process.poll() is None, f"{words}: it was over before"
+                data, _ = process.communicate()
+            line, _, seen = data.partition(b"\n")
+            assert line.split()[0] == b"0", f"{words}: {line!r}"
+            assert seen == file.data, f"{words}: {difference(seen, file.data)}"
+            programs.count += 1
+            programs.nothing_is_left(str(words))
+
+
+def freeze() -> None:
+    """All processes stop for a second, as they do when a machine is suspended, and go on."""
+    with during(Path("/sys/power/pm_test"), "freezer"):
+        Path("/sys/module/suspend/parameters/pm_test_delay").write_text("1")
+        start = time.monotonic()
+        Path("/sys/power/state").write_text("freeze")
+        print(f"# frozen and thawed after {time.monotonic() - start:.1f} s", flush=True)
+
+
+# NFS
+
+NFSD = Path("/proc/fs/nfsd")
+CACHES = Path("/proc/net/rpc")
+PORT = 2049
+INSECURE, NO_SUBTREE_CHECK, HAS_FSID = 0x2, 0x400, 0x2000
+"""Flags of an export: clients of any port, nothing but whole file systems, and a number for it."""
+FOR_EVER = 2**31 - 1
+
+
+def network(programs: Programs, folder: Path) -> None:
+    """A file that this machine's own server has, by NFS over the loopback device."""
+    call("busybox", "ip", "link", "set", "lo", "up")
+    call("modprobe", "-a", "nfsd", "nfsv4")
+    call("mount", "-t", "nfsd", "none", str(NFSD))
+    with served(folder) as mount:
+        programs.run("bytes", "-s", mount)
+        programs.run("table", mount)
+    with mapped(folder, broken(5 * MIB + 4096)) as file, served(file.path.parent) as mount:
+        broken_server(programs, mount, file)
+    with mapped(folder, slow) as file, served(file.path.parent) as mount:
+        broken_network(programs, mount, file)
+    # Nobody waits for a server, nor to take leave of it.
+    with (
+        mapped(folder, slow) as file,
+        served(file.path.parent, "soft", "retrans=1", leave=("-f", "-l")) as mount,
+    ):
+        dead_server(programs, mount, file)
+
+
+@contextlib.contextmanager
+def served(folder: Path, *options: str, leave: tuple[str, ...] = ()) -> Iterator[Path]:
+    """A folder by way of NFS; other processes than the kernel have no part in it."""
+    # What mountd(8) would answer when the kernel asks it.
+    flags = INSECURE | NO_SUBTREE_CHECK | HAS_FSID
+    say("auth.unix.ip", f"nfsd 127.0.0.1 {FOR_EVER} self")
+    say("nfsd.export", f"self {folder} {FOR_EVER} {flags} 65534 65534 0")
+    say("nfsd.fh", f"self 1 \\x00000000 {FOR_EVER} {folder}")
+    # Version 4 asks no rpcbind(8).
+    (NFSD / "versions").write_text("-3 +4 +4.1 +4.2\n")
+    (NFSD / "nfsv4leasetime").write_text("10\n")
+    (NFSD / "nfsv4gracetime").write_text("10\n")
+    start()
+    mount = Path("/run/nfs")
+    mount.mkdir(exist_ok=True)
+    words = ["addr=127.0.0.1", "clientaddr=127.0.0.1", "vers=4.2", "timeo=50", *options]
+    call("mount", "-i", "-t", "nfs4", "-o", ",".join(words), "127.0.0.1:/", str(mount))
+    yield mount
+    call("umount", *leave, str(mount))
+    stop()
+    for cache in ("nfsd.fh", "nfsd.export", "auth.unix.ip"):
+        (CACHES / cache / "flush").write_text(f"{int(time.time()) + 1}\n")
+
+
+def say(cache: str, line: str) -> None:
+    (CACHES / cache / "channel").write_text(f"{line}\n")
+
+
+def start() -> None:
+    (NFSD / "portlist").write_text(f"tcp {PORT}\n")
+    (NFSD / "threads").write_text("4\n")
+    # For ten seconds clients of an earlier server could take up what they had there.
+    settles((NFSD / "v4_end_grace").read_text, lambda ended: ended == "Y\n", "no end of grace")
+
+
+def stop() -> None:
+    (NFSD / "threads").write_text("0\n")
+
+
+def broken_server(programs: Programs, mount: Path, there: File) -> None:
+    """Its disk fails in the middle."""
+    file = File(mount / there.path.name, there.data)
+    bad = 5 * MIB + 4096
+    for words in ([], ["buffered"]):
+        there.evict()
+        file.evict()
+        done = programs.load(file.path, GATHER, "print", *words)
+        assert (done.result, done.data) == (errno.EIO, b""), done.result
+        done = programs.load(file.path, GATHER, "print", f"read={len(file.data)}", *words)
+        assert done.result == errno.EIO, done.result
+        assert done.moved <= bad, done.moved
+        assert done.data[: done.moved] == file.data[: done.moved], "what was told is not there"
+        done = programs.load(file.path, f"length={4 * MIB}", "print", *words)
+        assert done.result == 0 and done.data == file.data[: 4 * MIB], done.result
+
+
+def broken_network(programs: Programs, mount: Path, there: File) -> None:
+    """The network fails for a while: it takes longer, and that is all."""
+    for words in ([], ["buffered"]):
+        with begun(programs, mount, there, *words) as process:
+            call("busybox", "ip", "link", "set", "lo", "down")
+            # Longer than a request waits for its answer.
+            time.sleep(6)
+            assert process.poll() is None, f"{words}: it was over before"
+            call("busybox", "ip", "link", "set", "lo", "up")
+            data, _ = process.communicate()
+        line, _, seen = data.partition(b"\n")
+        assert line.split()[0] == b"0", f"{words}: {line!r}"
+        assert seen == there.data, f"{words}: {difference(seen, there.data)}"
+
+
+def dead_server(programs: Programs, mount: Path, there: File) -> None:
+    """It goes in the middle: an error, and nothing is left."""
+    with begun(programs, mount, there) as process:
+        stop()
+        data, _ = process.communicate()
+    number = int(data.split()[0])
+    assert number in (errno.EIO, errno.ETIMEDOUT), os.strerror(number)
+
+
+@contextlib.contextmanager
+def begun(
+    programs: Programs, mount: Path, there: File, *words: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A load by way of NFS that has read some."""
+    there.evict()
+    file = File(mount / there.path.name, there.data)
+    file.evict()
+    command = [str(programs.folder / "load"), str(file.path), LONG, "print", *words]
+    programs.count += 1
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        reads(process)
+        yield process
+    programs.nothing_is_left(str(words))
+
+
+# KCSAN
+
+KCSAN = Path("/sys/kernel/debug/kcsan")
+
+
+def races(programs: Programs, folder: Path) -> None:
+    """No function of dmafile.ko touches memory that another processor touches without a lock."""
+    watch_for_races("dmafile")
+    programs.run("race", "60", folder)
+    programs.run("ring", folder)
+    programs.run("random", "60", str(time.time_ns() % 1000000), folder)
+    with mapped(folder, slow) as file:
+        programs.run("slow", file.path)
+        programs.run("submit", folder, file.path)
+    KCSAN.write_text("off")
+
+
+def watch_for_races(module: str) -> None:
+    """Of all that are found, those count that one of a module's functions has a part in."""
+    KCSAN.write_text("whitelist")
+    symbols = [line.split() for line in Path("/proc/kallsyms").read_text().splitlines()]
+    functions = [words[2] for words in symbols if words[3:] == [f"[{module}]"] and words[1] in "tT"]
+    assert functions, f"no functions of {module}"
+    for name in functions:
+        KCSAN.write_text(f"!{module}:{name}")
+    KCSAN.write_text("on")
+
+
+PARTS: Mapping[str, Callable[..., None]] = {
+    one.__name__: one for one in (requests, narrow, preemptible, offline, suspended, network, races)
+}
+
+
+def main(folder: str, part: str, *folders: str) -> None:
+    programs = Programs(folder)
+    call("modprobe", "vgem")
+    PARTS[part](programs, *map(Path, folders))
+    print(f"{programs.count} programs ran")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,119 @@
+"""dmafile.ko in machines where the rest of the system has a part in it.
+
+One boot a part; they are in kernel/tests/vm/inside/surroundings.py.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernel.tests.vm import test_module
+from kernel.tests.vm.test_module import HERE, KERNELS, compiled, matrix
+from vm import kernels, ko, machine
+from vm.fixtures import passed, vm
+from vm.host import ROOT, call, need
+
+programs = test_module.programs
+
+STOCK = tuple(kernel for kernel in KERNELS if kernel != "base-debug")
+HEADER = ROOT / "kernel" / "uapi" / "dmafile.h"
+WIDE = ("-m32", "-D_FILE_OFFSET_BITS=64")
+"""Programs of 32 bits, with offsets of 64."""
+
+
+def inside(programs: Path, part: str, *options: str, words: tuple[str, ...] = ()) -> None:
+    result = test_module.inside(
+        programs, part, "/mnt", *words, options=("--fs=ext4", *options), script="surroundings"
+    )
+    passed(result, "programs ran")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_other_ways_to_ask_and_guarded_files(programs: Path, kernel: str) -> None:
+    inside(programs, "requests", f"--kernel={kernel}")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_programs_of_32_bits(
+    ready: None, tmp_path_factory: pytest.TempPathFactory, kernel: str
+) -> None:
+    need_32_bits()
+    folder = compiled(tmp_path_factory.mktemp("programs-32"), *WIDE)
+    inside(folder, "narrow", f"--kernel={kernel}")
+
+
+def need_32_bits() -> None:
+    program = "echo 'int main(void) { return 0; }' | cc -m32 -static -x c -o /dev/null -"
+    need("gcc-multilib", "sh", "-c", program)
+
+
+@matrix
+def test_structures_are_the_same_for_32_bits(tmp_path: Path) -> None:
+    need_32_bits()
+    lines = []
+    for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", HEADER.read_text(), re.M | re.S):
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        for member in re.findall(r"(\w+);", body):
+            place = f"offsetof(struct {name}, {member})"
+            lines.append(f'printf("  {member} %zu\\n", {place});')
+    assert len(lines) > 40
+    for request in re.findall(r"#define (DMAFILE_IOC_(?!MAGIC)\w+)", HEADER.read_text()):
+        lines.append(f'printf("{request} %#x\\n", (unsigned int){request});')
+    source = tmp_path / "layout.c"
+    header = "#include <stddef.h>\n#include <stdio.h>\n#include <dmafile.h>\n"
+    source.write_text(f"{header}int main(void)\n{{\n{chr(10).join(lines)}\n}}\n")
+    said = []
+    for flags in ((), WIDE):
+        program = tmp_path / f"layout{len(flags)}"
+        call(["cc", *flags, f"-I{HEADER.parent}", "-o", str(program), str(source)])
+        said.append(subprocess.run([program], check=True, capture_output=True).stdout)
+    assert said[0] == said[1]
+
+
+@matrix
+@pytest.mark.parametrize("kernel", STOCK)
+def test_nfs(programs: Path, kernel: str) -> None:
+    inside(programs, "network", f"--kernel={kernel}")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", STOCK)
+def test_suspended_in_the_middle(programs: Path, kernel: str) -> None:
+    inside(programs, "suspended", f"--kernel={kernel}")
+
+
+@matrix
+@pytest.mark.parametrize("kernel", STOCK)
+def test_memory_that_fails(programs: Path, kernel: str, tmp_path: Path) -> None:
+    device = ko.other(HERE / "testdev", kernels.find(kernel).build, tmp_path)
+    inside(programs, "offline", f"--kernel={kernel}", words=(str(device),))
+
+
+@matrix
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_with_preemption_everywhere(programs: Path, kernel: str) -> None:
+    inside(programs, "preemptible", f"--kernel={kernel}", "--parallel", "--append=preempt=full")
+
+
+kcsan = pytest.mark.skipif(not os.environ.get("KCSAN"), reason="KCSAN=1 make kernel-test")
+
+
+@kcsan
+def test_no_data_races(programs: Path) -> None:
+    inside(programs, "races", "--kernel=base-kcsan", "--parallel")
+
+
+@kcsan
+def test_a_data_race_is_found(ready: None, tmp_path: Path) -> None:
+    faulty = ko.other(HERE / "faulty", kernels.find("base-kcsan").build, tmp_path)
+    script = f"echo on >/sys/kernel/debug/kcsan && insmod {faulty} fault=race"
+    log = tmp_path / "log"
+    words: list[str | Path] = ["--kernel=base-kcsan", "--parallel", "--kernel-log", log]
+    result = vm(*words, "--", "sh", "-c", script)
+    assert result.returncode == machine.COMPLAINT, result.stderr
+    assert re.search(rb"BUG: KCSAN: data-race in .*\[faulty\]", log.read_bytes()), log.read_text()
