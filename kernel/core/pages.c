@@ -105,7 +105,8 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
  * dmafile_pages_borrow - have pages that belong to somebody else, behind all others
  * @pages: empty, or with nothing but borrowed ones
  * @page: the first of them
- * @count: how many lie one behind the other, and stay until dmafile_pages_free()
+ * @count: how many are contiguous, physically and in the memory map, and stay until
+ *	dmafile_pages_free()
  *
  * Return: 0, or -ENOMEM.
  */
@@ -187,7 +188,7 @@ struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at)
 {
 	const struct dmafile_chunk *chunk = &pages->chunks[dmafile_pages_chunk(pages, at)];
 
-	return nth_page(chunk->page, (at >> PAGE_SHIFT) - chunk->first);
+	return chunk->page + ((at >> PAGE_SHIFT) - chunk->first);
 }
 
 /**
@@ -271,7 +272,7 @@ struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u6
 		u64 size = (u64)dmafile_chunk_pages(pages, chunk) << PAGE_SHIFT;
 		u64 skip = at - start;
 		u32 step = min(left, size - skip);
-		struct page *page = nth_page(pages->chunks[chunk].page, skip >> PAGE_SHIFT);
+		struct page *page = pages->chunks[chunk].page + (skip >> PAGE_SHIFT);
 		struct bio_vec *last = *nr ? &bvec[*nr - 1] : NULL;
 
 		if (last && follows(last, page))

@@ -17,7 +17,7 @@
 #define DMAFILE_MAX_ORDER	8
 
 /**
- * struct dmafile_chunk - pages that lie one behind the other
+ * struct dmafile_chunk - contiguous pages, physically and in the memory map
  * @page: the first of them
  * @first: its number in the buffer
  */

@@ -77,7 +77,7 @@ static int fill_table(struct sg_table *table, const struct dmafile_pages *pages,
 		unsigned long count = dmafile_chunk_pages(pages, chunk), at;
 
 		for (at = 0; at < count; at += longest, sg = sg_next(sg))
-			sg_set_page(sg, nth_page(pages->chunks[chunk].page, at),
+			sg_set_page(sg, pages->chunks[chunk].page + at,
 				    min(count - at, longest) << PAGE_SHIFT, 0);
 	}
 	return 0;
@@ -226,7 +226,7 @@ static void *map_all(const struct dmafile_pages *pages)
 		return NULL;
 	for (chunk = 0; chunk < pages->nr; chunk++)
 		for (i = 0; i < dmafile_chunk_pages(pages, chunk); i++)
-			all[n++] = nth_page(pages->chunks[chunk].page, i);
+			all[n++] = pages->chunks[chunk].page + i;
 	vaddr = vmap(all, n, VM_MAP, PAGE_KERNEL);
 	kvfree(all);
 	return vaddr;

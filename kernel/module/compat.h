@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What differs between kernels, as the probes in this folder have found it. */
+/*
+ * What differs between kernels, as the probes in this folder have found it. Where none of a family
+ * compiles, the kernel is one that nobody has looked at yet, and the build ends.
+ */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
 
 #include <linux/bits.h>
+#include <linux/build_bug.h>
 #include <linux/fs.h>
 #include <linux/io_uring.h>
 #ifdef DMAFILE_HAVE_URING_HEADER
@@ -13,13 +17,45 @@
 
 #include "dmafile.h"
 
-#ifdef DMAFILE_HAVE_BARE_NAMESPACE
+#if defined(DMAFILE_HAVE_NAMESPACE_WORD)
 #define DMAFILE_IMPORT_NS(ns)	MODULE_IMPORT_NS(ns)
-#else
+#elif defined(DMAFILE_HAVE_NAMESPACE_STRING)
 #define DMAFILE_IMPORT_NS(ns)	MODULE_IMPORT_NS(#ns)
+#else
+#error "dmafile: this kernel has a MODULE_IMPORT_NS() that is not known yet"
 #endif
 
-/* Writes, with what keeps the file system from being frozen meanwhile; see kiocb_end_write(). */
+/*
+ * A wrong guess here would leak a count of writers with each queued write, and the file system
+ * could never be frozen again: the probe and the version must say the same.
+ */
+#if defined(DMAFILE_HAVE_STARTED_WRITE) != defined(DMAFILE_SINCE_6_8)
+#error "dmafile: it is not certain whether vfs_iocb_iter_write() of this kernel calls kiocb_start_write()"
+#endif
+
+#if !defined(DMAFILE_HAVE_KIOCB_WRITE)
+#if !defined(DMAFILE_HAVE_SB_WRITERS) || defined(DMAFILE_HAVE_STARTED_WRITE)
+#error "dmafile: this kernel protects asynchronous writes from freezing in a way that is not known yet"
+#endif
+/* As in later kernels. Lockdep is told that nothing is held while the write is queued. */
+static inline void kiocb_start_write(struct kiocb *iocb)
+{
+	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
+
+	sb_start_write(sb);
+	__sb_writers_release(sb, SB_FREEZE_WRITE);
+}
+
+static inline void kiocb_end_write(struct kiocb *iocb)
+{
+	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
+
+	__sb_writers_acquired(sb, SB_FREEZE_WRITE);
+	sb_end_write(sb);
+}
+#endif
+
+/* Writes with freeze protection, which a queued write keeps until kiocb_end_write(). */
 static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 					 struct iov_iter *iter)
 {
@@ -36,20 +72,44 @@ static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 #endif
 }
 
-/* In a command's flags, none of io_uring's own; they are cleared when the command comes in. */
-#define DMAFILE_URING_KEPT	BIT(24)
-
-/* What user space has put into the command of an SQE. */
-static inline struct dmafile_uring_cmd dmafile_uring_payload(const struct io_uring_cmd *cmd)
+/* The payload of a command, in the SQE. */
+static inline const struct dmafile_uring_cmd *dmafile_uring_sqe(const struct io_uring_cmd *cmd)
 {
-#ifdef DMAFILE_HAVE_URING_SQE
-	const struct dmafile_uring_cmd *payload = io_uring_sqe_cmd(cmd->sqe);
+#if defined(DMAFILE_HAVE_URING_SQE_TYPED)
+	return io_uring_sqe_cmd(cmd->sqe, struct dmafile_uring_cmd);
+#elif defined(DMAFILE_HAVE_URING_SQE)
+	return io_uring_sqe_cmd(cmd->sqe);
+#elif defined(DMAFILE_HAVE_URING_CMD)
+	return cmd->cmd;
+#else
+#error "dmafile: this kernel's struct io_uring_cmd is not known yet"
+#endif
+}
+
+/*
+ * Where the kernel does not say itself that a command is issued again: a bit of its flags that
+ * io_uring does not use in those kernels, and that it clears when the command comes in.
+ */
+#ifdef IORING_URING_CMD_REISSUE
+#define DMAFILE_URING_KEPT	IORING_URING_CMD_REISSUE
+#else
+#define DMAFILE_URING_KEPT	BIT(24)
+#endif
+
+static inline struct dmafile_uring_cmd *dmafile_uring_kept(struct io_uring_cmd *cmd)
+{
+	BUILD_BUG_ON(sizeof(struct dmafile_uring_cmd) > sizeof(cmd->pdu));
+	return (struct dmafile_uring_cmd *)cmd->pdu;
+}
+
+/* What user space has put into a command. */
+static inline struct dmafile_uring_cmd dmafile_uring_payload(struct io_uring_cmd *cmd)
+{
+	const struct dmafile_uring_cmd *payload;
 
 	if (cmd->flags & DMAFILE_URING_KEPT)
-		return *(const struct dmafile_uring_cmd *)cmd->pdu;
-#else
-	const struct dmafile_uring_cmd *payload = cmd->cmd;
-#endif
+		return *dmafile_uring_kept(cmd);
+	payload = dmafile_uring_sqe(cmd);
 	return (struct dmafile_uring_cmd) {
 		.request = READ_ONCE(payload->request),
 		.reserved = READ_ONCE(payload->reserved),
@@ -57,15 +117,13 @@ static inline struct dmafile_uring_cmd dmafile_uring_payload(const struct io_uri
 }
 
 /*
- * Keeps it for when the command comes again, in a worker. Linux 6.12, unlike 6.1, has it look at
- * the SQE in the ring even then, where there may be another by that time.
+ * Keeps the payload until the command is issued again, by a worker: Linux 6.5 to 6.15 look at the
+ * SQE in the ring even then, where there may be another one by that time.
  */
 static inline void dmafile_uring_keep(struct io_uring_cmd *cmd, struct dmafile_uring_cmd payload)
 {
-#ifdef DMAFILE_HAVE_URING_SQE
-	*(struct dmafile_uring_cmd *)cmd->pdu = payload;
+	*dmafile_uring_kept(cmd) = payload;
 	cmd->flags |= DMAFILE_URING_KEPT;
-#endif
 }
 
 #endif /* _DMAFILE_COMPAT_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Since Linux 6.5 a command has its SQE, of which this is the payload. */
+/* Since Linux 6.5 a command points to its SQE, in which the payload is found by this function. */
 #include <linux/io_uring.h>
 #ifdef DMAFILE_HAVE_URING_HEADER
 #include <linux/io_uring/cmd.h>
