@@ -1,9 +1,12 @@
 """What comes from Debian: packages, by an apt with lists of its own, and the source of Linux."""
 
+import functools
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vm.host import alone, cache, call, need, replacing
@@ -11,15 +14,65 @@ from vm.host import alone, cache, call, need, replacing
 SOURCE = "linux-source-6.12"
 
 
+RELEASES = ("oldstable", "stable")
+"""Releases of today, by names that move on. Where they lead a mirror may have something older than
+under the release's own name, so that is looked up."""
+UNSTABLE = "sid"
+SECURITY = "-security"
+MIRRORS: Mapping[str, str] = {
+    "Debian": "http://deb.debian.org/debian/",
+    "Debian-Security": "http://deb.debian.org/debian-security/",
+}
+"""Per label of an archive, where it is for a system that is configured for no mirror of it."""
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of a package, and the suite that has it."""
+
+    name: str
+    version: str
+    suite: str
+
+
 class Apt:
     """apt-get with lists of its own: needs no root, and changes nothing of the system's."""
 
-    def __init__(self) -> None:
-        state, store = cache() / "apt" / "lists", cache() / "apt" / "cache"
+    def __init__(
+        self, name: str = "apt", sources: Sequence[str] = (), *, packages: bool = True
+    ) -> None:
+        """SOURCES are lines of a sources.list, in place of what the system is configured for.
+
+        Without PACKAGES only what the archives say of themselves is fetched.
+        """
+        place = cache() / name
+        state, store = place / "lists", place / "cache"
         for folder in (state, store / "archives"):
             (folder / "partial").mkdir(parents=True, exist_ok=True)
-        # apt would fetch as a user of its own, who can't enter a home folder.
-        options = {"Dir::State::lists": state, "Dir::Cache": store, "APT::Sandbox::User": "root"}
+        options = {
+            "Dir::State::lists": state,
+            "Dir::Cache": store,
+            # Containers are often told to do without, and each call reads all lists.
+            "Dir::Cache::pkgcache": "pkgcache.bin",
+            "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
+            # apt would fetch as a user of its own, who can't enter a home folder.
+            "APT::Sandbox::User": "root",
+        }
+        if sources:
+            (place / "sources.list").write_text("".join(f"{line}\n" for line in sources))
+            options |= {
+                "Dir::Etc::SourceList": place / "sources.list",
+                "Dir::Etc::SourceParts": "/dev/null",
+                "Dir::Etc::Preferences": "/dev/null",
+                "Dir::Etc::PreferencesParts": "/dev/null",
+                "Dir::State::status": "/dev/null",
+                "Acquire::Languages": "none",
+                "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+            }
+        if not packages:
+            options["Acquire::IndexTargets::deb::Packages::DefaultEnabled"] = "false"
+        self.lists = state
         self.options = [word for item in options.items() for word in ("-o", "{}={}".format(*item))]
         call(["apt-get", *self.options, "-qq", "update"])
 
@@ -30,13 +83,30 @@ class Apt:
 
     def depends(self, package: str, prefixes: tuple[str, ...]) -> list[str]:
         """What a package, NAME=VERSION, depends on and begins so; with a version where it's one."""
+        return named(self.fields(package).get("Depends", ""), prefixes)
+
+    def versions(self, prefix: str) -> list[Package]:
+        """All versions of all packages whose names begin so."""
+        names = call(["apt-cache", *self.options, "pkgnames", prefix]).split()
+        lines = call(["apt-cache", *self.options, "madison", *names]).splitlines() if names else []
         found = []
-        for one in self.fields(package)["Depends"].split(", "):
-            name, _, version = one.partition(" ")
-            if name.startswith(prefixes):
-                exact = re.fullmatch(r"\(= (.*)\)", version)
-                found.append(f"{name}={exact[1]}" if exact else name)
+        for line in lines:
+            name, version, source = (part.strip() for part in line.split("|"))
+            # As in: URI SUITE/main amd64 Packages
+            found.append(Package(name, version, source.split()[1].partition("/")[0]))
         return found
+
+    def archives(self, *columns: str) -> list[list[str]]:
+        """Columns, in apt's words, of all archives in the lists."""
+        form = "\t".join(f"$({column})" for column in columns)
+        words = ["indextargets", "--format", form, "Created-By: Packages"]
+        lines = call(["apt-get", *self.options, *words]).splitlines()
+        return [line.split("\t") for line in lines]
+
+    def codenames(self) -> list[str]:
+        """What the archives call themselves, in the order of their files."""
+        texts = [path.read_text() for path in sorted(self.lists.glob("*Release"))]
+        return re.findall(r"^Codename: (\S+)$", "\n".join(texts), re.MULTILINE)
 
     def fields(self, package: str) -> dict[str, str]:
         words = ["apt-cache", *self.options, "show", "--no-all-versions", package]
@@ -52,6 +122,69 @@ class Apt:
         for archive in folder.glob("*.deb"):
             call(["dpkg-deb", "-x", str(archive), str(folder)])
             archive.unlink()
+
+
+def named(depends: str, prefixes: tuple[str, ...]) -> list[str]:
+    """Of a field's packages those that begin so; where there's a choice, the first of them."""
+    found = []
+    for one in depends.split(", "):
+        name, _, version = one.partition(" | ")[0].partition(" ")
+        if name and name.startswith(prefixes):
+            exact = re.fullmatch(r"\(= (.*)\)", version)
+            found.append(f"{name}={exact[1]}" if exact else name)
+    return found
+
+
+@functools.cache
+def releases() -> Mapping[str, Sequence[str]]:
+    """Debian's releases of today, by their own names, and the suites that belong to each.
+
+    A suite's programs are made for its release's C library.
+    """
+    apt = Apt("apt-releases", [source(one) for one in RELEASES], packages=False)
+    named_after = {
+        name: (name, f"{name}{SECURITY}", f"{name}-backports") for name in apt.codenames()
+    }
+    return {**named_after, UNSTABLE: (UNSTABLE, "experimental")}
+
+
+@functools.cache
+def mirrors() -> Mapping[str, str]:
+    """Per label of an archive, where the system's apt has it from, if it does."""
+    return {**MIRRORS, **dict(Apt().archives("LABEL", "REPO_URI"))}
+
+
+def source(suite: str) -> str:
+    """A line of a sources.list. A suite that seldom changes may be past its date."""
+    need("debian-archive-keyring", "test", "-e", KEYRING)
+    mirror = mirrors()["Debian-Security" if suite.endswith(SECURITY) else "Debian"]
+    return f"deb [signed-by={KEYRING} check-valid-until=no] {mirror} {suite} main"
+
+
+@functools.cache
+def debian() -> Apt:
+    """Of all of Debian's releases of today, whichever of them this system is."""
+    return Apt("apt-debian", [source(suite) for suites in releases().values() for suite in suites])
+
+
+def release(suite: str) -> str:
+    """The one that a suite belongs to."""
+    return next(name for name, suites in releases().items() if suite in suites)
+
+
+def host() -> str:
+    """What this system's release is called, if it has a name."""
+    file = Path("/etc/os-release")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return dict(line.partition("=")[::2] for line in lines).get("VERSION_CODENAME", "")
+
+
+def order(one: str, other: str) -> int:
+    """Below, at or above 0, as Debian orders versions."""
+    if one == other:
+        return 0
+    below = subprocess.run(["dpkg", "--compare-versions", one, "lt", other]).returncode == 0
+    return -1 if below else 1
 
 
 def linux_source() -> Path:

@@ -52,11 +52,14 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def alone(part: str = "") -> Iterator[None]:
-    """Keeps others from filling the cache, or one part of it, at the same time."""
+def alone(part: str = "", *, only_using: bool = False) -> Iterator[None]:
+    """Keeps others from filling the cache, or one part of it, at the same time.
+
+    Any number may use it at a time, while none fills it.
+    """
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / f"lock{part and '-'}{part}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH if only_using else fcntl.LOCK_EX)
         yield
 
 

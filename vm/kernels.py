@@ -3,21 +3,34 @@
 Beside each kernel lies what modules for it are built with.
 """
 
+import functools
 import os
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm import small
-from vm.debian import Apt
+from vm import debian, small
+from vm.debian import Apt, Package
 from vm.host import Unavailable, alone, cache, call, need, replacing
 
 VIRTME = "virtme-ng==1.42"
 
 STOCK = {"6.12": "linux-image-6.12-amd64", "6.1": "linux-image-amd64"}
-"""What each of Debian's kernels is called, whichever version is the newest."""
+"""What each of Debian 12's kernels is called, whichever version is the newest."""
+NEWEST = "newest"
+"""The newest released kernel that Debian has in any suite."""
+LINE = re.compile(r"\d+\.\d+")
+"""What the name of any other of Debian's kernels looks like, and its version begins with."""
+CANDIDATE = "~rc"
+"""In the version of what is not released yet."""
 HEADERS = "headers"
-"""The folder with a stock kernel's headers, beside its `boot`."""
+"""The folder with a stock kernel's headers, beside its `boot`; empty if Debian has none."""
+NEEDS = "needs"
+"""In there: the release whose programs build with them, and the packages that takes."""
+OF_HEADERS = ("linux-headers-", "linux-kbuild-")
+"""What headers depend on that Linux is the source of: those common to all flavours, and tools."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,11 @@ class Kernel:
         trees = [
             one for one in (*headers, *self.image.parents) if (one / "Module.symvers").exists()
         ]
+        if not trees and (beside / HEADERS).exists():
+            raise Unavailable(
+                f"no modules can be built for {self.image.name}: Debian has the image, but no "
+                "headers for it any more"
+            )
         if not trees:
             raise Unavailable(
                 f"no modules can be built for {self.image}: neither are its headers in "
@@ -53,13 +71,15 @@ def find(name: str) -> Kernel:
     """The kernel of that name: the newest in the cache, fetched or built if there is none."""
     if name in STOCK:
         return cached(name) or fetch(name)
+    if name == NEWEST or LINE.fullmatch(name):
+        return cached(name) or fetch_line(name)
     if name in small.CONFIGS:
         return Kernel(small.find(name))
     image = Path(name).absolute()
     if not image.is_file():
         raise Unavailable(
-            f"no kernel `{name}`: neither {', '.join((*STOCK, *small.CONFIGS))}, nor an image at "
-            "that path"
+            f"no kernel `{name}`: neither {', '.join((*STOCK, NEWEST, *small.CONFIGS))}, nor the "
+            "two first numbers of a version that Debian has, nor an image at that path"
         )
     return Kernel(image)
 
@@ -67,7 +87,7 @@ def find(name: str) -> Kernel:
 def cached(name: str) -> Kernel | None:
     images = [one for one in (cache() / name).glob("*/boot/vmlinuz-*") if has_headers(one)]
     newest = max(images, key=lambda image: image.parents[1].stat().st_mtime, default=None)
-    return Kernel(newest) if newest else None
+    return Kernel(newest.resolve()) if newest else None
 
 
 def has_headers(image: Path) -> bool:
@@ -82,27 +102,154 @@ def fetch(name: str) -> Kernel:
         # linux-image-amd64 is 6.1 on Debian 12 only.
         if not package.startswith(f"linux-image-{name}."):
             raise Unavailable(f"the configured sources have {package} where {name} was looked for")
-        place = cache() / name / f"{package}_{version.replace('/', '_')}"
-        if not place.exists():
-            print(f"vm: fetching {package} {version} (100 MB, once)", file=sys.stderr)
-            with replacing(place) as partial:
-                apt.unpack([f"{package}={version}"], partial)
-                [modules] = (partial / "lib/modules").iterdir()
-                call(["depmod", "-b", str(partial), modules.name])
-        if not (place / HEADERS).exists():
-            headers = package.replace("image", "headers", 1)
-            print(f"vm: fetching {headers} {version} (15 MB, once)", file=sys.stderr)
-            with replacing(place / HEADERS) as partial:
-                # Of its dependencies those that Linux is the source of: headers common to all
-                # flavours, and the tools of a build. The compiler is looked for where it's called.
-                parts = apt.depends(f"{headers}={version}", ("linux-headers-", "linux-kbuild-"))
-                apt.unpack([f"{headers}={version}", *parts], partial)
-                relocate(partial / "usr" / "src" / headers)
+        place = unpacked(apt, name, package, version)
+        unpack_headers(apt, package.replace("image", "headers", 1), version, place)
         os.utime(place)
+    return fetched(name)
+
+
+def fetch_line(name: str) -> Kernel:
+    """The same for one that any of Debian's releases has."""
+    with alone():
+        apt = debian.debian()
+        images = served(apt, "image")
+        image = choose(images, name)
+        if image is None:
+            lines = sorted({line(one) for one in images}, key=numbers)
+            raise Unavailable(f"Debian has no kernel `{name}`, but {', '.join(lines)}")
+        place = unpacked(apt, line(image), image.name, image.version)
+        headers = {(one.name, one.version): one for one in served(apt, "headers")}
+        one = headers.get((image.name.replace("image", "headers", 1), image.version))
+        if one:
+            unpack_headers(apt, one.name, one.version, place, debian.release(one.suite))
+        else:
+            (place / HEADERS).mkdir(exist_ok=True)
+        os.utime(place)
+        if name == NEWEST:
+            link = cache() / name / place.name
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(Path("..") / line(image) / place.name)
+    return fetched(name)
+
+
+def fetched(name: str) -> Kernel:
     kernel = cached(name)
     if kernel is None:
-        raise Unavailable(f"{package} {version} holds no kernel image")
+        raise Unavailable(f"what Debian has as {name} holds no kernel image")
     return kernel
+
+
+def served(apt: Apt, part: str) -> list[Package]:
+    """All images, or headers, of the generic flavour that apt's lists have."""
+    real = re.compile(rf"linux-{part}-\d[^-]*(-\d+)?-amd64")
+    short = re.compile(rf"linux-{part}-\d+\.\d+-amd64")
+
+    def stands_for_another(one: Package) -> bool:
+        depends = apt.depends(f"{one.name}={one.version}", (f"linux-{part}-",))
+        return any(real.fullmatch(name.partition("=")[0]) for name in depends)
+
+    return [
+        one
+        for one in apt.versions(f"linux-{part}-")
+        if real.fullmatch(one.name) and not (short.fullmatch(one.name) and stands_for_another(one))
+    ]
+
+
+def line(package: Package) -> str:
+    match = LINE.match(package.version)
+    assert match, package
+    return match[0]
+
+
+def numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.split(".")))
+
+
+def choose(images: Iterable[Package], name: str) -> Package | None:
+    """The newest of a line, or of all that are released."""
+    wanted = [
+        one
+        for one in images
+        if (CANDIDATE not in one.version if name == NEWEST else line(one) == name)
+    ]
+    return in_order(wanted)[-1] if wanted else None
+
+
+def in_order(packages: Iterable[Package]) -> list[Package]:
+    """From the oldest version on."""
+    by_version = functools.cmp_to_key(debian.order)
+    return sorted(packages, key=lambda one: by_version(one.version))
+
+
+def unpacked(apt: Apt, name: str, package: str, version: str) -> Path:
+    """The folder of an image with its modules, in the cache."""
+    place = cache() / name / f"{package}_{version.replace('/', '_')}"
+    if not place.exists():
+        print(f"vm: fetching {package} {version} (100 MB, once)", file=sys.stderr)
+        with replacing(place) as partial:
+            # Since Linux 7.2 the image's package is only the name of several.
+            parts = [one for one in apt.depends(f"{package}={version}", ("linux-",)) if "=" in one]
+            apt.unpack([f"{package}={version}", *parts], partial)
+            arrange(partial)
+            [modules] = (partial / "lib/modules").iterdir()
+            call(["depmod", "-b", str(partial), modules.name])
+    return place
+
+
+def arrange(folder: Path) -> None:
+    """Puts what newer packages have elsewhere where it has always been."""
+    if not (folder / "lib").exists():
+        (folder / "lib").symlink_to("usr/lib")
+    for image in (folder / "lib/modules").glob("*/vmlinuz"):
+        (folder / "boot").mkdir(exist_ok=True)
+        image.rename(folder / "boot" / f"vmlinuz-{image.parent.name}")
+
+
+def unpack_headers(apt: Apt, package: str, version: str, place: Path, release: str = "") -> None:
+    """Puts headers into a folder; RELEASE is the one whose programs build with them."""
+    if (place / HEADERS).exists():
+        return
+    print(f"vm: fetching {package} {version} (15 MB, once)", file=sys.stderr)
+    with replacing(place / HEADERS) as partial:
+        parts = apt.depends(f"{package}={version}", OF_HEADERS)
+        apt.unpack([f"{package}={version}", *parts], partial)
+        relocate(partial / "usr" / "src" / package)
+        if release:
+            needed = {
+                name
+                for one in (f"{package}={version}", *parts)
+                for name in apt.depends(one, ("",))
+                if not name.startswith("linux-") or name.startswith("linux-compiler-")
+            }
+            (partial / NEEDS).write_text(f"{' '.join([release, *sorted(needed)])}\n")
+
+
+def needs(tree: Path) -> Sequence[str]:
+    """The release whose programs build with headers, and packages; none for what the host has."""
+    file = tree.parents[2] / NEEDS
+    words = file.read_text().split() if file.exists() else []
+    return words if words and words[0] != debian.host() else []
+
+
+def lines() -> list[Path]:
+    """The oldest and the newest headers of each line that each of Debian's releases has."""
+    with alone():
+        apt = debian.debian()
+        groups: dict[tuple[str, str], dict[str, Package]] = {}
+        for one in served(apt, "headers"):
+            if CANDIDATE not in one.version:
+                # Two suites of a release may have the same.
+                group = groups.setdefault((line(one), debian.release(one.suite)), {})
+                group[one.version] = one
+        trees = []
+        for (_, release), group in sorted(groups.items(), key=lambda item: numbers(item[0][0])):
+            ordered = in_order(group.values())
+            for one in dict.fromkeys((ordered[0], ordered[-1])):
+                place = cache() / "lines" / f"{one.name}_{one.version.replace('/', '_')}"
+                unpack_headers(apt, one.name, one.version, place, release)
+                trees.append(place / HEADERS / "usr" / "src" / one.name)
+    return trees
 
 
 def relocate(headers: Path) -> None:
@@ -110,9 +257,11 @@ def relocate(headers: Path) -> None:
     makefile = headers / "Makefile"
     text = makefile.read_text()
     # It may be called from anywhere, so what it includes is looked for beside it.
-    here = "include $(dir $(lastword $(MAKEFILE_LIST)))../"
-    moved = text.replace("include /usr/src/", here)
-    if moved == text:
+    here = "$(dir $(lastword $(MAKEFILE_LIST)))../"
+    moved = text.replace("include /usr/src/", f"include {here}")
+    # Since Linux 6.13, at once: what is included later adds to the list.
+    moved = moved.replace("KBUILD_OUTPUT=/usr/src/", f"KBUILD_OUTPUT := {here}")
+    if "/usr/src" in moved or moved == text:
         raise Unavailable(f"{headers.name} is built in another way than expected:\n{text}")
     makefile.write_text(moved)
 

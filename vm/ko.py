@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from vm import roots
 from vm.host import ROOT, Unavailable, cache, environment, need
-from vm.kernels import Kernel
+from vm.kernels import Kernel, needs
 
 SOURCES = ROOT / "kernel"
 PARTS = ("core", "module", "uapi")
@@ -48,9 +49,10 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
-    result = subprocess.run(
-        [*command, "modules"], capture_output=True, text=True, env=environment()
-    )
+    with roots.beside(tree, folder) as before:
+        result = subprocess.run(
+            [*before, *command, "modules"], capture_output=True, text=True, env=environment()
+        )
     said = (result.stdout + result.stderr).replace(str(folder), "kernel")
     if result.returncode or said:
         raise Unavailable(f"dmafile.ko for {tree} does not build, or not silently:\n{said}")
@@ -63,7 +65,8 @@ def other(source: Path, tree: Path, folder: Path) -> Path:
     place = folder / source.name
     shutil.copytree(source, place)
     command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
-    subprocess.run(command, check=True, env=environment())
+    with roots.beside(tree, folder) as before:
+        subprocess.run([*before, *command], check=True, env=environment())
     return place / f"{source.name}.ko"
 
 
@@ -78,7 +81,12 @@ def sources() -> list[Path]:
 
 
 def tools(tree: Path) -> None:
-    """Makes sure of the compiler that headers of Debian's name, and of what their tools need."""
+    """Makes sure of the compiler that headers of Debian's name, and of what their tools need.
+
+    A root of another release has all of it.
+    """
+    if needs(tree):
+        return
     need("build-essential", "command", "-v", "make")
     variables = tree / ".kernelvariables"
     if variables.exists() and "gcc-12" in variables.read_text():

@@ -118,7 +118,8 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     add(
         "--kernel",
         default=standard.kernel,
-        help=f"{', '.join(kernels.STOCK)} or the path of an image",
+        help=f"{', '.join((*kernels.STOCK, kernels.NEWEST))}, the two first numbers of any other "
+        f"version that Debian has, or the path of an image [{standard.kernel}]",
     )
     add("--module", action="store_true", help="build dmafile.ko and load it")
     add(

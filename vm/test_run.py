@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vm import kernels, machine
-from vm.fixtures import PATIENCE, vm
+from vm import debian, kernels, machine
+from vm.debian import Package
+from vm.fixtures import FILE_SYSTEMS, PATIENCE, vm
 from vm.host import ROOT, Unavailable
 
 # What comes back
@@ -192,11 +193,84 @@ def test_bad_usage(words: list[str], status: int, said: str) -> None:
     assert said in result.stderr.decode()
 
 
-@pytest.mark.parametrize("name", ["6.11", "seriess", "no/such/image"])
+@pytest.mark.parametrize("name", ["6.12.1", "seriess", "no/such/image"])
 def test_kernels_that_do_not_exist_are_refused(name: str) -> None:
     # A build that failed says 6.12, too.
-    with pytest.raises(Unavailable, match=rf"no kernel `{name}`: neither 6\.12, 6\.1, "):
+    with pytest.raises(Unavailable, match=rf"no kernel `{name}`: neither 6\.12, 6\.1, newest, "):
         kernels.find(name)
+
+
+# Which kernel a name stands for
+
+SERVED = [
+    Package(f"linux-image-{version.partition('-')[0]}-amd64", version, suite)
+    for version, suite in (
+        ("6.12.117-1", "stable"),
+        ("7.2.9-1~bpo13+1", "stable-backports"),
+        ("7.2.13-1", "unstable"),
+        ("7.2.12-1~bpo13+1", "stable-backports"),
+        ("7.3.4-1~bpo13+1", "stable-backports"),
+        ("7.3~rc7-1~exp1", "experimental"),
+        ("7.4~rc1-1~exp1", "experimental"),
+        ("7.10~rc1-1~exp1", "experimental"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("newest", "7.3.4-1~bpo13+1"),
+        ("7.3", "7.3.4-1~bpo13+1"),
+        ("7.2", "7.2.13-1"),
+        ("6.12", "6.12.117-1"),
+        # Where there is nothing else.
+        ("7.4", "7.4~rc1-1~exp1"),
+        ("7.1", None),
+    ],
+)
+def test_a_name_is_the_newest_that_debian_has_of_it(name: str, version: str | None) -> None:
+    for images in (SERVED, SERVED[::-1]):
+        chosen = kernels.choose(images, name)
+        assert (chosen and chosen.version) == version
+
+
+def test_of_what_a_package_depends_on_the_first_choice_counts() -> None:
+    depends = (
+        "linux-base (>= 4.12~), linux-headers-6.12.95+deb12-common (= 6.12.95-1), "
+        "linux-image-6.12.95+deb12-amd64 (= 6.12.95-1) | "
+        "linux-image-6.12.95+deb12-amd64-unsigned (= 6.12.95-1), gcc-12"
+    )
+    assert debian.named(depends, ("linux-headers-", "linux-image-", "gcc")) == [
+        "linux-headers-6.12.95+deb12-common=6.12.95-1",
+        "linux-image-6.12.95+deb12-amd64=6.12.95-1",
+        "gcc-12",
+    ]
+    assert debian.named("", ("",)) == []
+
+
+def test_a_kernel_whose_headers_debian_no_longer_has_says_so(tmp_path: Path) -> None:
+    place = tmp_path / "linux-image-6.16.12+deb13-amd64_6.16.12-1~bpo13+1"
+    (place / "boot").mkdir(parents=True)
+    (place / kernels.HEADERS).mkdir()
+    image = place / "boot" / "vmlinuz-6.16.12+deb13-amd64"
+    image.touch()
+    with pytest.raises(Unavailable, match=r"6\.16\.12.*no headers for it any more"):
+        kernels.Kernel(image).build  # noqa: B018
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+def test_the_newest_has_disks_and_dma_bufs() -> None:
+    nodes = ("/dev/udmabuf", "/dev/dma_heap/system")
+    script = 'uname -r; ls "$@"; for one in /mnt*; do stat -f -c %T $one; done'
+    disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
+    result = vm("--kernel=newest", *disks, "--", "sh", "-c", script, "sh", *nodes)
+    assert result.returncode == 0, result.stderr
+    release, *seen = result.stdout.decode().splitlines()
+    assert release == kernels.find("newest").image.name.removeprefix("vmlinuz-")
+    assert set(seen[: len(nodes)]) == set(nodes)
+    assert len(set(seen[len(nodes) :])) == len(FILE_SYSTEMS)
 
 
 def test_sizes() -> None:
