@@ -163,11 +163,11 @@ static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
 
 /*
  * Moves bytes between the file and @pages, one I/O after the other. What direct I/O leaves undone
- * goes through the page cache. Return: the number of bytes, which is less than @len at the end of
- * the file, or an error.
+ * goes through the page cache. @moved is the number of bytes, also after an error; without one it
+ * is less than @len at the end of the file.
  */
-static ssize_t dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at,
-				u64 pos, u64 len, bool direct)
+static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at,
+			    u64 pos, u64 len, bool direct, u64 *moved)
 {
 	u64 done = 0;
 
@@ -184,15 +184,14 @@ static ssize_t dmafile_move_now(struct dmafile_io *io, const struct dmafile_page
 		result = dmafile_piece_wait(io, &piece);
 		if (dmafile_refused(io, direct, result))
 			continue;
-		if (result < 0)
+		if (result <= 0)
 			return result;
-		if (!result)
-			break;
 		if (pages == io->pages)
 			io->mode |= direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 		else
 			io->mode |= direct ? DMAFILE_BOUNCED : DMAFILE_BUFFERED;
 		done += result;
+		*moved = done;
 		/*
 		 * With most file systems a direct read that ends within a block has reached the
 		 * end of the file. Unless @strict forbids it, the page cache is asked, too.
@@ -200,7 +199,7 @@ static ssize_t dmafile_move_now(struct dmafile_io *io, const struct dmafile_page
 		if (io->strict && direct && !IS_ALIGNED(done, io->align))
 			break;
 	}
-	return done;
+	return 0;
 }
 
 /**
@@ -334,20 +333,21 @@ static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 }
 
 /* Continues a piece that ended early, at the end of the file or with a short count. */
-static ssize_t dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece, u64 done,
-				 u64 need)
+static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece, u64 done,
+			     u64 need, u64 *moved)
 {
 	u64 at = piece->at + done, pos = io->pos + at - io->at;
-	ssize_t result;
+	int err;
 
 	if (!io->strict)
 		/* Let buffered I/O find out whether this is the end of the file. */
-		return dmafile_move_now(io, io->pages, at, pos, need - done, false);
+		return dmafile_move_now(io, io->pages, at, pos, need - done, false, moved);
 	/* A direct read that ends within a block has reached the end of the file. */
 	if (!IS_ALIGNED(done, io->align))
 		return 0;
-	result = dmafile_move_now(io, io->pages, at, pos, piece->len - done, true);
-	return min_t(s64, result, need - done);
+	err = dmafile_move_now(io, io->pages, at, pos, piece->len - done, true, moved);
+	*moved = min(*moved, need - done);
+	return err;
 }
 
 /* The part of the first block that lies before the wanted bytes does not count. */
@@ -366,7 +366,8 @@ static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *pie
 	u64 wanted_end = io->at + io->len;
 	u64 need = min(piece->len, wanted_end - piece->at);
 	ssize_t result = dmafile_piece_wait(io, piece);
-	u64 done;
+	u64 done, more = 0;
+	int err = 0;
 
 	if (dmafile_refused(io, piece->direct, result))
 		result = 0;
@@ -375,16 +376,12 @@ static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *pie
 	if (result)
 		io->mode |= piece->direct ? DMAFILE_DIRECT : DMAFILE_BUFFERED;
 	done = min_t(u64, result, need);
+	if (done < need)
+		err = dmafile_move_rest(io, piece, done, need, &more);
+	done += more;
 	dmafile_set_done(io, piece->at + done);
-	if (done < need) {
-		result = dmafile_move_rest(io, piece, done, need);
-		if (result < 0)
-			return result;
-		done += result;
-		dmafile_set_done(io, piece->at + done);
-	}
-	if (done == need)
-		return 0;
+	if (err || done == need)
+		return err;
 	return io->write ? -EIO : 1;
 }
 
@@ -488,40 +485,39 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 	return ring.err ?: err ?: full;
 }
 
-/* A range that goes through a bounce buffer. Return: bytes, 0 at the end of the file, an error. */
-static ssize_t dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages *bounce,
-				   u64 at, u64 pos, u64 len)
+/* Reads through a bounce buffer. @moved is as for dmafile_move_now(). */
+static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
+			       u64 pos, u64 len, u64 *moved)
 {
-	u64 skip = pos & (io->align - 1), begun;
-	ssize_t result = dmafile_move_now(io, bounce, 0, pos - skip,
-					  round_up(skip + len, io->align), true);
+	u64 skip = pos & (io->align - 1), begun, got = 0;
+	int err = dmafile_move_now(io, bounce, 0, pos - skip, round_up(skip + len, io->align), true,
+				   &got);
 
-	if (result < 0)
-		return result;
-	result = min_t(s64, result - (s64)skip, len);
-	if (result <= 0)
-		return 0;
+	if (got <= skip)
+		return err;
+	*moved = min(got - skip, len);
 	begun = ktime_get_ns();
-	dmafile_pages_copy(io->pages, at, bounce, skip, result);
+	dmafile_pages_copy(io->pages, at, bounce, skip, *moved);
 	io->copy_ns += ktime_get_ns() - begun;
-	return result;
+	/* An error after the wanted bytes does not matter. */
+	return *moved < len ? err : 0;
 }
 
 /* The same to the file. Only whole blocks: the page cache knows the rest of the other ones. */
-static ssize_t dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce,
-				    u64 at, u64 pos, u64 *len)
+static int dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
+				u64 pos, u64 *len, u64 *moved)
 {
 	u64 skip = pos & (io->align - 1), begun;
 
 	if (skip || *len < io->align) {
 		*len = min_t(u64, *len, io->align - skip);
-		return dmafile_move_now(io, io->pages, at, pos, *len, false);
+		return dmafile_move_now(io, io->pages, at, pos, *len, false, moved);
 	}
 	*len = round_down(*len, io->align);
 	begun = ktime_get_ns();
 	dmafile_pages_copy(bounce, 0, io->pages, at, *len);
 	io->copy_ns += ktime_get_ns() - begun;
-	return dmafile_move_now(io, bounce, 0, pos, *len, true);
+	return dmafile_move_now(io, bounce, 0, pos, *len, true, moved);
 }
 
 /*
@@ -541,8 +537,7 @@ static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 	while (at < to && !err) {
 		u64 pos = io->pos + at - io->at;
 		u64 room = dmafile_pages_bytes(&bounce) - (pos & (io->align - 1));
-		u64 len = min(to - at, room);
-		ssize_t result;
+		u64 len = min(to - at, room), moved = 0;
 
 		if (io->freezable)
 			dmafile_freeze();
@@ -554,17 +549,13 @@ static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 		if (full)
 			to = at + len;
 		if (io->write)
-			result = dmafile_bounce_write(io, &bounce, at, pos, &len);
+			err = dmafile_bounce_write(io, &bounce, at, pos, &len, &moved);
 		else
-			result = dmafile_bounce_read(io, &bounce, at, pos, len);
-		if (result < 0) {
-			err = result;
-			break;
-		}
-		at += result;
-		if (result)
+			err = dmafile_bounce_read(io, &bounce, at, pos, len, &moved);
+		at += moved;
+		if (moved)
 			dmafile_set_done(io, at);
-		if (result < len)
+		if (!err && moved < len)
 			err = io->write ? -EIO : 1;
 	}
 	dmafile_pages_free(&bounce);
