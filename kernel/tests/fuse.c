@@ -23,7 +23,7 @@
 #define SIZE	(PARTS * GATHER)
 /* The module's default: so many parts are in flight. */
 #define DEPTH	4U
-#define ROOM	(1UL << 20)
+#define ROOM	(1024UL * 1024)
 
 static char path[4096];
 static int connection;
@@ -199,7 +199,7 @@ static void serve(const struct request *request)
 	case FUSE_INTERRUPT:
 		break;
 	default:
-		reply(request->header.unique, -ENOSYS, NULL, 0);
+		reply(request->header.unique, -EOPNOTSUPP, NULL, 0);
 	}
 }
 

@@ -115,7 +115,7 @@ static void answer(const struct fanotify_event_metadata *event)
 			response.response = FAN_DENY;
 		}
 	}
-	must(write(guard.group, &response, sizeof(response)) == sizeof(response), "an answer: %s",
+	must(write(guard.group, &response, sizeof(response)) == sizeof(response), "a response: %s",
 	     strerror(errno));
 	close(event->fd);
 }
@@ -381,12 +381,12 @@ static void limit(rlim_t size)
 	must(!setrlimit(RLIMIT_FSIZE, &limits), "setrlimit: %s", strerror(errno));
 }
 
-static volatile sig_atomic_t signals;
+static unsigned int signals;
 
 static void on_signal(int unused)
 {
 	(void)unused;
-	signals++;
+	__atomic_add_fetch(&signals, 1, __ATOMIC_RELAXED);
 }
 
 /*
@@ -407,11 +407,11 @@ static void limit_on_sizes(void)
 		int buffer = filled_buffer(), result;
 		struct dmafile_rw rw = transfer(DMAFILE_WRITE | flags, buffer, file);
 
-		signals = 0;
+		__atomic_store_n(&signals, 0, __ATOMIC_RELAXED);
 		limit(most);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		limit(RLIM_INFINITY);
-		must(signals, "limit %llu: no signal", most);
+		must(__atomic_load_n(&signals, __ATOMIC_RELAXED), "limit %llu: no signal", most);
 		if (flags && result == -EINTR)
 			must(rw.bytes <= most, "limit %llu: %llu bytes", most, rw.bytes);
 		else

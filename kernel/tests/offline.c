@@ -5,8 +5,8 @@
  * Pages of a buffer are taken out of use, by order of an administrator: softly, which moves what is
  * in them, and as after an error of the memory. The kernel can do neither with pages that a driver
  * has allocated: it says so, and whoever has the buffer keeps it, whole, also while it is being
- * read from a file. SLOW is a file on a disk that takes seconds for it; where a page is is what
- * vm/testdev says. Nothing should run afterwards that depends on this machine's memory.
+ * read from a file. SLOW is a file on a disk that takes seconds for it. vm/testdev tells where a
+ * page is. Nothing should run afterwards that depends on this machine's memory.
  */
 #define _GNU_SOURCE
 #include "test.h"

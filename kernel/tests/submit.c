@@ -114,7 +114,7 @@ static void in_a_worker(void)
 /* From a file to a buffer, and from there to another file, as one chain. */
 static void chain(unsigned int flags)
 {
-	int from = new_file("chain-from", 5), to = open_at("chain-to", O_TRUNC | O_DIRECT);
+	int from = new_file("links-from", 5), to = open_at("links-to", O_TRUNC | O_DIRECT);
 	int buffer = new_buffer(LENGTH), result;
 	struct dmafile_rw in = transfer(DMAFILE_READ, buffer, from);
 	struct dmafile_rw out = transfer(DMAFILE_WRITE, buffer, to);
@@ -134,7 +134,7 @@ static void chain(unsigned int flags)
 	must(!result && out.bytes == LENGTH, "WRITE: %s", why(result));
 	result = result_next(3);
 	must(!result, "fsync: %s", why(result));
-	check_file("chain-to", 5);
+	check_file("links-to", 5);
 	close(buffer);
 	close(from);
 	close(to);
