@@ -60,35 +60,9 @@ def offline(programs: Programs, folder: Path, module: Path) -> None:
         programs.run("offline", file.path)
 
 
-# Suspend
-
-
 def suspended(programs: Programs, folder: Path) -> None:
-    """A long request is no reason not to suspend, nor is it ended by that."""
     with mapped(folder, slow) as file:
-        for words in ([], ["flags=0x2"], [f"read={len(file.data)}"]):
-            file.evict()
-            command = [str(programs.folder / "load"), str(file.path), LONG, "print", *words]
-            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-                reads(process)
-                freeze()
-                assert process.poll() is None, f"{words}: it was over before"
-                data, _ = process.communicate()
-            line, _, seen = data.partition(b"\n")
-            assert line.split()[0] == b"0", f"{words}: {line!r}"
-            assert seen == file.data, f"{words}: {difference(seen, file.data)}"
-            programs.count += 1
-            programs.nothing_is_left(str(words))
-
-
-def freeze() -> None:
-    """All processes stop for a second, as they do when a machine is suspended, and go on."""
-    # It goes no further than that.
-    Path("/sys/power/pm_test").write_text("freezer")
-    Path("/sys/module/suspend/parameters/pm_test_delay").write_text("1")
-    start = time.monotonic()
-    Path("/sys/power/state").write_text("freeze")
-    print(f"# frozen and thawed after {time.monotonic() - start:.1f} s", flush=True)
+        programs.run("suspend", file.path)
 
 
 # NFS
