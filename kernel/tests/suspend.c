@@ -74,6 +74,8 @@ static void freeze(void)
 	/* It goes no further than that. */
 	put("/sys/power/pm_test", "freezer");
 	put("/sys/module/suspend/parameters/pm_test_delay", "1");
+	/* Milliseconds until it gives up: more than a request takes that doesn't heed it. */
+	put("/sys/power/pm_freeze_timeout", "300000");
 	put("/sys/power/state", "freeze");
 	printf("# frozen and thawed after %.1f s\n", now() - begun);
 }
@@ -83,6 +85,7 @@ static void goes_on(struct running *one, __u64 had)
 {
 	double begun = now();
 
+	must(had < size, "it was over before all tasks were frozen");
 	while (bytes_of(one) <= had) {
 		must(now() - begun < 300, "nothing has been read since it was thawed");
 		usleep(10000);
