@@ -2,9 +2,9 @@
 /*
  * suspend SLOW
  *
- * The system is suspended in the middle of requests, as far as the freezer: all tasks stop for a
- * second. None is in the way, none takes the freezer for a signal, and all go on. SLOW is a file of
- * some MiB on a disk on which each read takes a tenth of a second.
+ * The system is suspended in the middle of requests, as far as the freezer goes: all tasks stop for
+ * a second. Requests don't prevent that, don't mistake the freezer for a signal, and go on. SLOW is
+ * a file of some MiB on a disk on which each read takes a tenth of a second.
  */
 #define _GNU_SOURCE
 #include "uring.h"
@@ -15,7 +15,7 @@ static const char *slow;
 static __u64 size;
 static __u8 *shadow;
 
-/* A request that would take most of a minute, and how it ended. */
+/* A request in a thread of its own, which would take most of a minute. */
 struct running {
 	pthread_t thread;
 	struct dmafile_progress progress;
@@ -28,7 +28,7 @@ static __u64 bytes_of(const struct running *one)
 	return __atomic_load_n(&one->progress.bytes, __ATOMIC_RELAXED);
 }
 
-/* Into a buffer, or into a new one. */
+/* READ into a buffer, or ALLOC_READ if there is none. */
 static void *run(void *argument)
 {
 	struct running *one = argument;
@@ -71,16 +71,16 @@ static void freeze(void)
 {
 	double begun = now();
 
-	/* It goes no further than that. */
+	/* All that is done is to freeze tasks, and to thaw them. */
 	put("/sys/power/pm_test", "freezer");
 	put("/sys/module/suspend/parameters/pm_test_delay", "1");
-	/* Milliseconds until it gives up: more than a request takes that doesn't heed it. */
+	/* Milliseconds until it gives up: longer than a request takes that ignores it. */
 	put("/sys/power/pm_freeze_timeout", "300000");
 	put("/sys/power/state", "freeze");
 	printf("# frozen and thawed after %.1f s\n", now() - begun);
 }
 
-/* It moves more than it had, and ends when it is told to. */
+/* A request that had moved so many bytes moves more. It is stopped then. */
 static void goes_on(struct running *one, __u64 had)
 {
 	double begun = now();
@@ -136,7 +136,7 @@ static void in_the_middle(void)
 	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 }
 
-/* In a worker of io_uring, too. */
+/* A command of io_uring, in a worker. */
 static void in_a_worker(void)
 {
 	struct running one = { .rw.file_fd = open_slow(slow) };
@@ -155,7 +155,7 @@ static void in_a_worker(void)
 	close(one.rw.file_fd);
 }
 
-/* One that waits until another has filled the buffer goes on waiting. */
+/* A request that waits for another one to fill the buffer goes on waiting. */
 static void before_its_turn(void)
 {
 	static const __u32 flags[] = { 0, DMAFILE_INTERRUPTIBLE };
