@@ -3,8 +3,8 @@
  * fuse FOLDER
  *
  * A file that is served by another process, with the protocol of FUSE, so that the server decides
- * how asynchronous direct I/O is. It answers out of order, late or never, with errors and with fewer
- * bytes than requested, refuses direct I/O in the middle, and is killed.
+ * how asynchronous direct I/O is. It answers out of order, late or never, with errors and with
+ * fewer bytes than requested, refuses direct I/O in the middle, and is killed.
  */
 #define _GNU_SOURCE
 #include "test.h"
