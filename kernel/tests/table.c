@@ -133,9 +133,7 @@ static void faults(void)
 {
 	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 			   -1, 0);
-	static void * const wild[] = {
-		NULL, (void *)-1, (void *)-4096, (void *)(~0UL - ~0UL / 2),
-	};
+	static void * const wild[] = { NULL, (void *)-1, (void *)-4096, (void *)~(~0UL >> 1) };
 	unsigned int i;
 
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
