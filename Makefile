@@ -44,7 +44,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 .PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
-	module base base-debug series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug base-kcsan series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -166,7 +166,7 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 	@cp $(TARGET)/module/module/dmafile.ko $(TARGET)/dmafile.ko
 	@echo "module: $(TARGET)/dmafile.ko"
 
-base base-debug: ## build a small 6.12 kernel for vm/run, plain or with KASAN, lockdep and kmemleak (up to an hour, once)
+base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (up to an hour, once)
 	@python3 -m vm.small $@
 
 series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)

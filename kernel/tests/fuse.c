@@ -2,9 +2,9 @@
 /*
  * fuse FOLDER
  *
- * A file that another process serves, by the protocol of FUSE: direct I/O on it is as asynchronous
- * as its server likes. It answers in another order than it was asked in, late or never, with errors
- * and with less than was asked for, refuses direct I/O in the middle, and is killed.
+ * A file that is served by another process, with the protocol of FUSE, so that the server decides
+ * how asynchronous direct I/O is. It answers out of order, late or never, with errors and with
+ * fewer bytes than requested, refuses direct I/O in the middle, and is killed.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -21,29 +21,29 @@
 #define GATHER	(64UL << 10)
 #define PARTS	32U
 #define SIZE	(PARTS * GATHER)
-/* The module's default: so many parts are in flight. */
+/* The number of parts that the module has in flight by default. */
 #define DEPTH	4U
-#define ROOM	(1UL << 20)
+#define ROOM	(1024UL * 1024)
 
 static char path[4096];
 static int connection;
 static pid_t server;
 static __u8 shadow[SIZE];
 
-/* What the server shall do, and what it has seen; both processes have it. */
+/* Instructions for the server, and what it has seen, in memory of both processes. */
 static struct shared {
 	/* The file. */
 	__u8 file[SIZE];
-	/* Reads and writes are answered so many at a time, the last one first. */
+	/* Reads and writes are answered in groups of this size, the last one first. */
 	unsigned int together;
-	/* Those at or behind this place... */
+	/* Those at or after this offset... */
 	__u64 place;
-	/* ...fail with this, or if they read get no more than so many bytes, as often as that. */
+	/* ...fail with this error, or return at most so many bytes, as many times as that... */
 	int error;
 	unsigned int most, times;
-	/* ...or wait until they shall go on. */
+	/* ...or are not answered before @go is set. */
 	bool hold, go;
-	/* How many wait, and whether a group never became complete. */
+	/* How many are not answered yet, and how many groups never became complete. */
 	unsigned int held, late;
 	/* How often each part was read. */
 	unsigned int reads[PARTS];
@@ -60,7 +60,7 @@ struct request {
 	} in;
 };
 
-/* One that is answered later. */
+/* A request that is answered later. */
 struct pending {
 	__u64 unique, offset;
 	__u32 opcode, size;
@@ -76,7 +76,7 @@ static void reply(__u64 unique, int error, const void *data, size_t len)
 	};
 	struct iovec parts[] = { { &header, sizeof(header) }, { (void *)data, len } };
 
-	/* What was interrupted meanwhile is unknown now. */
+	/* The kernel no longer knows a request that was interrupted. */
 	if (writev(connection, parts, 2) < 0 && errno != ENOENT)
 		_exit(2);
 }
@@ -129,7 +129,7 @@ static void answer_all(void)
 		answer(&pending[--nr_pending]);
 }
 
-/* Bytes that are written are there at once, and it is said later. */
+/* Written bytes are stored at once; only the answer comes later. */
 static void keep(const struct request *request)
 {
 	struct pending *one = &pending[nr_pending++];
@@ -199,7 +199,7 @@ static void serve(const struct request *request)
 	case FUSE_INTERRUPT:
 		break;
 	default:
-		reply(request->header.unique, -ENOSYS, NULL, 0);
+		reply(request->header.unique, -EOPNOTSUPP, NULL, 0);
 	}
 }
 
@@ -210,7 +210,7 @@ static void run_server(void)
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (;;) {
-		/* The rest of a group does not come: who asks waits for one that is here. */
+		/* The rest of the group will not come: the client waits for an answer. */
 		if (nr_pending && !poll(&source, 1, 60000)) {
 			shared->late++;
 			answer_all();
@@ -242,7 +242,7 @@ static void mount_it(void)
 	server = fork();
 	if (!server)
 		run_server();
-	/* With its process the connection ends. */
+	/* The connection ends with the server's process. */
 	close(connection);
 }
 
@@ -297,7 +297,7 @@ static void check(int fd, __u64 at, __u64 len, const char *what)
 	unmap_buffer(fd, map);
 }
 
-/* Answered four at a time, the last one first: that is how many there have to be. */
+/* Answered in groups of four, the last one first: so many must be in flight. */
 static void in_another_order(void)
 {
 	int file, buffer = new_buffer(SIZE), result;
@@ -332,7 +332,7 @@ static void in_another_order(void)
 	unmount_it();
 }
 
-/* Without O_DIRECT, and where offsets differ: through the page cache, and by a bounce buffer. */
+/* Through the page cache, and with a bounce buffer where offsets differ. */
 static void other_ways(void)
 {
 	static const __u64 places[] = { 0, 512, 777 };
@@ -372,7 +372,7 @@ static void other_ways(void)
 		}
 }
 
-/* All before the part that fails is there. */
+/* All parts before the one that fails have been moved. */
 static void errors(void)
 {
 	int result, direct;
@@ -394,7 +394,7 @@ static void errors(void)
 		rw = transfer(DMAFILE_READ, buffer, file);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EIO, "READ: %s", why(result));
-		/* The page cache reads as much at a time as it likes. */
+		/* The page cache decides how much it reads at a time. */
 		must(direct ? rw.bytes == 9 * GATHER : rw.bytes <= shared->place,
 		     "READ of %llu bytes", rw.bytes);
 		check(buffer, 0, rw.bytes, "READ");
@@ -415,8 +415,8 @@ static void errors(void)
 }
 
 /*
- * Direct I/O works until there, and then it is refused: the rest goes through the page cache, and
- * nothing that is there already is read again.
+ * Direct I/O works at first, and is then refused: the rest is read through the page cache, and
+ * nothing is read twice that was read before.
  */
 static void refused_in_the_middle(void)
 {
@@ -442,7 +442,7 @@ static void refused_in_the_middle(void)
 			must(shared->reads[part] == 1, "part %u was read %u times", part,
 			     shared->reads[part]);
 		must(shared->reads[20] > 1, "nothing was refused");
-		/* Who insists on it has an error. */
+		/* A strict request fails. */
 		shared->times = 1;
 		rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file);
 		result = call(node, DMAFILE_IOC_RW, &rw);
@@ -455,7 +455,7 @@ static void refused_in_the_middle(void)
 	}
 }
 
-/* Less than was asked for, though it isn't the end. */
+/* Fewer bytes than requested, although the file does not end there. */
 static void less_than_asked_for(void)
 {
 	static const unsigned int most[] = { 4096, 12288, 5000, 1 };
@@ -514,7 +514,7 @@ static void *read_all(void *argument)
 	return NULL;
 }
 
-/* It says nothing for a while; or never, and is killed. */
+/* The server does not answer for a while, or is killed before it does. */
 static void no_answer(void)
 {
 	unsigned int turn;
@@ -543,7 +543,7 @@ static void no_answer(void)
 			must(reader.rw.bytes < SIZE && (!direct || reader.rw.bytes <= 9 * GATHER),
 			     "%llu bytes", reader.rw.bytes);
 			check(buffer, 0, reader.rw.bytes, "READ");
-			/* And so does everything from then on. */
+			/* Every later request fails, too. */
 			result = call(node, DMAFILE_IOC_RW, &reader.rw);
 			must(result < 0, "READ afterwards: %s", why(result));
 		} else {
@@ -557,8 +557,8 @@ static void no_answer(void)
 }
 
 /*
- * The caller is killed while the server says nothing. What direct I/O has in flight is waited for:
- * it may take until the server has gone, and ends then.
+ * The caller is killed while the server does not answer. It waits for direct I/O that is in flight,
+ * which ends at the latest when the server is killed, too.
  */
 static void killed_without_an_answer(void)
 {

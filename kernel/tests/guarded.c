@@ -2,9 +2,9 @@
 /*
  * guarded FOLDER [DEVICE]
  *
- * Files that may not be read or written, or only as far as somebody allows it: fanotify decides
- * about each part, swap is on it, it is immutable, or a limit on sizes is reached. A request is
- * answered as pread() and pwrite() are. DEVICE is a block device for swap.
+ * Files that may not be read or written, or not completely: fanotify decides about each part, the
+ * file is used for swap, it is immutable, or a limit on file sizes is reached. The errors of a
+ * request are those of pread() and pwrite(). DEVICE is a block device to be used for swap.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -56,7 +56,7 @@ static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
 	};
 }
 
-/* A buffer of bytes that the file doesn't have. */
+/* A buffer whose bytes differ from the file's. */
 static int filled_buffer(void)
 {
 	int fd = new_buffer(SIZE);
@@ -87,15 +87,15 @@ static void check_file(const char *name, __u64 len)
 }
 
 /*
- * The one who is asked before each access to the file: gives leave to the first @allowed, then
- * refuses the next one, or says nothing until it is let go.
+ * A listener that the kernel asks before each access to the file. It allows the first @allowed
+ * accesses, and refuses the next one or, with @hold, does not answer before @go is set.
  */
 static struct guard {
 	pthread_t thread;
 	int group, end[2];
 	unsigned int allowed;
 	bool hold;
-	/* What has been asked, and whether one waits for an answer. */
+	/* The number of questions so far, and whether one is being held. */
 	unsigned int opens, accesses;
 	bool held, go;
 } guard;
@@ -115,7 +115,7 @@ static void answer(const struct fanotify_event_metadata *event)
 			response.response = FAN_DENY;
 		}
 	}
-	must(write(guard.group, &response, sizeof(response)) == sizeof(response), "an answer: %s",
+	must(write(guard.group, &response, sizeof(response)) == sizeof(response), "a response: %s",
 	     strerror(errno));
 	close(event->fd);
 }
@@ -163,12 +163,12 @@ static void until_held(void)
 	double begun = now();
 
 	while (!__atomic_load_n(&guard.held, __ATOMIC_ACQUIRE)) {
-		must(now() - begun < 300, "nobody has been asked after 300 s");
+		must(now() - begun < 300, "the listener has not been asked after 300 s");
 		usleep(1000);
 	}
 }
 
-/* Each part is asked for, and all before the one that is refused are there. */
+/* The listener is asked for each part. All parts before the refused one have been read. */
 static void refused_by_fanotify(void)
 {
 	int direct, result;
@@ -211,7 +211,7 @@ static void *read_all(void *request)
 	return NULL;
 }
 
-/* It waits for its answer, and goes on then. */
+/* A request waits for the answer, and then goes on. */
 static void fanotify_takes_its_time(void)
 {
 	int direct;
@@ -241,7 +241,7 @@ static void fanotify_takes_its_time(void)
 	}
 }
 
-/* Nobody answers, and the process that waits is killed. */
+/* A process is killed while its request waits for an answer. */
 static void killed_before_an_answer(void)
 {
 	int direct, status;
@@ -271,7 +271,7 @@ static void killed_before_an_answer(void)
 	}
 }
 
-/* The first page of a swap area says so, and how large it is. */
+/* The first page of a swap area is a header, which has the size. */
 static void make_swap(const char *name, __u64 size)
 {
 	int fd = open_file(name, O_RDWR);
@@ -286,7 +286,7 @@ static void make_swap(const char *name, __u64 size)
 	close(fd);
 }
 
-/* What swap is on can be read, if need be, and not written. */
+/* A file or disk that is used for swap can be read, but not written to. */
 static void swap_on(const char *name)
 {
 	int direct, result;
@@ -296,7 +296,7 @@ static void swap_on(const char *name)
 		struct dmafile_rw rw;
 
 		make_swap(name, SIZE);
-		/* Open before swap is on it. */
+		/* Opened before it is used for swap. */
 		file = open_file(name, O_RDWR | (direct ? O_DIRECT : 0));
 		must(!swapon(name, 0), "swapon %s: %s", name, strerror(errno));
 		rw = transfer(DMAFILE_WRITE, buffer, file);
@@ -308,7 +308,7 @@ static void swap_on(const char *name)
 		check_buffer(buffer, SIZE);
 		must(!swapoff(name), "swapoff %s: %s", name, strerror(errno));
 		check_file(name, SIZE);
-		/* From now on it is a file like any other. */
+		/* Afterwards it can be written to again. */
 		fill(shadow, 1, 0, SIZE);
 		rw = transfer(DMAFILE_WRITE, buffer, file);
 		result = call(node, DMAFILE_IOC_RW, &rw);
@@ -337,8 +337,8 @@ static void set_attributes(int fd, unsigned int attributes)
 }
 
 /*
- * Became so after it was opened. What pwrite() says to that is up to the file system; it's the
- * same. Only ext4 is asked, which refuses to write to an immutable file.
+ * The attribute is set after the file was opened. File systems treat that differently, and a
+ * request fails exactly if pwrite() does; on ext4 that is the case for an immutable file.
  */
 static void immutable(void)
 {
@@ -381,17 +381,17 @@ static void limit(rlim_t size)
 	must(!setrlimit(RLIMIT_FSIZE, &limits), "setrlimit: %s", strerror(errno));
 }
 
-static volatile sig_atomic_t signals;
+static unsigned int signals;
 
 static void on_signal(int unused)
 {
 	(void)unused;
-	signals++;
+	__atomic_add_fetch(&signals, 1, __ATOMIC_RELAXED);
 }
 
 /*
- * A limit within a block, on one, and below the first byte: what fits is written. Where a signal
- * ends the request it may be earlier, as those of later parts come before that.
+ * A limit within a block, at the end of one, and before the first byte: everything below the limit
+ * is written. An interruptible request may end earlier, at the signal that a later part has caused.
  */
 static void limit_on_sizes(void)
 {
@@ -407,11 +407,11 @@ static void limit_on_sizes(void)
 		int buffer = filled_buffer(), result;
 		struct dmafile_rw rw = transfer(DMAFILE_WRITE | flags, buffer, file);
 
-		signals = 0;
+		__atomic_store_n(&signals, 0, __ATOMIC_RELAXED);
 		limit(most);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		limit(RLIM_INFINITY);
-		must(signals, "limit %llu: no signal", most);
+		must(__atomic_load_n(&signals, __ATOMIC_RELAXED), "limit %llu: no signal", most);
 		if (flags && result == -EINTR)
 			must(rw.bytes <= most, "limit %llu: %llu bytes", most, rw.bytes);
 		else
@@ -425,7 +425,7 @@ static void limit_on_sizes(void)
 	}
 }
 
-/* The signal is not handled, and kills. */
+/* SIGXFSZ is not handled, and kills the process. */
 static void killed_by_a_limit(void)
 {
 	int direct, status;
@@ -452,7 +452,7 @@ static void killed_by_a_limit(void)
 	}
 }
 
-/* Further than the file system can count. */
+/* Offsets beyond the largest file of the file system. */
 static void too_far(void)
 {
 	static const __u64 places[] = {

@@ -2,11 +2,11 @@
 /*
  * offline SLOW
  *
- * Pages of a buffer are taken out of use, by order of an administrator: softly, which moves what is
- * in them, and as after an error of the memory. The kernel can do neither with pages that a driver
- * has allocated: it says so, and whoever has the buffer keeps it, whole, also while it is being
- * read from a file. SLOW is a file on a disk that takes seconds for it; where a page is is what
- * vm/testdev says. Nothing should run afterwards that depends on this machine's memory.
+ * An administrator takes pages of a buffer offline: softly, by moving their content, and hard, as
+ * after a memory error. The kernel can do neither with pages that a driver has allocated. It
+ * refuses, and the buffer stays intact, also while a request fills it. SLOW is a file on a disk
+ * that takes seconds to read it. vm/testdev provides the address of a page. Pages stay marked, so
+ * that nothing else should run on this machine afterwards.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -20,7 +20,7 @@ static const char *slow;
 static __u64 size;
 static __u8 *shadow;
 
-/* Where a byte of a buffer is in memory, which devices reach as it is. */
+/* The physical address of a byte of a buffer. There is no IOMMU. */
 static __u64 physical(int fd, __u64 offset)
 {
 	struct testdev_import import = {
@@ -64,7 +64,7 @@ static void check(const __u8 *map, const char *what)
 	     differ(map, shadow, size));
 }
 
-/* Neither moves a page, nor takes it away. */
+/* A page is neither moved nor taken away. */
 static void refused(void)
 {
 	struct dmafile_alloc_read load = {
@@ -79,10 +79,10 @@ static void refused(void)
 	must(!result, "ALLOC_READ: %s", why(result));
 	map = map_buffer(load.fd, PROT_READ | PROT_WRITE);
 	before = physical(load.fd, PAGE);
-	/* A program has no pages here that it could harm. */
+	/* A mapping does not let a program harm a page. */
 	must(madvise(map, PAGE, MADV_HWPOISON) && errno == EFAULT, "MADV_HWPOISON: %s",
 	     strerror(errno));
-	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "and harmed one");
+	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "a page was marked");
 	must(offline("soft", load.fd, PAGE) < 0, "a page was moved");
 	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
 	check(map, "after soft_offline_page");
@@ -90,7 +90,7 @@ static void refused(void)
 	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
 	must(number_in("/proc/meminfo", "HardwareCorrupted") > corrupted, "nothing was marked");
 	check(map, "after hard_offline_page");
-	/* I/O goes on as if nothing were, both ways. */
+	/* I/O works in both directions. */
 	rw.fd = load.fd;
 	rw.file_fd = load.file_fd;
 	result = call(node, DMAFILE_IOC_RW, &rw);
@@ -117,7 +117,7 @@ static void *read_all(void *argument)
 	return NULL;
 }
 
-/* The page that the disk is writing to, one before, and one long afterwards. */
+/* A page that the disk has written, the next one, and the last one. */
 static void refused_in_the_middle(void)
 {
 	struct dmafile_rw rw = {
@@ -141,7 +141,7 @@ static void refused_in_the_middle(void)
 	must(offline("soft", rw.fd, at) < 0 && offline("hard", rw.fd, at) < 0, "a page was taken");
 	must(offline("hard", rw.fd, size - PAGE) < 0, "a page was taken");
 	pthread_join(thread, NULL);
-	check(map, "what was read meanwhile");
+	check(map, "what was read");
 	munmap(map, size);
 	close(rw.fd);
 	close(rw.file_fd);

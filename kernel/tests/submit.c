@@ -2,7 +2,7 @@
 /*
  * submit FOLDER SLOW
  *
- * The ways in which a program can submit a command to io_uring: in a worker at once (IOSQE_ASYNC),
+ * The ways in which a program can submit a command to io_uring: for a worker at once (IOSQE_ASYNC),
  * linked, drained, by a polling thread, to a registered file, with other credentials; and a ring
  * that is closed while a command runs. SLOW is a file of some MiB on a disk on which each read
  * takes a tenth of a second.
@@ -17,7 +17,7 @@
 
 static const char *folder, *slow;
 
-/* INFO has been carried out exactly if the kernel has filled in its answer. */
+/* An INFO has been carried out if, and only if, the kernel has filled in the structure. */
 static struct dmafile_info unanswered(void)
 {
 	return (struct dmafile_info) { .size = sizeof(struct dmafile_info) };
@@ -28,7 +28,7 @@ static bool answered(const struct dmafile_info *info)
 	return __atomic_load_n(&info->max_gather, __ATOMIC_RELAXED);
 }
 
-/* What was submitted has been read: this must change nothing. */
+/* The kernel has read what was submitted: this must not change anything. */
 static void overwrite_slots(void)
 {
 	memset(ring.sqes, 0xff, ENTRIES * sizeof(*ring.sqes));
@@ -80,7 +80,7 @@ static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
 	};
 }
 
-/* As many as fit into the ring, again and again, with flags of the SQEs' own. */
+/* Fills the ring with commands, several times; @flags are those of the SQEs. */
 static void many(unsigned int flags)
 {
 	struct dmafile_info infos[ENTRIES];
@@ -111,10 +111,10 @@ static void in_a_worker(void)
 	ring_close();
 }
 
-/* From a file to a buffer, and from there to another file, as one chain. */
+/* From a file to a buffer, and from the buffer to another file, as one chain. */
 static void chain(unsigned int flags)
 {
-	int from = new_file("chain-from", 5), to = open_at("chain-to", O_TRUNC | O_DIRECT);
+	int from = new_file("links-from", 5), to = open_at("links-to", O_TRUNC | O_DIRECT);
 	int buffer = new_buffer(LENGTH), result;
 	struct dmafile_rw in = transfer(DMAFILE_READ, buffer, from);
 	struct dmafile_rw out = transfer(DMAFILE_WRITE, buffer, to);
@@ -134,13 +134,13 @@ static void chain(unsigned int flags)
 	must(!result && out.bytes == LENGTH, "WRITE: %s", why(result));
 	result = result_next(3);
 	must(!result, "fsync: %s", why(result));
-	check_file("chain-to", 5);
+	check_file("links-to", 5);
 	close(buffer);
 	close(from);
 	close(to);
 }
 
-/* What is linked to a request that fails is cancelled, unless it is linked hard. */
+/* A command linked to one that fails is cancelled, except for a hard link. */
 static void chain_that_breaks(unsigned int flags, int want)
 {
 	struct dmafile_rw bad = transfer(DMAFILE_READ, -1, -1);
@@ -158,7 +158,7 @@ static void chain_that_breaks(unsigned int flags, int want)
 	must(answered(&info) == !want, "%s, and yet the opposite", why(want));
 }
 
-/* INFO, behind a load that takes a while, is answered afterwards and not earlier. */
+/* An INFO that has to wait for a long load is not carried out before the load has ended. */
 static void behind_a_load(unsigned int first_flags, unsigned int flags)
 {
 	struct dmafile_progress progress = { 0 };
@@ -203,7 +203,7 @@ static void drained(void)
 	ring_close();
 }
 
-/* A thread of the kernel submits; it sleeps when it has had nothing to do for a while. */
+/* A kernel thread submits. When it has had nothing to do for a while, it goes to sleep. */
 static void polled(void)
 {
 	unsigned int round, asleep = 0;
@@ -235,7 +235,7 @@ static int registered(unsigned int operation, const void *argument, unsigned int
 	return result < 0 ? -errno : result;
 }
 
-/* The node is the ring's alone: it has no descriptor any more. */
+/* The node is open in the ring only: its descriptor has been closed. */
 static void to_a_registered_file(void)
 {
 	static const unsigned int flags[] = { 0, IOSQE_ASYNC };
@@ -261,12 +261,11 @@ static void to_a_registered_file(void)
 			must(result == want, "file %u: %s", index, why(result));
 			must(answered(&info) == !want, "file %u: the opposite", index);
 		}
-	/* Taken away while it is at work. */
 	must(!registered(IORING_UNREGISTER_FILES, NULL, 0), "IORING_UNREGISTER_FILES");
 	ring_close();
 }
 
-/* Somebody else's credentials decide whether a file stays set-user-ID when it is written to. */
+/* The credentials of a command decide whether a file stays set-user-ID when it is written to. */
 static void with_credentials(void)
 {
 	int file = new_file("owned", 1), buffer = new_buffer(LENGTH), other, i, result;
@@ -299,8 +298,8 @@ static void with_credentials(void)
 }
 
 /*
- * The ring goes, its process stays, and a command runs that no signal ends: it ends all the same,
- * and what is linked to it never starts.
+ * A ring is closed while a command runs, and its process lives on. The command ends early, even if
+ * only a fatal signal would end it otherwise, and a command linked to it does not start.
  */
 static void closed_under(unsigned int setup, __u32 flags)
 {
@@ -313,7 +312,7 @@ static void closed_under(unsigned int setup, __u32 flags)
 
 	progress = (struct dmafile_progress) { 0 };
 	info = unanswered();
-	/* All of it would take most of a minute. */
+	/* Reading all of it would take most of a minute. */
 	load = slow_load(fd, PAGE, flags, &progress);
 	ring_open(setup);
 	put_command(DMAFILE_IOC_ALLOC_READ, &load, 0, 1)->flags = IOSQE_ASYNC | IOSQE_IO_LINK;

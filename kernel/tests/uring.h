@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A ring of io_uring by its system calls, and commands to /dev/dmafile through it. */
+/* A ring of io_uring, set up with bare system calls, and commands to /dev/dmafile through it. */
 #ifndef _DMAFILE_URING_H
 #define _DMAFILE_URING_H
 
@@ -26,7 +26,7 @@ static struct {
 
 static inline void ring_open(unsigned int flags)
 {
-	/* A polling thread that nothing is given to for so many milliseconds goes to sleep. */
+	/* A polling thread goes to sleep if it gets no work for so many milliseconds. */
 	struct io_uring_params params = { .flags = flags, .sq_thread_idle = 20 };
 
 	ring.fd = syscall(__NR_io_uring_setup, ENTRIES, &params);
@@ -52,7 +52,7 @@ static inline void ring_open(unsigned int flags)
 	ring.cqes = (struct io_uring_cqe *)(ring.map + params.cq_off.cqes);
 }
 
-/* A mapping keeps a ring open like a descriptor. */
+/* Like a descriptor, a mapping keeps a ring open. */
 static inline void ring_close(void)
 {
 	munmap(ring.map, ring.map_size);
@@ -74,7 +74,7 @@ static inline int ring_enter(unsigned int submitted, unsigned int wait_for, unsi
 	return syscall(__NR_io_uring_enter, ring.fd, submitted, wait_for, flags, NULL, 0);
 }
 
-/* Submits all that sqe_next() has given, which may be overwritten from then on. */
+/* Submits all SQEs that sqe_next() has returned. They may be overwritten afterwards. */
 static inline void submit(void)
 {
 	unsigned int count = ring.pending;
@@ -132,7 +132,7 @@ static inline int result_of(__u64 *tag)
 	return result;
 }
 
-/* The result that has to be the next one. */
+/* The next result, which must be that of @want. */
 static inline int result_next(__u64 want)
 {
 	__u64 tag;
@@ -149,7 +149,7 @@ static inline int command(unsigned int request, const void *structure, __u64 res
 	return result_next(7);
 }
 
-/* An ALLOC_READ of a slow file that takes a minute if nothing ends it, or a second. */
+/* An ALLOC_READ of a slow file: the smaller @gather is, the longer it takes. */
 static inline struct dmafile_alloc_read slow_load(int fd, __u64 gather, __u32 flags,
 						  struct dmafile_progress *progress)
 {

@@ -1,6 +1,6 @@
-"""dmafile.ko in machines where the rest of the system has a part in it.
+"""dmafile.ko together with other parts of the system: io_uring, fanotify, FUSE, NFS, suspend, ...
 
-One boot a part; they are in kernel/tests/vm/inside/surroundings.py.
+One boot a part, each of which is a function of kernel/tests/vm/inside/surroundings.py.
 """
 
 import os

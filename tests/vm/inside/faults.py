@@ -319,7 +319,7 @@ def listens(process: "subprocess.Popen[str]") -> None:
     raise AssertionError("a load that never listened")
 
 
-def reads(process: "subprocess.Popen[str]") -> None:
+def reads(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
     """Waits until a load has read some of its file."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:

@@ -1,5 +1,5 @@
-"""What dmafile.ko does where the rest of the system has a part in it: io_uring, files that others
-guard or serve, programs of 32 bits, a machine that is suspended.
+"""What dmafile.ko does together with other parts of the system: io_uring, files that other programs
+guard or serve, 32-bit programs, a machine that is suspended.
 
     surroundings.py PROGRAMS PART FOLDER...    in the machine, as root, with dmafile.ko loaded
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kernel.tests.vm.inside.ko import GATHER, Programs, during, loop
+from kernel.tests.vm.inside.ko import GATHER, Programs, loop
 from tests.vm.inside.faults import broken, call, mapped, reads, slow
 from tests.vm.inside.loads import MIB, File, difference, settles
 
@@ -24,7 +24,7 @@ LONG = "gather=4096"
 
 
 def requests(programs: Programs, folder: Path) -> None:
-    """Ways to ask, and files that others have a say about."""
+    """Commands of io_uring, and files that other programs guard or serve."""
     with loop(folder / "swap", 2 * MIB) as device:
         programs.run("guarded", folder, device)
     programs.run("fuse", folder)
@@ -33,7 +33,7 @@ def requests(programs: Programs, folder: Path) -> None:
 
 
 def narrow(programs: Programs, folder: Path) -> None:
-    """Programs of 32 bits: PROGRAMS are such."""
+    """32-bit programs: PROGRAMS has been compiled so."""
     programs.run("table", folder)
     programs.run("bytes", "-s", folder)
     with mapped(folder, slow) as file:
@@ -42,7 +42,7 @@ def narrow(programs: Programs, folder: Path) -> None:
 
 
 def preemptible(programs: Programs, folder: Path) -> None:
-    """Where a task of the kernel may be preempted anywhere (preempt=full)."""
+    """The kernel preempts tasks wherever it can (preempt=full)."""
     assert "(full)" in Path("/sys/kernel/debug/sched/preempt").read_text()
     programs.run("ring", folder)
     programs.run("race", "20", folder)
@@ -50,7 +50,7 @@ def preemptible(programs: Programs, folder: Path) -> None:
     with mapped(folder, slow) as file:
         programs.run("slow", file.path)
         programs.run("submit", folder, file.path)
-    # Unloads the module in the end.
+    # Its last test unloads the module.
     programs.run("buffer", folder)
 
 
@@ -60,34 +60,9 @@ def offline(programs: Programs, folder: Path, module: Path) -> None:
         programs.run("offline", file.path)
 
 
-# Suspend
-
-
 def suspended(programs: Programs, folder: Path) -> None:
-    """A long request is no reason not to suspend, nor is it ended by that."""
     with mapped(folder, slow) as file:
-        for words in ([], ["flags=0x2"], [f"read={len(file.data)}"]):
-            file.evict()
-            command = [str(programs.folder / "load"), str(file.path), LONG, "print", *words]
-            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-                reads(process)
-                freeze()
-                assert process.poll() is None, f"{words}: it was over before"
-                data, _ = process.communicate()
-            line, _, seen = data.partition(b"\n")
-            assert line.split()[0] == b"0", f"{words}: {line!r}"
-            assert seen == file.data, f"{words}: {difference(seen, file.data)}"
-            programs.count += 1
-            programs.nothing_is_left(str(words))
-
-
-def freeze() -> None:
-    """All processes stop for a second, as they do when a machine is suspended, and go on."""
-    with during(Path("/sys/power/pm_test"), "freezer"):
-        Path("/sys/module/suspend/parameters/pm_test_delay").write_text("1")
-        start = time.monotonic()
-        Path("/sys/power/state").write_text("freeze")
-        print(f"# frozen and thawed after {time.monotonic() - start:.1f} s", flush=True)
+        programs.run("suspend", file.path)
 
 
 # NFS
@@ -96,12 +71,12 @@ NFSD = Path("/proc/fs/nfsd")
 CACHES = Path("/proc/net/rpc")
 PORT = 2049
 INSECURE, NO_SUBTREE_CHECK, HAS_FSID = 0x2, 0x400, 0x2000
-"""Flags of an export: clients of any port, nothing but whole file systems, and a number for it."""
+"""Flags of an export: any client port, no subtree checks, identified by a number."""
 FOR_EVER = 2**31 - 1
 
 
 def network(programs: Programs, folder: Path) -> None:
-    """A file that this machine's own server has, by NFS over the loopback device."""
+    """Files of this machine's own NFS server, over the loopback device."""
     call("busybox", "ip", "link", "set", "lo", "up")
     call("modprobe", "-a", "nfsd", "nfsv4")
     call("mount", "-t", "nfsd", "none", str(NFSD))
@@ -112,7 +87,7 @@ def network(programs: Programs, folder: Path) -> None:
         broken_server(programs, mount, file)
     with mapped(folder, slow) as file, served(file.path.parent) as mount:
         broken_network(programs, mount, file)
-    # Nobody waits for a server, nor to take leave of it.
+    # There is no server any more to say goodbye to.
     with (
         mapped(folder, slow) as file,
         served(file.path.parent, "soft", "retrans=1", leave=("-f", "-l")) as mount,
@@ -122,8 +97,8 @@ def network(programs: Programs, folder: Path) -> None:
 
 @contextlib.contextmanager
 def served(folder: Path, *options: str, leave: tuple[str, ...] = ()) -> Iterator[Path]:
-    """A folder by way of NFS; other processes than the kernel have no part in it."""
-    # What mountd(8) would answer when the kernel asks it.
+    """A folder by NFS. The kernel does everything; no daemon runs."""
+    # What mountd(8) would answer to the kernel.
     flags = INSECURE | NO_SUBTREE_CHECK | HAS_FSID
     say("auth.unix.ip", f"nfsd 127.0.0.1 {FOR_EVER} self")
     say("nfsd.export", f"self {folder} {FOR_EVER} {flags} 65534 65534 0")
@@ -151,7 +126,7 @@ def say(cache: str, line: str) -> None:
 def start() -> None:
     (NFSD / "portlist").write_text(f"tcp {PORT}\n")
     (NFSD / "threads").write_text("4\n")
-    # For ten seconds clients of an earlier server could take up what they had there.
+    # For ten seconds clients may reclaim what they had open on an earlier server.
     settles((NFSD / "v4_end_grace").read_text, lambda ended: ended == "Y\n", "no end of grace")
 
 
@@ -160,7 +135,7 @@ def stop() -> None:
 
 
 def broken_server(programs: Programs, mount: Path, there: File) -> None:
-    """Its disk fails in the middle."""
+    """A part of the server's disk cannot be read."""
     file = File(mount / there.path.name, there.data)
     bad = 5 * MIB + 4096
     for words in ([], ["buffered"]):
@@ -171,17 +146,17 @@ def broken_server(programs: Programs, mount: Path, there: File) -> None:
         done = programs.load(file.path, GATHER, "print", f"read={len(file.data)}", *words)
         assert done.result == errno.EIO, done.result
         assert done.moved <= bad, done.moved
-        assert done.data[: done.moved] == file.data[: done.moved], "what was told is not there"
+        assert done.data[: done.moved] == file.data[: done.moved], "bytes are missing"
         done = programs.load(file.path, f"length={4 * MIB}", "print", *words)
         assert done.result == 0 and done.data == file.data[: 4 * MIB], done.result
 
 
 def broken_network(programs: Programs, mount: Path, there: File) -> None:
-    """The network fails for a while: it takes longer, and that is all."""
+    """The network fails for a while: a load takes longer, and succeeds."""
     for words in ([], ["buffered"]):
         with begun(programs, mount, there, *words) as process:
             call("busybox", "ip", "link", "set", "lo", "down")
-            # Longer than a request waits for its answer.
+            # Longer than the client waits for an answer (timeo).
             time.sleep(6)
             assert process.poll() is None, f"{words}: it was over before"
             call("busybox", "ip", "link", "set", "lo", "up")
@@ -192,7 +167,7 @@ def broken_network(programs: Programs, mount: Path, there: File) -> None:
 
 
 def dead_server(programs: Programs, mount: Path, there: File) -> None:
-    """It goes in the middle: an error, and nothing is left."""
+    """The server stops in the middle: the load fails, and nothing is left."""
     with begun(programs, mount, there) as process:
         stop()
         data, _ = process.communicate()
@@ -204,7 +179,7 @@ def dead_server(programs: Programs, mount: Path, there: File) -> None:
 def begun(
     programs: Programs, mount: Path, there: File, *words: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A load by way of NFS that has read some."""
+    """A load by NFS that has read some bytes."""
     there.evict()
     file = File(mount / there.path.name, there.data)
     file.evict()
@@ -222,7 +197,7 @@ KCSAN = Path("/sys/kernel/debug/kcsan")
 
 
 def races(programs: Programs, folder: Path) -> None:
-    """No function of dmafile.ko touches memory that another processor touches without a lock."""
+    """The functions of dmafile.ko have no data races with each other."""
     watch_for_races("dmafile")
     programs.run("race", "60", folder)
     programs.run("ring", folder)
@@ -234,7 +209,7 @@ def races(programs: Programs, folder: Path) -> None:
 
 
 def watch_for_races(module: str) -> None:
-    """Of all that are found, those count that one of a module's functions has a part in."""
+    """Reports data races between functions of a module, and no others."""
     KCSAN.write_text("whitelist")
     symbols = [line.split() for line in Path("/proc/kallsyms").read_text().splitlines()]
     functions = [words[2] for words in symbols if words[3:] == [f"[{module}]"] and words[1] in "tT"]
