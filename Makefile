@@ -91,8 +91,8 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 		awk -v format=$$format '/number_of_executed_units/ { print "fuzz: " format ", " $$2 " files" }' $(FUZZ)/$$format.log; \
 	done
 
-vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12 and 6.1 kernels in QEMU
-	@echo "vm-test: boots some 60 virtual machines, two at a time, without KVM (an hour on two idle cores)"
+vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
+	@echo "vm-test: boots some 90 virtual machines, two at a time, without KVM (an hour and a half on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
@@ -172,10 +172,10 @@ base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with
 series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)
 	@python3 -m vm.small $@
 
-kernel-lint: ## check the kernel part: gcc's and sparse's warnings on 6.12 and 6.1, checkpatch
+kernel-lint: ## check the kernel part: gcc's and sparse's warnings on Debian's kernels, checkpatch
 	@python3 -m kernel.lint
 
-kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, base-debug and the series in QEMU
+kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, the newest, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
 	@scripts/need dkms command -v dkms
 	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)

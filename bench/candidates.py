@@ -188,6 +188,8 @@ MODULE_GATES = [
     Gate(
         "ALLOC_READ, to a udmabuf, THP", ALLOC_READ, load("udmabuf", "thp", "uring", "direct"), 0.44
     ),
+    # Where a kernel has no heap, this is the normal way: so on Debian's 6.1.
+    Gate("ALLOC_READ, to read() into its mapping", ALLOC_READ, READ_INTO_ITS_MAPPING, 0.155),
     Gate("ALLOC_READ, to its memory alone", ALLOC_READ, make("dmafile"), 1.16),
     Gate("dmafile load, to ALLOC_READ", ENGINE, ALLOC_READ, 1.95),
 ]

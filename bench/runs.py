@@ -54,6 +54,10 @@ def kept(name: str) -> Path:
     return found[0]
 
 
+def is_kept(name: str) -> bool:
+    return any(named(one) == name for one in RESULTS.iterdir())
+
+
 def named(folder: Path) -> str | None:
     """Its name without the date."""
     match = re.fullmatch(r"\d{4}-\d\d-\d\d-(.+)", folder.name)

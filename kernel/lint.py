@@ -1,6 +1,7 @@
-"""Checks the kernel part: gcc's and sparse's warnings on both stock kernels, and its style.
+"""Checks the kernel part: gcc's and sparse's warnings on Debian's kernels, and its style.
 
-`make kernel-lint`. Nothing may be said; what is said is printed, and the exit status is 1.
+`make kernel-lint`. On the stock kernels, the newest, and the oldest and newest headers of each line
+that Debian has. Nothing may be said; what is said is printed, and the exit status is 1.
 """
 
 import subprocess
@@ -22,15 +23,25 @@ OF_DRIVERS = ["--ignore=LINUX_VERSION_CODE,CONSTANT_COMPARISON"]
 def main() -> None:
     try:
         need("sparse", "command", "-v", "sparse")
-        for name in kernels.STOCK:
-            print(f"kernel-lint: gcc and sparse, {name}")
-            warnings(kernels.find(name).build)
-        print("kernel-lint: checkpatch")
+        trees = [kernels.find(name).build for name in (*kernels.STOCK, kernels.NEWEST)]
+        # Of those that are in both, one is enough.
+        by_name = {tree.name: tree for tree in (*trees, *kernels.lines())}
+        for tree in by_name.values():
+            release = tree.name.removeprefix("linux-headers-")
+            print(f"kernel-lint: gcc and sparse, {release}{where(tree)}", flush=True)
+            warnings(tree)
+        print(f"kernel-lint: {len(by_name)} kernels without a warning; checkpatch", flush=True)
         said = style()
     except Unavailable as error:
         sys.exit(f"kernel-lint: {error}")
     if said:
         sys.exit(f"kernel-lint: checkpatch:\n{said}")
+
+
+def where(tree: Path) -> str:
+    """In which other release's root it's built, in brackets."""
+    release, *_ = kernels.needs(tree) or ("",)
+    return f" ({release})" if release else ""
 
 
 def warnings(tree: Path) -> None:

@@ -1,6 +1,7 @@
 """Counts instructions in QEMU: `make vm-bench`, `make series-cost`.
 
-stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md
+stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md;
+         with --kernel newest a column beside it, kept apart
 series   what the series of kernel/linux-6.12 changes: docs/series.md
 by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
 """
@@ -13,11 +14,15 @@ from bench import documents, runs
 from bench.candidates import on_stock
 from bench.instructions import series
 from bench.instructions.measure import MIB, as_run, measure
+from bench.instructions.tables import NEWEST, STOCK
 from bench.runs import RESULTS, ROOT, Run
 from bench.words import table
+from vm import kernels
 
-NAMES = {"stock": "instructions", "series": "series", "by-size": "series-by-size"}
+NAMES = {"stock": STOCK, "series": "series", "by-size": "series-by-size"}
 """What their results are called."""
+KERNELS = {"6.12": STOCK, kernels.NEWEST: NEWEST}
+"""What those of `stock` are called, by the kernel."""
 
 
 def rounds(text: str) -> int:
@@ -33,6 +38,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=NAMES)
+    parser.add_argument(
+        "--kernel", choices=KERNELS, default="6.12", help="of `stock` [6.12]; as in vm/run"
+    )
     parser.add_argument("--mib", type=int, default=64, help="size of the file [64]")
     parser.add_argument("--rounds", type=rounds, default=5, help="at least 5 [5]")
     parser.add_argument("--seed", type=int, default=1, help="of the order [1]")
@@ -52,15 +60,21 @@ def run(args: argparse.Namespace) -> Run:
     lines = on_stock()
     print(f"{len(lines)} candidates, {args.rounds} rounds and one to warm up", flush=True)
     measured = measure(
-        lines, size=args.mib * MIB, rounds=args.rounds, seed=args.seed, timeout=6 * 3600
+        lines,
+        size=args.mib * MIB,
+        rounds=args.rounds,
+        seed=args.seed,
+        timeout=6 * 3600,
+        kernel=args.kernel,
     )
-    return as_run(NAMES[args.what], measured)
+    return as_run(STOCK, measured)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     args = arguments(words)
     measured = run(args)
-    name, date = NAMES[args.what], datetime.date.today().isoformat()
+    name = KERNELS[args.kernel] if args.what == "stock" else NAMES[args.what]
+    date = datetime.date.today().isoformat()
     tables = documents.MAKERS[measured.machine["bench"]](measured)
     for title, rows in tables.items():
         print(f"\n{title}\n\n{table(*rows)}")

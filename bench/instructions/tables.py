@@ -1,8 +1,10 @@
 """The tables of a measurement, each by the name that documents have for it."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 
+from bench import runs
 from bench.candidates import (
     ALLOC_READ,
     BLOCKS,
@@ -34,8 +36,21 @@ from bench.instructions.measure import (
 from bench.runs import Rows, Run
 from bench.words import size_text, spread, thousands
 
+STOCK, NEWEST = "instructions", "instructions-newest"
+"""What runs on Debian's 6.12 and on the newest kernel are called; the second is a column of the
+first one's tables."""
+
 ZEROING = MIB / 8
 """Instructions for a MiB: the kernel of this CPU zeroes a page with `rep stosq`, word by word."""
+
+
+def measured_of(run: Run) -> Measured:
+    return Measured.of(run.machine["machine"], run.samples)
+
+
+def release(measured: Measured) -> str:
+    """Of the kernel, without what a distribution adds."""
+    return re.split(r"[^\d.]", measured.about["guest"])[0]
 
 
 def ratio_text(values: Sequence[float]) -> str:
@@ -56,14 +71,28 @@ class Tables:
 
     NAMES = ("memory", "loads", "heaps", "blocks", "module", "goals", "gates", "refused")
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: Measured, newest: Measured | None = None) -> None:
         self.measured = measured
+        self.newest = newest
 
     def per_mib(self, line: str, what: Callable[[Sequence[Count]], int]) -> str:
         return thousands(self.measured.per_mib(line, what))
 
-    def ratio(self, line: str, against: str = NORMAL) -> str:
-        return ratio_text(self.measured.ratios(line, against))
+    def ratio(self, line: str, against: str = NORMAL) -> list[str]:
+        """Here, and on the newest kernel."""
+        return self.each(lambda measured: measured.ratios(line, against), line, against)
+
+    def each(self, what: Callable[[Measured], list[float]], *lines: str) -> list[str]:
+        """A spread for each kernel, of what takes these lines."""
+        found = [ratio_text(what(self.measured))]
+        if self.newest:
+            ran = all(self.newest.candidates[line].refused is None for line in lines)
+            found.append(ratio_text(what(self.newest)) if ran else "refused")
+        return found
+
+    def head(self, name: str) -> list[str]:
+        """Of the columns that `ratio` fills."""
+        return [name, f"on Linux {release(self.newest)}"] if self.newest else [name]
 
     def less_memory(self, line: str) -> str:
         """What a load takes beyond creating and closing the same memory."""
@@ -89,8 +118,8 @@ class Tables:
         for line in MEMORY:
             kind, _, pages = line.removeprefix("make to=").partition(" pages=")
             create, _, close = self.steps(line)
-            rows.append([kind, pages, create, close, self.ratio(line)])
-        return ["memory", "pages", "create", "close", "both, to normal"], rows
+            rows.append([kind, pages, create, close, *self.ratio(line)])
+        return ["memory", "pages", "create", "close", *self.head("both, to normal")], rows
 
     def loads(self) -> Rows:
         rows = []
@@ -101,12 +130,13 @@ class Tables:
                     if self.ran(line):
                         rows.append([kind, pages, method, io, *self.load(line)])
         head = ["kind", "pages", "method", "io"]
-        return [*head, "user", "kernel", "close", "less memory", "all, to normal"], rows
+        head += ["user", "kernel", "close", "less memory"]
+        return [*head, *self.head("all, to normal")], rows
 
     def load(self, line: str) -> list[str]:
         each = [side(0), side(1), step("close")]
         counts = [*(self.per_mib(line, what) for what in each), self.less_memory(line)]
-        return [*counts, self.ratio(line)]
+        return [*counts, *self.ratio(line)]
 
     def heaps(self) -> Rows:
         rows = [
@@ -114,7 +144,8 @@ class Tables:
             for method, io in HEAP_WAYS
             if self.ran(heap(method, io))
         ]
-        return ["method", "io", "user", "kernel", "close", "less memory", "all, to normal"], rows
+        head = ["method", "io", "user", "kernel", "close", "less memory"]
+        return [*head, *self.head("all, to normal")], rows
 
     def blocks(self) -> Rows:
         kinds = list(dict.fromkeys((kind, pages) for kind, pages, _ in BLOCKS))
@@ -122,7 +153,7 @@ class Tables:
         rows = []
         for kind, pages in kinds:
             lines = [BLOCKS[kind, pages, block] for block in sizes]
-            each = [self.ratio(line, lines[-1]) for line in lines[:-1]]
+            each = [ratio_text(self.measured.ratios(line, lines[-1])) for line in lines[:-1]]
             rows.append([kind, pages, self.per_mib(lines[-1], whole), *each])
         head = ["kind", "pages", f"{sizes[-1] >> 10} MiB"]
         return [*head, *(f"{block} KiB, to it" for block in sizes[:-1])], rows
@@ -132,8 +163,8 @@ class Tables:
         for name, line in MODULE.items():
             counts = self.measured.per_mib(line, whole)
             above = thousands([one - ZEROING / 1000 for one in counts])
-            rows.append([name, *self.steps(line), above, self.ratio(line)])
-        return ["", "create", "fill", "close", "above zeroing", "all, to normal"], rows
+            rows.append([name, *self.steps(line), above, *self.ratio(line)])
+        return ["", "create", "fill", "close", "above zeroing", *self.head("all, to normal")], rows
 
     def goals(self) -> Rows:
         """What dmafile.ko is held to, and what came of it."""
@@ -145,23 +176,28 @@ class Tables:
             "the same, set aside for it and given back": POOL_MADE,
             "a udmabuf, THP": load("udmabuf", "thp", "uring", "direct"),
         }
-        candidates = self.measured.candidates
-        rows = [["`ALLOC_READ`, to the normal way", "1/7 = 0.143", self.ratio(ALLOC_READ)]]
+
+        def above(measured: Measured, line: str) -> list[float]:
+            one, other = (measured.candidates[name].runs for name in (ALLOC_READ, line))
+            pairs = zip(one, other, strict=True)
+            return [(whole(ours) - floor) / (whole(its) - floor) for ours, its in pairs]
+
+        rows = [["`ALLOC_READ`, to the normal way", "1/7 = 0.143", *self.ratio(ALLOC_READ)]]
         for name, line in stock.items():
-            pairs = zip(candidates[ALLOC_READ].runs, candidates[line].runs, strict=True)
-            ratios = [(whole(one) - floor) / (whole(other) - floor) for one, other in pairs]
-            rows.append([f"`ALLOC_READ` above zeroing, to {name}", "1/2", ratio_text(ratios)])
-        fills = self.measured.ratios(RW, READ_INTO_ITS_MAPPING, step("fill"))
+            ratios = self.each(functools.partial(above, line=line), ALLOC_READ, line)
+            rows.append([f"`ALLOC_READ` above zeroing, to {name}", "1/2", *ratios])
+        lines = (RW, READ_INTO_ITS_MAPPING)
+        fills = self.each(lambda measured: measured.ratios(*lines, step("fill")), *lines)
         name = "`RW` into a dma-buf, to `read()` into its mapping"
-        rows.append([name, "1/16 = 0.063", ratio_text(fills)])
-        return ["", "at most", "measured here"], rows
+        rows.append([name, "1/16 = 0.063", *fills])
+        return ["", "at most", *self.head("measured here")], rows
 
     def gates(self) -> Rows:
         rows = [
-            [gate.name, f"{gate.limit:g}", self.ratio(gate.candidate, gate.against)]
+            [gate.name, f"{gate.limit:g}", *self.ratio(gate.candidate, gate.against)]
             for gate in GATES
         ]
-        return ["", "below", "measured here"], rows
+        return ["", "below", *self.head("measured here")], rows
 
     def refused(self) -> Rows:
         why: dict[str, list[str]] = {}
@@ -180,6 +216,10 @@ class Tables:
 
 
 def tables(run: Run) -> dict[str, Rows]:
-    """Of such a run, by name."""
-    found = Tables(Measured.of(run.machine["machine"], run.samples))
+    """Of such a run, by name; the newest kernel's is a column of the other's."""
+    measured = measured_of(run)
+    newest = None
+    if release(measured).startswith("6.12.") and runs.is_kept(NEWEST):
+        newest = measured_of(Run.read(runs.kept(NEWEST)))
+    found = Tables(measured, newest)
     return {name: getattr(found, name)() for name in Tables.NAMES}

@@ -11,57 +11,65 @@ from pathlib import Path
 import pytest
 
 from tests.vm.programs import Programs
+from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
 KINDS = ("udmabuf", "heap:system")
-"""What gives a dma-buf on 6.12."""
+"""What gives a dma-buf on 6.12, and on newer kernels."""
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+NEWEST = pytest.param(kernels.NEWEST, marks=matrix)
+both = pytest.mark.parametrize("kernel", ["6.12", NEWEST])
+WHOLE = [
+    *(("6.12", fs) for fs in FILE_SYSTEMS),
+    *((kernels.NEWEST, fs) for fs in FILE_SYSTEMS[:3]),
+]
 
 
 @pytest.mark.usefixtures("ready")
-def test_files_come_into_dma_bufs_whole(programs: Programs) -> None:
-    disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
-    passed(
-        programs.run("matrix", "short", *KINDS, "fd", "--", *MOUNTS, options=disks), "loads checked"
-    )
+@both
+def test_files_come_into_dma_bufs_whole(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
+    words = ("short", *KINDS, "fd", "--", *MOUNTS)
+    passed(programs.run("matrix", *words, options=options), "loads checked")
 
 
+@matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kind", [*KINDS, "fd"])
-@pytest.mark.parametrize("fs", FILE_SYSTEMS)
-@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all with all: make vm-test")
-def test_every_way_from_every_file_system(programs: Programs, fs: str, kind: str) -> None:
-    options = (f"--fs={fs}",)
+@pytest.mark.parametrize(("kernel", "fs"), WHOLE)
+def test_every_way_from_every_file_system(
+    programs: Programs, kernel: str, fs: str, kind: str
+) -> None:
+    options = (f"--kernel={kernel}", f"--fs={fs}")
     passed(programs.run("matrix", "whole", kind, "--", "/mnt", options=options), "loads checked")
 
 
 @pytest.mark.usefixtures("ready")
-def test_importers_see_the_file(programs: Programs) -> None:
-    passed(programs.run("importers", "/mnt", *KINDS, options=("--fs=ext4",)), "imports checked")
+@both
+def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("importers", "/mnt", *KINDS, options=options), "imports checked")
 
 
 @pytest.mark.usefixtures("ready")
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        "6.12",
-        pytest.param(
-            "6.1", marks=pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
-        ),
-    ],
-)
+@pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
 def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
-    kinds = KINDS if kernel == "6.12" else ()
+    kinds = () if kernel == "6.1" else KINDS
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("users", "/mnt", *kinds, options=options), "cases checked")
 
 
 @pytest.mark.usefixtures("tools")
-def test_faults_end_in_one_line_and_leave_nothing(programs: Programs, tmp_path: Path) -> None:
+@both
+def test_faults_end_in_one_line_and_leave_nothing(
+    programs: Programs, kernel: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * (16 << 10))
     squash = ["mksquashfs", str(tmp_path / "file"), str(tmp_path / "image"), "-quiet"]
     subprocess.run(squash, check=True, stdout=subprocess.DEVNULL)
     words = (str(tmp_path / "image"), "/mnt", "/mnt2", *KINDS)
-    options = ("--fs=ext4", "--fs=ext4")
+    options = (f"--kernel={kernel}", "--fs=ext4", "--fs=ext4")
     passed(programs.run("faults", *words, options=options), "faults checked")
 
 

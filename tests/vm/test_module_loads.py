@@ -10,18 +10,23 @@ from pathlib import Path
 import pytest
 
 from tests.vm.programs import Programs, passes
+from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
-OTHERS = {"6.12": ("udmabuf", "heap:system"), "6.1": ()}
+OTHERS = {
+    "6.12": ("udmabuf", "heap:system"),
+    "6.1": (),
+    kernels.NEWEST: ("udmabuf", "heap:system"),
+}
 """What a kernel has of itself, the better one first."""
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
-both = pytest.mark.parametrize("kernel", sorted(OTHERS))
+each = pytest.mark.parametrize("kernel", OTHERS)
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@both
+@each
 def test_a_dma_buf_is_allocated_and_read_in_one_call(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("fused", "/mnt", *OTHERS[kernel], options=options), "loads checked")
@@ -38,7 +43,7 @@ def test_every_way_from_every_file_system(programs: Programs, fs: str) -> None:
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@both
+@each
 def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> None:
     disks = tuple(f"--fs={fs}" for fs in FILE_SYSTEMS)
     options = ("--module", f"--kernel={kernel}", *disks)
@@ -48,7 +53,7 @@ def test_a_few_ways_from_all_file_systems(programs: Programs, kernel: str) -> No
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@both
+@each
 def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("importers", "/mnt", "dmafile", options=options), "imports checked")
@@ -56,7 +61,7 @@ def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
 
 @matrix
 @pytest.mark.usefixtures("ready")
-@both
+@each
 def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     words = ("/mnt", *OTHERS[kernel], "dmafile")
@@ -65,7 +70,7 @@ def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: st
 
 @matrix
 @pytest.mark.usefixtures("tools")
-@both
+@each
 def test_faults_end_in_one_line_and_leave_nothing(
     programs: Programs, kernel: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ def test_dma_bufs(built: Path) -> None:
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("name", ["dmafile", "buffer", "cancel", "leaks", "model", "pages"])
-@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+@pytest.mark.parametrize("kernel", [*kernels.STOCK, kernels.NEWEST])
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="all on all kernels: make vm-test")
 def test_the_engine(built: Path, kernel: str, name: str) -> None:
     passes(built / name, f"--kernel={kernel}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel import lint
-from vm import kernels, ko, machine
+from vm import kernels, ko, machine, roots
 from vm.fixtures import FILE_SYSTEMS, vm
 from vm.host import ROOT, Unavailable, call, need
 
@@ -107,7 +107,7 @@ def test_lint_sees_style(sources: Path) -> None:
 # Installed
 
 
-@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+@pytest.mark.parametrize("kernel", [*kernels.STOCK, kernels.NEWEST])
 def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
     need("dkms", "command", "-v", "dkms")
     stage, state = tmp_path / "stage", tmp_path / "state"
@@ -119,7 +119,10 @@ def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
     state.mkdir()
     words = ["-m", "dmafile", "-v", version, "-k", release, "--kernelsourcedir", str(found.build)]
     words += ["--dkmstree", str(state), "--sourcetree", str(stage / "usr" / "src")]
-    result = subprocess.run(["dkms", "build", *words], capture_output=True, text=True)
+    # In the root of a release that isn't the host's there is a DKMS, too.
+    with roots.beside(found.build, tmp_path) as before:
+        command = [*before, "dkms", "build", *words]
+        result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "bad exit status" not in result.stdout + result.stderr
     [built] = state.glob(f"dmafile/{version}/{release}/*/module/dmafile.ko")
@@ -139,12 +142,12 @@ cat /sys/module/dmafile/parameters/max_buffer_mb
 """
 
 
-@pytest.mark.parametrize("kernel", sorted(kernels.STOCK))
+@pytest.mark.parametrize("kernel", [*kernels.STOCK, kernels.NEWEST])
 def test_a_member_of_the_group_opens_the_node(kernel: str) -> None:
     words = ["--module-options=max_buffer_mb=7", "--as-member"]
     result = vm("--kernel", kernel, *words, "--", "sh", "-c", FACTS)
     release, node, parameter, opened = result.stdout.decode().splitlines()
-    assert release.startswith(f"{kernel}.")
+    assert release == kernels.find(kernel).image.name.removeprefix("vmlinuz-")
     assert node == f"660 0 {machine.MEMBERS}"
     assert parameter == "7"
     assert opened == "opened"

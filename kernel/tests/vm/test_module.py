@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE.parent
 IMPORTER = ROOT / "tests" / "vm" / "inside" / "importer.c"
 
-KERNELS = ("6.12", "6.1", "base-debug")
+KERNELS = (*kernels.STOCK, kernels.NEWEST, "base-debug")
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
 
@@ -66,7 +66,7 @@ def test_every_call(programs: Path, kernel: str) -> None:
 
 
 @matrix
-@pytest.mark.parametrize("kernel", ["6.12", "6.1"])
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
 def test_every_call_behind_an_iommu(programs: Path, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4", "--iommu=intel")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
