@@ -2,30 +2,29 @@
 
 use super::MOST_THREADS;
 use super::{Rung, SMALL_FILE};
-use crate::facts::Host;
 use crate::facts::target::Target;
+use crate::facts::{File, Host};
 use crate::options::{Allocation, Kind, Method, Pages};
-use crate::reasons::Reasons;
 use crate::request::Request;
 
 /// What is worth a thread that allocates.
 const ALLOCATOR_SHARE: u64 = 32 << 20;
 
-/// Whether a thread allocates ahead of the reads, or the reads fault their pages in.
+/// Whether a thread allocates ahead of the reads, or the reads fault their pages in; and why.
 pub(super) fn allocation(
     request: &Request,
+    file: &File,
     target: &Target,
     pages: Pages,
     first: Rung,
     bytes: u64,
     fuses: bool,
-    log: &Reasons,
-) -> Allocation {
+) -> (Allocation, &'static str) {
     let into_descriptor = matches!(
         first.method,
         Method::Sendfile | Method::Splice | Method::CopyFileRange
     );
-    let (choice, why) = if request.allocation != Allocation::Auto {
+    if request.allocation != Allocation::Auto {
         (request.allocation, "asked for")
     } else if matches!(target.kind, Kind::Caller) {
         (Allocation::InRead, "the caller's memory is there")
@@ -39,6 +38,11 @@ pub(super) fn allocation(
         )
     } else if target.dma_buf.is_some() {
         (Allocation::InRead, "a dma-buf has its pages from the start")
+    } else if bytes <= SMALL_FILE && pages != Pages::Thp && needs_pages(file, first) {
+        (
+            Allocation::Ahead,
+            "btrfs may read through the page cache into pages that are not there",
+        )
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (
             Allocation::InRead,
@@ -64,9 +68,14 @@ pub(super) fn allocation(
             Allocation::InRead,
             "copies fault their pages in as fast as a thread ahead of them",
         )
-    };
-    log.add("allocation", choice, why);
-    choice
+    }
+}
+
+/// A direct read into memory of which not even the first page is there is one through the page cache
+/// on btrfs, and nothing says so (seen with Linux 7.3, where it takes the fault for a refusal).
+fn needs_pages(file: &File, first: Rung) -> bool {
+    let into_mapping = matches!(first.method, Method::Uring | Method::Threads | Method::Read);
+    first.direct && into_mapping && file.file_system == "btrfs"
 }
 
 /// How many threads allocate ahead: where reads are copies, the processors have them to do.

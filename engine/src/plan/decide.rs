@@ -63,7 +63,8 @@ pub(crate) fn decide(
     describe_io(request, first, file, layout, log);
     log.add("method", first, ladder::describe(first, request.method));
     let fuses = fuses(target, first, one_run);
-    let allocation = allocation(request, target, pages, first, end - start, fuses, log);
+    let (allocation, why) = allocation(request, file, target, pages, first, end - start, fuses);
+    log.add("allocation", allocation, why);
     if let Some(node) = host.node {
         let why = "the NUMA node that the load was called on; numactl asks for another";
         log.add("node", node, why);

@@ -327,6 +327,26 @@ fn a_ring_reads_nothing_that_may_lie_on_fuse() {
 }
 
 #[test]
+fn on_btrfs_direct_reads_find_their_pages_there() {
+    let on = |name: &str| File {
+        file_system: name.to_string(),
+        ..file(MIB)
+    };
+    let asked = |io| Asked {
+        io,
+        ..Asked::default()
+    };
+    for (name, io, want) in [
+        ("btrfs", Io::Direct, Allocation::Ahead),
+        ("btrfs", Io::Buffered, Allocation::InRead),
+        ("ext4", Io::Direct, Allocation::InRead),
+    ] {
+        let plan = plan_for(&asked(io), &on(name), &host(), false).unwrap();
+        assert_eq!(plan.allocation, want, "{name}, {io}");
+    }
+}
+
+#[test]
 fn a_cached_file_is_copied_by_threads() {
     let plan = plan_for(&Asked::default(), &file(GIB), &host(), true).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);

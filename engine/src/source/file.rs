@@ -162,6 +162,9 @@ impl Input {
         let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
             .map_err(|errno| format!("no memory to try direct reads in ({errno:?})"))?;
         while align <= LARGEST {
+            // Into memory that is there, for btrfs's sake (see plan::allocation). Where that cannot be
+            // had, a few pages stay in the cache, and nothing else.
+            let _ = memory.region().populate(0, align);
             match retry(|| file::pread(direct, &memory.region(), 0, align, 0)) {
                 Ok(_) => return Ok(align),
                 Err(Errno::INVAL) => align *= 2,
