@@ -241,7 +241,7 @@ def complete(headers: Path) -> None:
 
 def needs(tree: Path) -> Sequence[str]:
     """The release whose programs build with headers, and packages; none for what the host has."""
-    file = tree.parents[2] / NEEDS
+    file = tree.parent.parent.parent / NEEDS
     words = file.read_text().split() if file.exists() else []
     return words if words and words[0] != debian.host() else []
 

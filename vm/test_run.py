@@ -155,6 +155,7 @@ def test_a_hang_is_cut() -> None:
         "Oops: 0002 [#1] PREEMPT SMP",
         "WARNING: possible circular locking dependency detected",
         "WARNING: CPU: 1 PID: 2 at fs/inode.c:1 f+0x1/0x2",
+        "WARNING: kernel/time/hrtimer.c:1098 at hrtimer_start+0x7b/0xc0, CPU#1: dmafile/12",
         "INFO: task dmafile:12 blocked for more than 120 seconds.",
         "Kernel panic - not syncing: sysrq triggered crash",
     ],
@@ -165,7 +166,12 @@ def test_complaints_of_a_kernel_are_seen(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["nvme nvme0: missing or invalid SUBNQN field.", "clocksource: tsc unstable", "debug: fine"],
+    [
+        "nvme nvme0: missing or invalid SUBNQN field.",
+        "clocksource: tsc unstable",
+        "debug: fine",
+        "WARNING: kernel/time/hrtimer.c:1098 at hrtimer_forward+0x7b/0xc0, CPU#1: swapper/0/1",
+    ],
 )
 def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
     assert not machine.COMPLAINTS.search(f"[    1.0] {line}\n".encode())
