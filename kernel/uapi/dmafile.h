@@ -86,7 +86,7 @@ struct dmafile_alloc {
  * It lies in the caller's memory, aligned to 8 bytes.
  */
 struct dmafile_progress {
-	__u64 bytes;
+	__aligned_u64 bytes;
 	__u32 stop;
 	__u32 reserved;
 };
