@@ -34,9 +34,9 @@ MEMBERS = "2000"
 COUNTER, MARKS, MARKS_VARIABLE = "counter.so", "marks", "DMAFILE_MARKS"
 MARK_BEGIN, MARK_END = 254, 255
 
-# The timer of the scheduler's deadline server in Linux 7.3, where a busy host gave a CPU no time:
-# seen before the first process ran.
-LATE = rb"\ kernel/time/hrtimer\.c:\d+\ at\ hrtimer_forward\+"
+# The timer of the scheduler's deadline server, where a busy host gave a CPU no time: seen on 6.12,
+# and on 7.3, which words it differently, before the first process ran.
+LATE = rb"(?:\ CPU:\ \d+\ PID:\ \d+\ at)?\ kernel/time/hrtimer\.c:\d+(?:\ at)?\ hrtimer_forward\+"
 
 COMPLAINTS = re.compile(
     rb"""

@@ -156,6 +156,7 @@ def test_a_hang_is_cut() -> None:
         "WARNING: possible circular locking dependency detected",
         "WARNING: CPU: 1 PID: 2 at fs/inode.c:1 f+0x1/0x2",
         "WARNING: kernel/time/hrtimer.c:1098 at hrtimer_start+0x7b/0xc0, CPU#1: dmafile/12",
+        "WARNING: CPU: 0 PID: 0 at kernel/time/hrtimer.c:1050 hrtimer_start+0x8b/0xb0",
         "INFO: task dmafile:12 blocked for more than 120 seconds.",
         "Kernel panic - not syncing: sysrq triggered crash",
     ],
@@ -171,6 +172,7 @@ def test_complaints_of_a_kernel_are_seen(line: str) -> None:
         "clocksource: tsc unstable",
         "debug: fine",
         "WARNING: kernel/time/hrtimer.c:1098 at hrtimer_forward+0x7b/0xc0, CPU#1: swapper/0/1",
+        "WARNING: CPU: 0 PID: 0 at kernel/time/hrtimer.c:1050 hrtimer_forward+0x8b/0xb0",
     ],
 )
 def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
