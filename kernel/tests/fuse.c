@@ -276,18 +276,6 @@ static struct dmafile_alloc_read load_of(int file)
 	};
 }
 
-static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
-{
-	return (struct dmafile_rw) {
-		.size = sizeof(struct dmafile_rw),
-		.flags = flags,
-		.fd = buffer,
-		.file_fd = file,
-		.length = SIZE,
-		.gather = GATHER,
-	};
-}
-
 static void check(int fd, __u64 at, __u64 len, const char *what)
 {
 	__u8 *map = map_buffer(fd, PROT_READ);
@@ -315,14 +303,14 @@ static void in_another_order(void)
 	must(load.mode == DMAFILE_MODE_DIRECT, "mode %x", load.mode);
 	check(load.fd, 0, SIZE, "ALLOC_READ");
 	close(load.fd);
-	rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file);
+	rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file, SIZE, GATHER);
 	result = call(node, DMAFILE_IOC_RW, &rw);
 	must(!result && rw.bytes == SIZE, "READ: %s", why(result));
 	check(buffer, 0, SIZE, "READ");
 	map = map_buffer(buffer, PROT_READ | PROT_WRITE);
 	fill(map, 2, 0, SIZE);
 	unmap_buffer(buffer, map);
-	rw = transfer(DMAFILE_WRITE | DMAFILE_STRICT, buffer, file);
+	rw = transfer(DMAFILE_WRITE | DMAFILE_STRICT, buffer, file, SIZE, GATHER);
 	result = call(node, DMAFILE_IOC_RW, &rw);
 	must(!result && rw.bytes == SIZE, "WRITE: %s", why(result));
 	fill(shadow, 2, 0, SIZE);
@@ -358,7 +346,7 @@ static void other_ways(void)
 			fill(map, 3, 0, 2 * SIZE);
 			memcpy(shadow + places[i], map + 1000, SIZE / 2);
 			unmap_buffer(buffer, map);
-			rw = transfer(DMAFILE_WRITE | DMAFILE_DSYNC, buffer, file);
+			rw = transfer(DMAFILE_WRITE | DMAFILE_DSYNC, buffer, file, SIZE, GATHER);
 			rw.file_offset = places[i];
 			rw.buffer_offset = 1000;
 			rw.length = SIZE / 2;
@@ -391,7 +379,7 @@ static void errors(void)
 		load = load_of(file);
 		result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
 		must(result == -EIO, "ALLOC_READ: %s", why(result));
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EIO, "READ: %s", why(result));
 		/* The page cache decides how much it reads at a time. */
@@ -401,7 +389,7 @@ static void errors(void)
 		map = map_buffer(buffer, PROT_READ | PROT_WRITE);
 		fill(map, 4, 0, SIZE);
 		unmap_buffer(buffer, map);
-		rw = transfer(DMAFILE_WRITE, buffer, file);
+		rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EIO, "WRITE: %s", why(result));
 		must(direct ? rw.bytes == 9 * GATHER : rw.bytes <= shared->place,
@@ -433,7 +421,7 @@ static void refused_in_the_middle(void)
 		shared->error = errors[i];
 		shared->times = 1;
 		file = open_file(true);
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(!result && rw.bytes == SIZE, "READ: %s", why(result));
 		must(rw.mode == (DMAFILE_MODE_DIRECT | DMAFILE_MODE_BUFFERED), "mode %x", rw.mode);
@@ -444,7 +432,7 @@ static void refused_in_the_middle(void)
 		must(shared->reads[20] > 1, "nothing was refused");
 		/* A strict request fails. */
 		shared->times = 1;
-		rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file);
+		rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == errors[i] && rw.bytes == 20 * GATHER, "READ, strict: %s, %llu bytes",
 		     why(result), rw.bytes);
@@ -472,7 +460,7 @@ static void less_than_asked_for(void)
 		shared->most = most[i];
 		shared->times = 1;
 		file = open_file(true);
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(!result && rw.bytes == SIZE, "%u: READ: %s, %llu bytes", most[i], why(result),
 		     rw.bytes);
@@ -528,7 +516,7 @@ static void no_answer(void)
 		shared->place = 9 * GATHER;
 		shared->hold = true;
 		file = open_file(direct);
-		reader.rw = transfer(DMAFILE_READ, buffer, file);
+		reader.rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		pthread_create(&reader.thread, NULL, read_all, &reader);
 		until_held(1);
 		if (dies)

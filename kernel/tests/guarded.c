@@ -44,18 +44,6 @@ static void make(void)
 	close(fd);
 }
 
-static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
-{
-	return (struct dmafile_rw) {
-		.size = sizeof(struct dmafile_rw),
-		.flags = flags,
-		.fd = buffer,
-		.file_fd = file,
-		.length = SIZE,
-		.gather = GATHER,
-	};
-}
-
 /* A buffer whose bytes differ from the file's. */
 static int filled_buffer(void)
 {
@@ -183,7 +171,7 @@ static void refused_by_fanotify(void)
 		make();
 		guard_file(ALLOWED, false);
 		file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EPERM, "a READ that is refused: %s", why(result));
 		must(rw.bytes == ALLOWED * GATHER, "%llu bytes", rw.bytes);
@@ -225,7 +213,7 @@ static void fanotify_takes_its_time(void)
 		make();
 		guard_file(ALLOWED, true);
 		file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		rw.progress = (unsigned long)&progress;
 		must(!pthread_create(&thread, NULL, read_all, &rw), "pthread_create");
 		until_held();
@@ -299,10 +287,10 @@ static void swap_on(const char *name)
 		/* Opened before it is used for swap. */
 		file = open_file(name, O_RDWR | (direct ? O_DIRECT : 0));
 		must(!swapon(name, 0), "swapon %s: %s", name, strerror(errno));
-		rw = transfer(DMAFILE_WRITE, buffer, file);
+		rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -ETXTBSY && !rw.bytes, "%s: WRITE to swap: %s", name, why(result));
-		rw = transfer(DMAFILE_READ, buffer, file);
+		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(!result && rw.bytes == SIZE, "%s: READ from swap: %s", name, why(result));
 		check_buffer(buffer, SIZE);
@@ -310,7 +298,7 @@ static void swap_on(const char *name)
 		check_file(name, SIZE);
 		/* Afterwards it can be written to again. */
 		fill(shadow, 1, 0, SIZE);
-		rw = transfer(DMAFILE_WRITE, buffer, file);
+		rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(!result, "%s: WRITE after swapoff: %s", name, why(result));
 		close(buffer);
@@ -358,13 +346,13 @@ static void immutable(void)
 			want = pwrite(other, shadow, 1, 0) < 0 ? -errno : 0;
 			must(attributes[i] != FS_IMMUTABLE_FL || want == -EPERM, "pwrite: %s",
 			     why(want));
-			rw = transfer(DMAFILE_WRITE, buffer, file);
+			rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 			result = call(node, DMAFILE_IOC_RW, &rw);
 			must(result == want, "attributes %x: WRITE: %s, pwrite: %s", attributes[i],
 			     why(result), why(want));
 			if (want)
 				check_file(path, SIZE);
-			rw = transfer(DMAFILE_READ, buffer, file);
+			rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 			result = call(node, DMAFILE_IOC_RW, &rw);
 			must(!result, "READ: %s", why(result));
 			set_attributes(other, 0);
@@ -405,7 +393,7 @@ static void limit_on_sizes(void)
 		__u32 flags = turn & 1 ? DMAFILE_INTERRUPTIBLE : 0;
 		int file = open_file(path, O_RDWR | O_TRUNC | (turn & 2 ? O_DIRECT : 0));
 		int buffer = filled_buffer(), result;
-		struct dmafile_rw rw = transfer(DMAFILE_WRITE | flags, buffer, file);
+		struct dmafile_rw rw = transfer(DMAFILE_WRITE | flags, buffer, file, SIZE, GATHER);
 
 		__atomic_store_n(&signals, 0, __ATOMIC_RELAXED);
 		limit(most);
@@ -436,7 +424,7 @@ static void killed_by_a_limit(void)
 		pid_t child = fork();
 
 		if (!child) {
-			struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file);
+			struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 
 			signal(SIGXFSZ, SIG_DFL);
 			limit(10 * GATHER);
@@ -464,7 +452,7 @@ static void too_far(void)
 	make();
 	file = open_file(path, O_RDWR);
 	for (i = 0; i < ARRAY_SIZE(places); i++) {
-		struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file);
+		struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 
 		want = pwrite(file, shadow, 1, places[i]) < 0 ? -errno : 0;
 		must(!ftruncate(file, SIZE), "ftruncate: %s", strerror(errno));

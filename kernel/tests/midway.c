@@ -54,15 +54,8 @@ static int open_file(int flags)
 static void start(struct running *one, __u32 flags, int buffer, int file, __u64 length)
 {
 	one->progress = (struct dmafile_progress) { 0 };
-	one->rw = (struct dmafile_rw) {
-		.size = sizeof(one->rw),
-		.flags = flags,
-		.fd = buffer,
-		.file_fd = file,
-		.length = length,
-		.gather = GATHER,
-		.progress = (unsigned long)&one->progress,
-	};
+	one->rw = transfer(flags, buffer, file, length, GATHER);
+	one->rw.progress = (unsigned long)&one->progress;
 	must(!pthread_create(&one->thread, NULL, run, one), "pthread_create");
 }
 

@@ -152,9 +152,7 @@ static void set_up(void)
 {
 	int fd = open_file();
 
-	size = size_of(fd);
-	shadow = aligned_alloc(PAGE, size);
-	must(shadow && pread(fd, shadow, size, 0) == (ssize_t)size, "pread");
+	shadow = contents_of(fd, &size);
 	close(fd);
 }
 

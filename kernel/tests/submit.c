@@ -69,17 +69,6 @@ static int new_file(const char *name, __u64 seed)
 	return open_at(name, O_DIRECT);
 }
 
-static struct dmafile_rw transfer(__u32 flags, int buffer, int file)
-{
-	return (struct dmafile_rw) {
-		.size = sizeof(struct dmafile_rw),
-		.flags = flags,
-		.fd = buffer,
-		.file_fd = file,
-		.length = LENGTH,
-	};
-}
-
 /* Fills the ring with commands, several times; @flags are those of the SQEs. */
 static void many(unsigned int flags)
 {
@@ -116,8 +105,8 @@ static void chain(unsigned int flags)
 {
 	int from = new_file("links-from", 5), to = open_at("links-to", O_TRUNC | O_DIRECT);
 	int buffer = new_buffer(LENGTH), result;
-	struct dmafile_rw in = transfer(DMAFILE_READ, buffer, from);
-	struct dmafile_rw out = transfer(DMAFILE_WRITE, buffer, to);
+	struct dmafile_rw in = transfer(DMAFILE_READ, buffer, from, LENGTH, 0);
+	struct dmafile_rw out = transfer(DMAFILE_WRITE, buffer, to, LENGTH, 0);
 	struct io_uring_sqe *sync;
 
 	put_command(DMAFILE_IOC_RW, &in, 0, 1)->flags = IOSQE_ASYNC | flags;
@@ -143,7 +132,7 @@ static void chain(unsigned int flags)
 /* A command linked to one that fails is cancelled, except for a hard link. */
 static void chain_that_breaks(unsigned int flags, int want)
 {
-	struct dmafile_rw bad = transfer(DMAFILE_READ, -1, -1);
+	struct dmafile_rw bad = transfer(DMAFILE_READ, -1, -1, LENGTH, 0);
 	struct dmafile_info info = unanswered();
 	int result;
 
@@ -276,7 +265,7 @@ static void with_credentials(void)
 	other = registered(IORING_REGISTER_PERSONALITY, NULL, 0);
 	must(!seteuid(0) && other > 0, "IORING_REGISTER_PERSONALITY: %s", why(other));
 	for (i = 0; i < 4; i++) {
-		struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file);
+		struct dmafile_rw rw = transfer(DMAFILE_WRITE, buffer, file, LENGTH, 0);
 		struct io_uring_sqe *sqe;
 
 		must(!fchmod(file, S_ISUID | 0755), "fchmod: %s", strerror(errno));

@@ -45,16 +45,10 @@ static void *run(void *argument)
 static void start(struct running *one, __u32 flags, int buffer)
 {
 	*one = (struct running) {
-		.rw = {
-			.size = sizeof(one->rw),
-			.flags = flags | (buffer < 0 ? 0 : DMAFILE_READ),
-			.fd = buffer,
-			.file_fd = open_slow(slow),
-			.length = size,
-			.gather = PAGE,
-			.progress = (unsigned long)&one->progress,
-		},
+		.rw = transfer(flags | (buffer < 0 ? 0 : DMAFILE_READ), buffer, open_slow(slow),
+			       size, PAGE),
 	};
+	one->rw.progress = (unsigned long)&one->progress;
 	must(!pthread_create(&one->thread, NULL, run, one), "pthread_create");
 }
 
@@ -184,9 +178,7 @@ static void set_up(void)
 {
 	int fd = open_slow(slow);
 
-	size = size_of(fd);
-	shadow = aligned_alloc(PAGE, size);
-	must(shadow && pread(fd, shadow, size, 0) == (ssize_t)size, "pread");
+	shadow = contents_of(fd, &size);
 	close(fd);
 }
 

@@ -154,6 +154,31 @@ static inline __u64 size_of(int fd)
 	return size;
 }
 
+/* All bytes of a file, in memory that O_DIRECT takes. */
+static inline __u8 *contents_of(int fd, __u64 *size)
+{
+	__u8 *bytes;
+
+	*size = size_of(fd);
+	bytes = aligned_alloc(PAGE, *size);
+	must(bytes && pread(fd, bytes, *size, 0) == (ssize_t)*size, "pread");
+	return bytes;
+}
+
+/* RW between a buffer and a file, from the first byte of both on. */
+static inline struct dmafile_rw transfer(__u32 flags, int buffer, int file, __u64 length,
+					 __u64 gather)
+{
+	return (struct dmafile_rw) {
+		.size = sizeof(struct dmafile_rw),
+		.flags = flags,
+		.fd = buffer,
+		.file_fd = file,
+		.length = length,
+		.gather = gather,
+	};
+}
+
 static inline void sync_cpu(int fd, __u64 flags)
 {
 	struct dma_buf_sync sync = { .flags = flags };

@@ -446,12 +446,12 @@ PARTS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def main(folder: str, part: str, *folders: str) -> None:
+def main(parts: Mapping[str, Callable[..., None]], folder: str, part: str, *folders: str) -> None:
     programs = Programs(folder)
     call("modprobe", "vgem")
-    PARTS[part](programs, *map(Path, folders))
+    parts[part](programs, *map(Path, folders))
     print(f"{programs.count} programs ran")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(PARTS, *sys.argv[1:])

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from kernel.tests.vm.inside.ko import GATHER, Programs, loop
+from kernel.tests.vm.inside.ko import GATHER, Programs, loop, main
 from tests.vm.inside.faults import broken, call, mapped, reads, slow
 from tests.vm.inside.loads import MIB, File, difference, settles
 
@@ -224,12 +224,5 @@ PARTS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def main(folder: str, part: str, *folders: str) -> None:
-    programs = Programs(folder)
-    call("modprobe", "vgem")
-    PARTS[part](programs, *map(Path, folders))
-    print(f"{programs.count} programs ran")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(PARTS, *sys.argv[1:])
