@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm.host import alone, cache, call, need, replacing
+from vm.host import Unavailable, alone, cache, call, need, replacing
 
 SOURCE = "linux-source-6.12"
 
@@ -19,11 +19,8 @@ RELEASES = ("oldstable", "stable")
 under the release's own name, so that is looked up."""
 UNSTABLE = "sid"
 SECURITY = "-security"
-MIRRORS: Mapping[str, str] = {
-    "Debian": "http://deb.debian.org/debian/",
-    "Debian-Security": "http://deb.debian.org/debian-security/",
-}
-"""Per label of an archive, where it is for a system that is configured for no mirror of it."""
+ARCHIVE, SECURITY_ARCHIVE = "Debian", "Debian-Security"
+"""Labels of Debian's archives."""
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
@@ -141,7 +138,7 @@ def releases() -> Mapping[str, Sequence[str]]:
 
     A suite's programs are made for its release's C library.
     """
-    apt = Apt("apt-releases", [source(one) for one in RELEASES], packages=False)
+    apt = Apt("apt-releases", sources(RELEASES), packages=False)
     named_after = {
         name: (name, f"{name}{SECURITY}", f"{name}-backports") for name in apt.codenames()
     }
@@ -150,21 +147,32 @@ def releases() -> Mapping[str, Sequence[str]]:
 
 @functools.cache
 def mirrors() -> Mapping[str, str]:
-    """Per label of an archive, where the system's apt has it from, if it does."""
-    return {**MIRRORS, **dict(Apt().archives("LABEL", "REPO_URI"))}
+    """Per label of an archive, where the system's apt has it from."""
+    return dict(Apt().archives("LABEL", "REPO_URI"))
 
 
-def source(suite: str) -> str:
-    """A line of a sources.list. A suite that seldom changes may be past its date."""
+def sources(suites: Iterable[str]) -> list[str]:
+    """Lines of a sources.list. Suites that seldom change may be past their date.
+
+    Those of security are left out where the system has no mirror of their archive.
+    """
     need("debian-archive-keyring", "test", "-e", KEYRING)
-    mirror = mirrors()["Debian-Security" if suite.endswith(SECURITY) else "Debian"]
-    return f"deb [signed-by={KEYRING} check-valid-until=no] {mirror} {suite} main"
+    if ARCHIVE not in mirrors():
+        raise Unavailable(
+            "apt is configured for no mirror of Debian: add one to /etc/apt/sources.list.d"
+        )
+    labels = {suite: SECURITY_ARCHIVE if suite.endswith(SECURITY) else ARCHIVE for suite in suites}
+    return [
+        f"deb [signed-by={KEYRING} check-valid-until=no] {mirrors()[label]} {suite} main"
+        for suite, label in labels.items()
+        if label in mirrors()
+    ]
 
 
 @functools.cache
 def debian() -> Apt:
     """Of all of Debian's releases of today, whichever of them this system is."""
-    return Apt("apt-debian", [source(suite) for suites in releases().values() for suite in suites])
+    return Apt("apt-debian", sources(suite for suites in releases().values() for suite in suites))
 
 
 def release(suite: str) -> str:

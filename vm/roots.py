@@ -58,7 +58,7 @@ def make(release: str, packages: Iterable[str], place: Path) -> None:
     need("mmdebstrap", "command", "-v", "mmdebstrap")
     print(f"vm: making a root of Debian's {release} (350 MB, once)", file=sys.stderr)
     with alone():
-        sources = [debian.source(suite) for suite in debian.releases()[release]]
+        sources = debian.sources(debian.releases()[release])
     with replacing(place) as partial:
         # Without changing root, which users may not.
         command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless"]

@@ -243,6 +243,27 @@ def test_a_name_is_the_newest_that_debian_has_of_it(name: str, version: str | No
         assert (chosen and chosen.version) == version
 
 
+@pytest.mark.parametrize(
+    ("mirrors", "said"),
+    [
+        ({"Debian": "m/", "Debian-Security": "s/"}, ["m/ sid", "s/ trixie-security"]),
+        ({"Debian": "m/", "Other": "o/"}, ["m/ sid"]),
+    ],
+)
+def test_packages_come_from_the_mirrors_of_the_system(
+    mirrors: dict[str, str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debian, "mirrors", lambda: mirrors)
+    lines = debian.sources(["sid", "trixie-security"])
+    assert [line.partition("] ")[2] for line in lines] == [f"{one} main" for one in said]
+
+
+def test_without_a_mirror_of_debian_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian, "mirrors", lambda: {"Other": "o/"})
+    with pytest.raises(Unavailable, match="no mirror of Debian: add one"):
+        debian.sources(["sid"])
+
+
 def test_of_what_a_package_depends_on_the_first_choice_counts() -> None:
     depends = (
         "linux-base (>= 4.12~), linux-headers-6.12.95+deb12-common (= 6.12.95-1), "
