@@ -61,8 +61,10 @@ def main(folder: str) -> None:
             warm = written(place / "warm", source)
             print(f"# {place}, {offset}: {cold} copies of a cold source, {warm} of a warm one")
             assert warm < SIZE // mmap.PAGESIZE // 16, f"{place}: no large folios"
-            # Each of the chunks is tried in vain once.
-            assert cold <= 2 * warm + 2, f"{place}, {offset}: {cold}, not {warm}"
+            # Each of the chunks is tried in vain once. tmpfs keeps what was copied until then: the
+            # pages at its beginning that came with the chunk before.
+            most = (3 if place == huge else 2) * warm + 2
+            assert cold <= most, f"{place}, {offset}: {cold}, not {warm}"
             count += 2
             source.release()
             mapping.close()
