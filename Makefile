@@ -166,17 +166,17 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 	@cp $(TARGET)/module/module/dmafile.ko $(TARGET)/dmafile.ko
 	@echo "module: $(TARGET)/dmafile.ko"
 
-base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (up to an hour, once)
+base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (10 to 15 minutes on two idle cores, once)
 	@python3 -m vm.small $@
 
-series series-debug: ## the same kernels with the series of kernel/linux-6.12 (up to an hour; after a change of it, minutes)
+series series-debug: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; after a change of it, less)
 	@python3 -m vm.small $@
 
 kernel-lint: ## check the kernel part: gcc's and sparse's warnings on Debian's kernels, checkpatch
 	@python3 -m kernel.lint
 
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, the newest, base-debug and the series in QEMU
-	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (up to an hour each, once)"
+	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (10 to 15 minutes each, once)"
 	@scripts/need dkms command -v dkms
 	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
 

@@ -83,8 +83,8 @@ def build(name: str, linux: Path, wanted: Settings, place: Path) -> None:
     version = linux.parent.name.partition("_")[2]
     tree = place / "build"
     print(
-        f"vm: building {name} of Linux {version} (up to an hour on two cores, once; it writes to "
-        f"{place / 'log'})",
+        f"vm: building {name} of Linux {version} (10 to 15 minutes on two idle cores, once; it "
+        f"writes to {place / 'log'})",
         file=sys.stderr,
     )
     tree.mkdir(parents=True, exist_ok=True)
