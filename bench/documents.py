@@ -8,7 +8,7 @@ NAME.csv, too. `RUN/about` is a sentence that says what was measured.
 import re
 from pathlib import Path
 
-from bench import overlap, runs
+from bench import dropping, overlap, runs
 from bench.instructions import series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
@@ -23,6 +23,7 @@ MAKERS = {
     "series": series.tables,
     "by-size": series.tables_by_size,
     "overlap": overlap.tables,
+    "dropping": dropping.tables,
 }
 """By what a run's machine.json calls `bench`."""
 UNSAMPLED = ("series/udmabufs",)

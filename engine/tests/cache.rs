@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{buffer_digest, cached, cold, dir, evict, file_digest, warm};
+use common::{buffer_digest, bytes_digest, cached, cold, dir, evict, file_digest, warm};
+use dmafile::facts::File;
 use dmafile::{Io, Kind, Load, Method};
 
 const LEN: u64 = (24 << 20) + 777;
@@ -67,6 +68,57 @@ fn a_file_that_is_partly_warm_comes_both_ways() {
         );
         drop(warm);
     }
+}
+
+/// Into memory that no direct read can land in.
+fn not_direct(path: &std::path::Path, offset: u64, io: Io) -> (String, dmafile::Report) {
+    let len = (LEN - offset) as usize;
+    let mut memory = vec![0; len + 4096];
+    // A byte behind where a page of the file would begin.
+    let skew = (offset as usize + 1).wrapping_sub(memory.as_ptr().addr()) % 4096;
+    let memory = &mut memory[skew..][..len];
+    let load = Load::new(path).method(Method::Threads).io(io);
+    let report = load.offset(offset).run_into(memory).unwrap();
+    assert_eq!(report.bytes_direct, 0);
+    (bytes_digest(memory), report)
+}
+
+#[test]
+fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
+    let dir = dir();
+    let path = cold(dir.path(), LEN as usize);
+    let digest = file_digest(&path, 0, LEN);
+    let choice = match File::probe(&path).unwrap().drops_behind {
+        true => "left as it was",
+        false => "filled",
+    };
+    for range in [0..0, 5 << 20..9 << 20] {
+        evict(&path);
+        let _warm = (!range.is_empty()).then(|| warm(&path, range.start, range.end));
+        let before = cached(&path);
+        let (got, report) = not_direct(&path, 0, Io::Auto);
+        assert_eq!(got, digest);
+        let told = report.reasons.iter().find(|reason| reason.about == "cache");
+        assert_eq!(told.expect("it is told").choice, choice);
+        match choice {
+            "filled" => assert!(cached(&path) >= LEN),
+            _ => assert_eq!(cached(&path), before, "{range:?}"),
+        }
+    }
+    // Blocks end where folios do, wherever the first one begins.
+    let digest_behind = file_digest(&path, 777, LEN - 777);
+    evict(&path);
+    let (got, _) = not_direct(&path, 777, Io::Auto);
+    assert_eq!(got, digest_behind);
+    if choice != "filled" {
+        assert_eq!(cached(&path), 0);
+    }
+    // What was asked for is done.
+    evict(&path);
+    let (got, report) = not_direct(&path, 0, Io::Buffered);
+    assert_eq!(got, digest);
+    assert!(cached(&path) >= LEN);
+    assert!(!report.reasons.iter().any(|reason| reason.about == "cache"));
 }
 
 #[test]

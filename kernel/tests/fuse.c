@@ -4,7 +4,7 @@
  *
  * A file that is served by another process, with the protocol of FUSE, so that the server decides
  * how asynchronous direct I/O is. It answers out of order, late or never, with errors and with
- * fewer bytes than requested, refuses direct I/O in the middle, and is killed.
+ * fewer bytes than requested, refuses direct I/O in the middle, accepts nothing, and is killed.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -29,6 +29,8 @@ static char path[4096];
 static int connection;
 static pid_t server;
 static __u8 shadow[SIZE];
+/* From the next mount on, the kernel waits for the answer to each direct request. */
+static bool synchronous;
 
 /* Instructions for the server, and what it has seen, in memory of both processes. */
 static struct shared {
@@ -41,8 +43,10 @@ static struct shared {
 	/* ...fail with this error, or return at most so many bytes, as many times as that... */
 	int error;
 	unsigned int most, times;
-	/* ...or are not answered before @go is set. */
-	bool hold, go;
+	/* ...or move nothing, without an error, or are not answered before @go is set. */
+	bool nothing, hold, go;
+	/* How the file is opened. */
+	unsigned int open_flags;
 	/* How many are not answered yet, and how many groups never became complete. */
 	unsigned int held, late;
 	/* How often each part was read. */
@@ -95,13 +99,13 @@ static struct fuse_attr attributes(void)
 
 static bool goes_wrong(const struct pending *one)
 {
-	return shared->times && (shared->error || shared->most) &&
+	return shared->times && (shared->error || shared->most || shared->nothing) &&
 	       one->offset + one->size > shared->place;
 }
 
 static void answer(const struct pending *one)
 {
-	const struct fuse_write_out wrote = { .size = one->size };
+	struct fuse_write_out wrote = { };
 	__u32 size = one->size;
 
 	if (shared->hold && one->offset >= shared->place) {
@@ -117,6 +121,7 @@ static void answer(const struct pending *one)
 		}
 		size = shared->most;
 	}
+	wrote.size = size;
 	if (one->opcode == FUSE_READ)
 		reply(one->unique, 0, shared->file + one->offset, size);
 	else
@@ -165,14 +170,15 @@ static void serve(const struct request *request)
 		.major = FUSE_KERNEL_VERSION,
 		.minor = 31,
 		.max_readahead = request->in.init.max_readahead,
-		.flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_ASYNC_DIO | FUSE_MAX_PAGES,
+		.flags = FUSE_ASYNC_READ | FUSE_BIG_WRITES | FUSE_MAX_PAGES |
+			 (synchronous ? 0 : FUSE_ASYNC_DIO),
 		.max_background = 64,
 		.congestion_threshold = 64,
 		.max_write = ROOM / 2,
 		.max_pages = ROOM / 2 / PAGE,
 	};
 	const struct fuse_attr_out attr = { .attr_valid = 3600, .attr = attributes() };
-	const struct fuse_open_out opened = { .fh = 1 };
+	const struct fuse_open_out opened = { .fh = 1, .open_flags = shared->open_flags };
 
 	switch (request->header.opcode) {
 	case FUSE_INIT:
@@ -478,6 +484,64 @@ static void less_than_asked_for(void)
 	}
 }
 
+/*
+ * A write that moves nothing, without an error: it would be repeated for ever, or taken for a
+ * success. Where the kernel's FUSE client does not make an error of it, the module does.
+ */
+static void nothing_is_written(void)
+{
+	static const struct way {
+		bool direct, synchronous;
+		unsigned int open_flags;
+		__u32 flags;
+		/* In the buffer; with another one than in the file, pieces are copied first. */
+		__u64 at;
+	} ways[] = {
+		{ .direct = false },
+		{ .direct = false, .open_flags = FOPEN_DIRECT_IO },
+		{ .direct = true },
+		{ .direct = true, .synchronous = true, .open_flags = FOPEN_DIRECT_IO },
+		{ .direct = true, .synchronous = true, .open_flags = FOPEN_DIRECT_IO,
+		  .flags = DMAFILE_STRICT },
+		{ .direct = true, .synchronous = true, .open_flags = FOPEN_DIRECT_IO, .at = 1000 },
+	};
+	unsigned int i;
+	int result;
+
+	for (i = 0; i < ARRAY_SIZE(ways); i++) {
+		const struct way *way = &ways[i];
+		int buffer = new_buffer(2 * SIZE), file;
+		struct dmafile_rw rw;
+		__u8 *map;
+
+		synchronous = way->synchronous;
+		mount_it();
+		shared->open_flags = way->open_flags;
+		shared->place = 9 * GATHER;
+		shared->nothing = true;
+		shared->times = -1U;
+		file = open_file(way->direct);
+		map = map_buffer(buffer, PROT_READ | PROT_WRITE);
+		fill(map, 5, 0, 2 * SIZE);
+		rw = transfer(DMAFILE_WRITE | way->flags, buffer, file, SIZE, GATHER);
+		rw.buffer_offset = way->at;
+		result = call(node, DMAFILE_IOC_RW, &rw);
+		must(result == -EIO, "way %u: %s, %llu bytes", i, why(result), rw.bytes);
+		/* The page cache and bounce buffers write more than a gather at a time. */
+		if ((way->direct || way->open_flags) && !way->at)
+			must(rw.bytes == shared->place, "way %u: %llu bytes", i, rw.bytes);
+		must(rw.bytes <= shared->place, "way %u: %llu bytes", i, rw.bytes);
+		must(differ(shared->file, map + way->at, rw.bytes) == rw.bytes,
+		     "way %u: differs at %zu", i,
+		     differ(shared->file, map + way->at, rw.bytes));
+		unmap_buffer(buffer, map);
+		close(file);
+		close(buffer);
+		unmount_it();
+	}
+	synchronous = false;
+}
+
 static void until_held(unsigned int count)
 {
 	double begun = now();
@@ -580,6 +644,7 @@ static const struct test tests[] = {
 	{ "errors", errors },
 	{ "refused_in_the_middle", refused_in_the_middle },
 	{ "less_than_asked_for", less_than_asked_for },
+	{ "nothing_is_written", nothing_is_written },
 	{ "no_answer", no_answer },
 	{ "killed_without_an_answer", killed_without_an_answer },
 };

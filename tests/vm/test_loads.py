@@ -77,3 +77,12 @@ def test_faults_end_in_one_line_and_leave_nothing(
 def test_memory_comes_from_the_node_of_the_caller(programs: Programs) -> None:
     options = ("--fs=ext4", "--nodes=2")
     passed(programs.run("nodes", "/mnt", options=options), "loads checked")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(
+    ("kernel", "does"), [("6.12", "fills"), pytest.param(kernels.NEWEST, "drops", marks=matrix)]
+)
+def test_what_a_load_leaves_in_the_page_cache(programs: Programs, kernel: str, does: str) -> None:
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("page_cache", "/mnt", does, options=options), "loads checked")

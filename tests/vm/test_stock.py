@@ -34,6 +34,13 @@ for fs in $FILE_SYSTEMS; do
     $dmafile load --quiet --io $io $file -- sh -c \
         'head -c $DMAFILE_BYTES /proc/self/fd/$DMAFILE_FD | sha256sum' >/tmp/loaded
     cached=$(fincore --bytes --noheadings --output RES $file)
+    if [ $fs = tmpfs ]; then
+        dd if=$file of=/dev/null iflag=direct bs=777 count=1 2>/tmp/dd && echo "unaligned"
+        ! $dmafile load --quiet --io direct $file -- true 2>/tmp/refused || exit
+        echo "refused direct: $(cat /tmp/refused)"
+        $dmafile explain $file >/tmp/plan || exit
+        sed -nE 's/^ *(io|cache|bytes) +/explained \\1: /p' /tmp/plan
+    fi
     sha256sum <$file | cmp - /tmp/loaded && echo "loaded $fs $(stat -f -c %T $file) $cached"
     number=$((${number:-1} + 1))
 done
@@ -92,3 +99,16 @@ def test_a_load_is_byte_equal_and_leaves_no_page_cache(
     # What `stat -f` calls ext4 and overlayfs has changed over time.
     assert kind.startswith(fs[:3]) or (fs == "overlayfs" and kind.startswith("overlay")), kind
     assert fs == "tmpfs" or cached == "0"
+
+
+def test_what_lies_in_memory_is_copied_from_there(stock: tuple[str, list[str]]) -> None:
+    name, said = stock
+    # From Linux 6.6 on O_DIRECT opens files of tmpfs. No alignment is asked for: it is a copy, too.
+    assert ("unaligned" in said) == (name != "6.1"), said
+    why = "tmpfs keeps its files in memory: nothing to pass by"
+    [refused] = [line for line in said if line.startswith("refused direct: ")]
+    assert why in refused and "(EOPNOTSUPP)" in refused, refused
+    plan = [line.removeprefix("explained ") for line in said if line.startswith("explained ")]
+    # Nothing comes from a disk, and nothing is brought into the page cache.
+    assert [line.split()[:2] for line in plan] == [["io:", "buffered"], ["bytes:", "0"]], plan
+    assert plan[0].endswith(why) and plan[1].startswith("bytes: 0 B from disk, 4.77 MiB"), plan

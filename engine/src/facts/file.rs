@@ -22,6 +22,10 @@ pub struct File {
     pub align_told: bool,
     /// Why direct I/O cannot be used; `None` where it can.
     pub direct_refused: Option<String>,
+    /// Reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
+    pub drops_behind: bool,
+    /// Its file system keeps it in memory: the page cache is the file.
+    pub in_memory: bool,
 }
 
 impl File {
@@ -41,6 +45,8 @@ impl File {
             align: source.align(),
             align_told: source.align_is_told(),
             direct_refused: source.direct_refused(),
+            drops_behind: source.drops_behind(),
+            in_memory: source.in_memory(),
         }
     }
 }

@@ -189,6 +189,13 @@ impl Layout {
         without_gap && at == end
     }
 
+    /// The same data of a file that is nowhere else.
+    pub(crate) fn in_memory(&mut self) {
+        for run in &mut self.runs {
+            run.cached = true;
+        }
+    }
+
     /// The same data, wherever it is now.
     pub(crate) fn without_cache(&mut self) {
         for run in &mut self.runs {

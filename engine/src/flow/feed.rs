@@ -56,8 +56,7 @@ pub(crate) struct Cut {
     /// The place in the file of the memory's first byte, which may lie before it: `at = file - base`,
     /// wrapping.
     pub base: u64,
-    /// How far the end of a block in memory lies behind the end of one in the file, less than the
-    /// file's direct alignment.
+    /// How far the end of a block in memory lies behind the end of one in the file, less than a block.
     pub phase: u64,
     /// End of the memory that may be written.
     pub capacity: u64,

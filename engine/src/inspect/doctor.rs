@@ -396,12 +396,17 @@ fn file_system(path: &Path) -> Result<Check> {
             );
             Check::new(name, Health::Good, found)
         }
-        Some(why) => Check::new(
-            name,
-            Health::Fair,
-            format!("{at}: {fs}, no direct I/O: {why}"),
-        )
-        .remedy("keep large files on ext4, xfs, f2fs or another file system with direct I/O"),
+        Some(why) => {
+            let rest = match (facts.in_memory, facts.drops_behind) {
+                (true, _) => "",
+                (_, true) => "; what reads bring into the page cache can be dropped behind them",
+                (_, false) => "; reads fill the page cache",
+            };
+            let found = format!("{at}: {fs}, no direct I/O: {why}{rest}");
+            Check::new(name, Health::Fair, found).remedy(
+                "keep large files on ext4, xfs, f2fs or another file system with direct I/O",
+            )
+        }
     })
 }
 

@@ -178,8 +178,12 @@ impl Load {
             Reach::Only(ranges) => Some(&ranges[..]),
             Reach::Asked | Reach::Part(..) => None,
         };
-        let residency = asks_for_residency(request) && file.direct_refused.is_none();
-        let layout = Layout::of(&source, start, end, residency, only);
+        let residency = asks_for_residency(request);
+        let look = residency && file.direct_refused.is_none();
+        let mut layout = Layout::of(&source, start, end, look, only);
+        if residency && file.in_memory {
+            layout.in_memory();
+        }
         Ok(Seen {
             source,
             file,

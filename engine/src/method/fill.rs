@@ -7,7 +7,6 @@ use crate::message::{Opt, message};
 use crate::options::Io;
 use crate::source::Source;
 use crate::sys::{Errno, file, retry};
-use std::os::fd::BorrowedFd;
 
 /// What is left to do for an extent of which `got` bytes came.
 pub(super) enum Rest {
@@ -51,9 +50,13 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
 /// Reads an extent to its end through the page cache.
 pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
     loop {
-        let input = job.source.buffered(extent.file);
-        let got =
-            pread(job, input, &extent).map_err(|errno| failed(job.source, extent.file, errno))?;
+        let (fd, offset) = job.source.buffered(extent.file);
+        let read = match job.plan.tuning.drop_behind {
+            true => file::pread_dropping,
+            false => file::pread,
+        };
+        let got = retry(|| read(fd, &job.region, extent.at, extent.len, offset))
+            .map_err(|errno| failed(job.source, extent.file, errno))?;
         match judge(job, &extent, got, false)? {
             Rest::Nothing => return Ok(()),
             Rest::Again(rest) | Rest::Buffered(rest) => extent = rest,
@@ -66,7 +69,9 @@ pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Sto
 pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
     let mut left = extent;
     loop {
-        let got = match pread(job, job.input(left.file)?, &left) {
+        let (fd, offset) = job.input(left.file)?;
+        // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
+        let got = match retry(|| file::pread(fd, &job.region, left.at, left.len, offset)) {
             Ok(got) => got,
             Err(errno) if is_refusal(errno) => return Err(refused(job.source, errno)),
             Err(errno) => return Err(failed(job.source, left.file, errno).into()),
@@ -77,15 +82,6 @@ pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
             Rest::Buffered(rest) => return read_buffered(job, rest),
         }
     }
-}
-
-fn pread(
-    job: &Job<'_>,
-    (fd, offset): (BorrowedFd<'_>, u64),
-    extent: &Extent,
-) -> Result<u64, Errno> {
-    // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
-    retry(|| file::pread(fd, &job.region, extent.at, extent.len, offset))
 }
 
 /// Whether an errno says that direct I/O is not to be had, rather than that the disk failed.

@@ -16,7 +16,7 @@ pub(super) fn allocation(
     file: &File,
     target: &Target,
     pages: Pages,
-    first: Rung,
+    (first, alone): (Rung, bool),
     bytes: u64,
     fuses: bool,
 ) -> (Allocation, &'static str) {
@@ -63,6 +63,11 @@ pub(super) fn allocation(
             Allocation::Ahead,
             "faulting pages in would hold up the submission of reads",
         )
+    } else if alone {
+        (
+            Allocation::Ahead,
+            "one thread reads, and has enough to do without faulting pages in",
+        )
     } else {
         (
             Allocation::InRead,
@@ -78,9 +83,9 @@ fn needs_pages(file: &File, first: Rung) -> bool {
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 
-/// How many threads allocate ahead: where reads are copies, the processors have them to do.
-pub(super) fn allocators(host: &Host, first: Rung, capacity: u64) -> usize {
-    match first.direct {
+/// How many threads allocate ahead: where many reads are copies, the processors have them to do.
+pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -> usize {
+    match first.direct || alone {
         true => host
             .cpus
             .min((capacity / ALLOCATOR_SHARE) as usize)

@@ -46,6 +46,7 @@ pub(crate) fn decide(
         whole: one_run
             && (start, end) == (0, file.size)
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
+        capacity,
     };
     let mut ladder = ladder::ladder(request, file, host, target, pages, wanted, log)?;
     let first = ladder[0];
@@ -54,16 +55,28 @@ pub(crate) fn decide(
         true => (0, wanted.to_copy + wanted.to_read),
         false => (wanted.to_copy, wanted.to_read),
     };
-    let tuning = Tuning::decide(request, file, host, target, &ladder, capacity, log)?;
+    let tuning = Tuning::decide(request, file, host, target, &ladder, wanted, log)?;
     let Tuning {
-        block, queue_depth, ..
+        block,
+        queue_depth,
+        drop_behind,
+        ..
     } = tuning;
     let window = ladder::window(&mut ladder, host, pages, block, queue_depth, log);
     let first = ladder[0];
     describe_io(request, first, file, layout, log);
-    log.add("method", first, ladder::describe(first, request.method));
+    let why = ladder::describe(first, request.method, drop_behind);
+    log.add("method", first, why);
     let fuses = fuses(target, first, one_run);
-    let (allocation, why) = allocation(request, file, target, pages, first, end - start, fuses);
+    let (allocation, why) = allocation(
+        request,
+        file,
+        target,
+        pages,
+        (first, drop_behind),
+        end - start,
+        fuses,
+    );
     log.add("allocation", allocation, why);
     if let Some(node) = host.node {
         let why = "the NUMA node that the load was called on; numactl asks for another";

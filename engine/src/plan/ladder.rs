@@ -57,6 +57,8 @@ pub(super) struct Wanted {
     pub to_read: u64,
     /// It is all of the file, without a hole, and memory may come into being meanwhile.
     pub whole: bool,
+    /// Bytes of the memory that it comes into.
+    pub capacity: u64,
 }
 
 /// The ways to try, in order, with the reasons for those left out.
@@ -74,6 +76,7 @@ pub(super) fn ladder(
         to_copy,
         to_read,
         whole,
+        capacity: _,
     } = wanted;
     let landing = landing(target, file, start);
     let rung = |method, direct, registered| Rung {
@@ -303,12 +306,15 @@ fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
 }
 
 /// The reason to have chosen a rung.
-pub(super) fn describe(rung: Rung, asked: Method) -> String {
+pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
         (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
         (Method::Uring, true, false) => "the disk writes into the buffer, no copy",
         (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
         (Method::Threads, true, _) => "a pool of direct preads, no copy",
+        (Method::Threads, false, _) if alone => {
+            "one pread after the other, copied from the page cache"
+        }
         (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
         (Method::Read, true, _) => "one direct pread after the other",
         (Method::Read, false, _) => "one pread after the other, copied from the page cache",

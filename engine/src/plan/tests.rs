@@ -41,6 +41,8 @@ fn file(size: u64) -> File {
         align: 512,
         align_told: true,
         direct_refused: None,
+        drops_behind: false,
+        in_memory: false,
     }
 }
 
@@ -564,6 +566,77 @@ fn what_direct_reads_cannot_land_in_bounces() {
     };
     let plan = plan_for(&dma_buf(false), &refused, &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
+}
+
+#[test]
+fn one_thread_drops_behind_it_what_its_reads_bring_in() {
+    let refused = |drops_behind| File {
+        direct_refused: Some("no".to_string()),
+        drops_behind,
+        ..file(GIB)
+    };
+    let small = |io, block| Asked {
+        pages: Pages::Small,
+        io,
+        block,
+        ..Asked::default()
+    };
+    let auto = small(Io::Auto, None);
+    let plan = plan_for(&auto, &refused(true), &host(), false).unwrap();
+    assert!(plan.tuning.drop_behind);
+    assert_eq!((plan.block, plan.threads), (Some(4 * MIB), Some(1)));
+    assert_eq!(plan.allocation, Allocation::Ahead);
+    assert_eq!(
+        why(&plan, "cache", "left as it was"),
+        "what the reads bring in is dropped behind them (RWF_DONTCACHE)"
+    );
+    assert!(why(&plan, "method", "threads buffered").contains("one pread after the other"));
+    // A folio is a huge page at most, and no two blocks may lie on the same.
+    let large = Host {
+        thp_size: 32 * MIB,
+        ..host()
+    };
+    let plan = plan_for(&auto, &refused(true), &large, false).unwrap();
+    assert_eq!(plan.block, Some(32 * MIB));
+    let larger = Host {
+        thp_size: 512 * MIB,
+        ..host()
+    };
+    let none = [
+        (auto.clone(), refused(false), host()),
+        (auto.clone(), refused(true), larger),
+        (small(Io::Auto, Some(MIB)), refused(true), host()),
+        (
+            Asked {
+                gather: Some(MIB),
+                ..auto.clone()
+            },
+            refused(true),
+            host(),
+        ),
+    ];
+    for (asked, file, host) in none {
+        let plan = plan_for(&asked, &file, &host, false).unwrap();
+        assert!(!plan.tuning.drop_behind, "{plan:?}");
+        assert_eq!((plan.block, plan.threads), (Some(MIB), Some(2)));
+        assert_eq!(plan.allocation, Allocation::InRead);
+        why(&plan, "cache", "filled");
+    }
+    // Nothing to drop, or to decide.
+    let in_memory = File {
+        in_memory: true,
+        ..refused(false)
+    };
+    for (asked, file, cached) in [
+        (auto.clone(), file(GIB), false),
+        (auto.clone(), file(GIB), true),
+        (auto.clone(), in_memory, false),
+        (small(Io::Buffered, None), refused(true), false),
+    ] {
+        let plan = plan_for(&asked, &file, &host(), cached).unwrap();
+        assert!(!plan.tuning.drop_behind, "{plan:?}");
+        assert!(!plan.reasons.iter().any(|one| one.about == "cache"));
+    }
 }
 
 #[test]

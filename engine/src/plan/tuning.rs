@@ -3,11 +3,12 @@
 use super::MOST_THREADS;
 use super::Rung;
 use super::allocation::allocators;
+use super::ladder::Wanted;
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host};
 use crate::message::Opt;
-use crate::options::{DEFAULT_GATHER, Method};
+use crate::options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
@@ -42,6 +43,8 @@ pub(crate) struct Tuning {
     pub threads: usize,
     /// Threads that allocate ahead of the reads, at most.
     pub allocators: usize,
+    /// Pages that reads bring into the page cache are dropped behind them.
+    pub drop_behind: bool,
 }
 
 impl Tuning {
@@ -52,11 +55,12 @@ impl Tuning {
         host: &Host,
         target: &Target,
         ladder: &[Rung],
-        capacity: u64,
+        wanted: Wanted,
         log: &Reasons,
     ) -> Result<Self> {
         let first = ladder[0];
-        let block = block(request, file, ladder)?;
+        let alone = drop_behind(request, file, host, first, wanted, log);
+        let block = block(request, file, ladder, alone)?;
         let mut queue_depth = request.queue_depth.unwrap_or(DIRECT_DEPTH);
         let most = u32::try_from(LARGEST_RING / block)
             .unwrap_or(u32::MAX)
@@ -105,14 +109,51 @@ impl Tuning {
             gather,
             align: file.align,
             threads: host.cpus.clamp(1, MOST_THREADS),
-            allocators: allocators(host, first, capacity),
+            allocators: allocators(host, first, alone.is_some(), wanted.capacity),
+            drop_behind: alone.is_some(),
         })
     }
 }
 
-fn block(request: &Request, file: &File, ladder: &[Rung]) -> Result<u64> {
+/// The block with which reads through the page cache drop behind them the pages that they bring in;
+/// None where that cannot be, or was not left to us.
+///
+/// A folio of the page cache, a huge page at most, is dropped as a whole when a part of it has been
+/// read. So no two blocks may have one in common, and only one thread reads: with several, read-ahead
+/// for one brings in what another has read and dropped, and that stays (docs/measuring.md).
+fn drop_behind(
+    request: &Request,
+    file: &File,
+    host: &Host,
+    first: Rung,
+    wanted: Wanted,
+    log: &Reasons,
+) -> Option<u64> {
+    let buffered = first.method == Method::Threads && !first.direct;
+    if request.io != Io::Auto || !buffered || wanted.to_read == 0 || file.in_memory {
+        return None;
+    }
+    let folio = host.thp_size.max(host.page);
+    let usual = DIRECT_BLOCK.next_multiple_of(folio);
+    let block = request.block.unwrap_or(usual);
+    let possible = block.is_multiple_of(folio) && BLOCK_RANGE.contains(&block);
+    let kept = if !file.drops_behind {
+        "this kernel, or file system, has no reads that drop pages behind them (RWF_DONTCACHE)"
+            .into()
+    } else if !possible || request.gather.is_some_and(|gather| gather < block) {
+        format!("to drop it, blocks would have to be multiples of {folio} bytes, in whole gathers")
+    } else {
+        let why = "what the reads bring in is dropped behind them (RWF_DONTCACHE)";
+        log.add("cache", "left as it was", why);
+        return Some(block);
+    };
+    log.add("cache", "filled", kept);
+    None
+}
+
+fn block(request: &Request, file: &File, ladder: &[Rung], alone: Option<u64>) -> Result<u64> {
     let first = ladder[0];
-    let block = request.block.unwrap_or(match first.method {
+    let block = request.block.or(alone).unwrap_or(match first.method {
         Method::Bounce => BOUNCE_BLOCK.next_multiple_of(file.align),
         Method::CopyFileRange => COPY_BLOCK,
         _ if first.direct => DIRECT_BLOCK.next_multiple_of(file.align),

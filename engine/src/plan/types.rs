@@ -162,7 +162,7 @@ impl Plan {
         let tuning = self.tuning;
         match rung.direct {
             true => tuning.queue_depth.min(MOST) as usize,
-            false if self.bytes <= tuning.block => 1,
+            false if self.bytes <= tuning.block || tuning.drop_behind => 1,
             false => tuning.threads,
         }
     }

@@ -17,6 +17,7 @@ pub(crate) struct Input {
     direct: Result<OwnedFd, String>,
     stat: Stat,
     align: u64,
+    drops_behind: bool,
     /// Where [`Input::peek`] has missed, by which it has brought pages in.
     missed: Mutex<Vec<u64>>,
 }
@@ -113,18 +114,25 @@ impl Input {
             path: path.to_path_buf(),
             buffered,
             direct: Err(String::new()),
+            drops_behind: false,
             stat,
             align: stat.fs_block.max(crate::sys::map::page_size()),
             missed: Mutex::default(),
         };
         source.direct = source.open_direct();
+        source.drops_behind = file::drops_behind(source.buffered(), source.size());
         Ok(source)
+    }
+
+    /// The file system that keeps it in memory, if one does.
+    pub(crate) fn in_memory(&self) -> Option<&'static str> {
+        let on_disk = self.stat.kind == FileType::BlockDevice;
+        named(MEMORY, self.stat.fs_magic).filter(|_| !on_disk)
     }
 
     /// The second descriptor and the alignment its reads need, or why there is none.
     fn open_direct(&mut self) -> Result<OwnedFd, String> {
-        let on_disk = self.stat.kind == FileType::BlockDevice;
-        if let (false, Some(fs)) = (on_disk, named(MEMORY, self.stat.fs_magic)) {
+        if let Some(fs) = self.in_memory() {
             return Err(format!(
                 "{fs} keeps its files in memory: nothing to pass by"
             ));
@@ -227,6 +235,11 @@ impl Input {
             Ok(fd) => Ok(fd.as_fd()),
             Err(why) => Err(why),
         }
+    }
+
+    /// Whether pages that a read brings into the page cache can be dropped behind it.
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.drops_behind
     }
 
     /// `path` or `path at byte N`, for error messages.

@@ -150,6 +150,17 @@ impl Source {
         self.parts.iter().all(|part| part.file.align_is_told())
     }
 
+    /// Whether all of it is in memory already.
+    pub(crate) fn in_memory(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.all(|part| part.file.in_memory().is_some())
+    }
+
+    /// Whether pages that reads bring into the page cache can be dropped behind them.
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.parts.iter().all(|part| part.file.drops_behind())
+    }
+
     /// Why some file cannot be read directly; None where all can.
     pub(crate) fn direct_refused(&self) -> Option<String> {
         if let [part] = &self.parts[..] {

@@ -147,6 +147,37 @@ pub(crate) fn pread_cached(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
+    preadv2(fd, region, (at, len), offset, libc::RWF_NOWAIT)
+}
+
+/// As [`pread`], but pages that it brings into the page cache are dropped when they have been read;
+/// what was there before stays (RWF_DONTCACHE, Linux 6.14).
+///
+/// EOPNOTSUPP where the kernel or the file system does not know that.
+pub(crate) fn pread_dropping(
+    fd: impl AsFd,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+    offset: u64,
+) -> Result<u64, Errno> {
+    preadv2(fd, region, (at, len), offset, libc::RWF_DONTCACHE)
+}
+
+/// Whether [`pread_dropping`] works, asked at the end of a file of `size` bytes, where nothing is read.
+pub(crate) fn drops_behind(fd: impl AsFd, size: u64) -> bool {
+    let mut byte = [0_u8];
+    let region = Region::lent(&mut byte);
+    retry(|| pread_dropping(&fd, &region, 0, 1, size)).is_ok()
+}
+
+fn preadv2(
+    fd: impl AsFd,
+    region: &Region<'_>,
+    (at, len): (u64, u64),
+    offset: u64,
+    flags: libc::c_int,
+) -> Result<u64, Errno> {
     let iov = libc::iovec {
         iov_base: region.span(at, len).cast(),
         iov_len: len as usize,
@@ -158,7 +189,7 @@ pub(crate) fn pread_cached(
             &raw const iov,
             1,
             offset as libc::off64_t,
-            libc::RWF_NOWAIT,
+            flags,
         )
     };
     u64::try_from(got).map_err(|_| last_errno())

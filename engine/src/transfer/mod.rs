@@ -63,11 +63,16 @@ impl Work<'_> {
 
     fn cut(&self) -> Cut {
         let whole = self.plan.ladder.iter().any(|rung| rung.lands_whole());
+        let tuning = self.plan.tuning;
         Cut {
-            block: self.plan.tuning.block,
-            align: if whole { self.plan.tuning.align } else { 1 },
+            block: tuning.block,
+            align: if whole { tuning.align } else { 1 },
             base: self.base(),
-            phase: self.base() % self.plan.tuning.align,
+            phase: match tuning.drop_behind {
+                // No two blocks have a folio of the page cache in common.
+                true => self.base() % tuning.block,
+                false => self.base() % tuning.align,
+            },
             capacity: self.plan.capacity,
         }
     }
