@@ -86,9 +86,18 @@ def update() -> None:
 
 def keep(folder: Path, date: str, name: str) -> Path:
     """Takes over the run of a folder, and shows it."""
-    kept = runs.keep(Run.read(folder), date, name)
-    update()
-    return kept
+    return written(Run.read(folder), date, name, shown=True)
+
+
+def written(run: Run, date: str, name: str, shown: bool) -> Path:
+    """The folder of a run that was just measured: one that documents show, or one in .bench."""
+    if shown:
+        folder = runs.keep(run, date, name)
+        update()
+    else:
+        folder = ROOT / ".bench" / f"{date}-{name}"
+        run.write(folder)
+    return folder
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import runs
 from bench.runs import RESULTS, ROOT, Rows, Run
 from bench.words import spread, table, thousands
 from vm.compiled import static
@@ -113,16 +112,10 @@ def main() -> None:
     run = measure(args.mib, args.rounds)
     print(table(*tables(run)["dropping"]))
     date = run.machine["machine"]["date"]
-    if args.keep:
-        # It knows this module's tables.
-        from bench import documents
+    # It knows this module's tables.
+    from bench import documents
 
-        folder = runs.keep(run, date, "dropping")
-        documents.update()
-    else:
-        folder = ROOT / ".bench" / f"{date}-dropping"
-        run.write(folder)
-    print(f"Every run: {folder}")
+    print(f"Every run: {documents.written(run, date, 'dropping', args.keep)}")
 
 
 if __name__ == "__main__":

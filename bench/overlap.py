@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import runs
 from bench.runs import RESULTS, ROOT, Rows, Run
 from bench.words import spread, table
 from vm.compiled import static
@@ -108,16 +107,10 @@ def main() -> None:
     # A file of another size is another measurement.
     name = "overlap" if args.mib == parser.get_default("mib") else f"overlap-{args.mib}mib"
     run = Run({"bench": "overlap", "machine": {"date": date, "mib": args.mib}}, lines)
-    if args.keep:
-        # It knows this module's tables.
-        from bench import documents
+    # It knows this module's tables.
+    from bench import documents
 
-        folder = runs.keep(run, date, name)
-        documents.update()
-    else:
-        folder = ROOT / ".bench" / f"{date}-{name}"
-        run.write(folder)
-    print(f"Every run: {folder}")
+    print(f"Every run: {documents.written(run, date, name, args.keep)}")
 
 
 if __name__ == "__main__":

@@ -78,12 +78,8 @@ def main(words: Sequence[str] | None = None) -> None:
     tables = documents.MAKERS[measured.machine["bench"]](measured)
     for title, rows in tables.items():
         print(f"\n{title}\n\n{table(*rows)}")
-    if args.keep:
-        folder = runs.keep(measured, date, name)
-        documents.update()
-    else:
-        folder = ROOT / ".bench" / f"{date}-{name}"
-        measured.write(folder)
+    folder = documents.written(measured, date, name, args.keep)
+    if not args.keep:
         for title, rows in tables.items():
             runs.write_csv(folder / f"{title}.csv", rows)
     print(f"\nEvery run: {folder}")

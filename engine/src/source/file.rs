@@ -17,7 +17,6 @@ pub(crate) struct Input {
     direct: Result<OwnedFd, String>,
     stat: Stat,
     align: u64,
-    drops_behind: bool,
     /// Where [`Input::peek`] has missed, by which it has brought pages in.
     missed: Mutex<Vec<u64>>,
 }
@@ -114,13 +113,11 @@ impl Input {
             path: path.to_path_buf(),
             buffered,
             direct: Err(String::new()),
-            drops_behind: false,
             stat,
             align: stat.fs_block.max(crate::sys::map::page_size()),
             missed: Mutex::default(),
         };
         source.direct = source.open_direct();
-        source.drops_behind = file::drops_behind(source.buffered(), source.size());
         Ok(source)
     }
 
@@ -237,9 +234,9 @@ impl Input {
         }
     }
 
-    /// Whether pages that a read brings into the page cache can be dropped behind it.
+    /// Whether pages that a read brings into the page cache can be dropped behind it, which is tried.
     pub(crate) fn drops_behind(&self) -> bool {
-        self.drops_behind
+        file::drops_behind(self.buffered(), self.size())
     }
 
     /// `path` or `path at byte N`, for error messages.
