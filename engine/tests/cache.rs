@@ -83,12 +83,23 @@ fn not_direct(path: &std::path::Path, offset: u64, io: Io) -> (String, dmafile::
     (bytes_digest(memory), report)
 }
 
+/// Whether a read of the first byte with RWF_DONTCACHE (linux/fs.h) works.
+fn knows_dontcache(path: &std::path::Path) -> bool {
+    let file = std::fs::File::open(path).unwrap();
+    let flags = rustix::io::ReadWriteFlags::from_bits_retain(0x80);
+    let mut byte = [0];
+    let into = &mut [std::io::IoSliceMut::new(&mut byte)];
+    rustix::io::preadv2(&file, into, 0, flags).is_ok()
+}
+
 #[test]
 fn reads_that_are_not_direct_leave_the_page_cache_as_it_was() {
     let dir = dir();
     let path = cold(dir.path(), LEN as usize);
     let digest = file_digest(&path, 0, LEN);
-    let choice = match File::probe(&path).unwrap().drops_behind {
+    let can = knows_dontcache(&path);
+    assert_eq!(File::probe(&path).unwrap().drops_behind, can);
+    let choice = match can {
         true => "left as it was",
         false => "filled",
     };
