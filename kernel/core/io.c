@@ -17,6 +17,7 @@
 #include <linux/freezer.h>
 #include <linux/fsnotify.h>
 #include <linux/ktime.h>
+#include <linux/pagemap.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
@@ -319,10 +320,14 @@ static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 	return min(left, round_up(min3(io->gather, ramp, fade), max_t(u64, io->align, PAGE_SIZE)));
 }
 
-/* Starts reading into the page cache up to @end, while memory is being allocated. */
+/*
+ * Starts reading into the page cache up to @end, while memory is being allocated. Not where the page
+ * cache can have large folios: advice brings single pages, which cost more than the overlap gains,
+ * and a read's own readahead brings large ones.
+ */
 static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 {
-	if (io->write || io->in_order)
+	if (io->write || io->in_order || mapping_large_folio_support(io->file->f_mapping))
 		return;
 	while (*ahead < end) {
 		/* Only advice: errors will be found by the read itself. */
