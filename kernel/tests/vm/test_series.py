@@ -1,5 +1,7 @@
 """Tests of the series in kernel/linux-6.12: how it is kept, and, in machines, what it changes."""
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,7 +16,7 @@ from vm import kernels, series, small
 from vm.compiled import static
 from vm.debian import linux_source
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
-from vm.host import ROOT, Unavailable, alone, cache, environment, need, replacing
+from vm.host import ROOT, Unavailable, alone, cache, environment, need
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
@@ -97,24 +99,42 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 def test_linux_builds_and_boots_after_each_patch() -> None:
-    build, linux = kernels.find("series").build, linux_source()
-    wanted, added = small.settings_of("series"), small.settings(OWN.read_text())
+    """What was built of the same patches and settings before is only booted."""
+    linux, wanted = linux_source(), small.settings_of("series")
     place = cache() / "series-steps"
-    # Most objects are the same.
-    if not place.exists():
-        # Nobody builds there meanwhile.
-        with alone("series-source"), replacing(place) as partial:
-            subprocess.run(["cp", "--archive", build, partial / "build"], check=True)
+    images = place / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    kept = []
     for step, patch in enumerate(series.patches(), 1):
-        with series.tree(linux, step) as tree:
-            # An option can't be set before the patch that adds it.
-            missing = set(added) - options(tree)
-            there = {name: value for name, value in wanted.items() if name not in missing}
-            small.build("series", tree, there, place)
-        [image] = (place / "boot").iterdir()
-        log = (place / "log").read_text()
-        assert "warning:" not in log, f"{patch.name}: {log}"
+        of = json.dumps([linux.parent.name, sorted(wanted.items()), series.digest(step)])
+        kept.append(images / hashlib.sha256(of.encode()).hexdigest()[:12])
+        if not kept[-1].exists():
+            shutil.copytree(build_step(step, patch, wanted, place), place / "partial")
+            (place / "partial").rename(kept[-1])
+        [image] = kept[-1].iterdir()
         passed(vm(f"--kernel={image}", "--", "echo", "booted"), "booted")
+    for old in set(images.iterdir()) - set(kept):
+        shutil.rmtree(old)
+
+
+def build_step(step: int, patch: series.Patch, wanted: small.Settings, place: Path) -> Path:
+    """The folder of Linux with the first patches, the last of which is this one."""
+    shutil.rmtree(place / "partial", ignore_errors=True)
+    # Most objects are those of the whole series.
+    if not (place / "build").exists():
+        build = kernels.find("series").build
+        # Nobody builds there meanwhile.
+        with alone("series-source"):
+            shutil.copytree(build, place / "partial", symlinks=True)
+        (place / "partial").rename(place / "build")
+    with series.tree(linux_source(), step) as tree:
+        # An option can't be set before the patch that adds it.
+        missing = set(small.settings(OWN.read_text())) - options(tree)
+        there = {name: value for name, value in wanted.items() if name not in missing}
+        small.build("series", tree, there, place)
+    log = (place / "log").read_text()
+    assert "warning:" not in log, f"{patch.name}: {log}"
+    return place / "boot"
 
 
 OWN = small.CONFIG / "series.config"
