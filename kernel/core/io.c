@@ -321,9 +321,9 @@ static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 }
 
 /*
- * Starts reading into the page cache up to @end, while memory is being allocated. Not where the page
- * cache can have large folios: advice brings single pages, which cost more than the overlap gains,
- * and a read's own readahead brings large ones.
+ * Starts reading into the page cache up to @end, while memory is being allocated. Not where the
+ * page cache can have large folios: advice brings single pages, which cost more than the overlap
+ * gains, and a read's own readahead brings large ones.
  */
 static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 {
