@@ -335,7 +335,7 @@ fn what_grew_lies_not_behind_the_end_of_a_memfd() {
         let Some(_mounted) = mount(&dir, SIZE, GROWING) else {
             return;
         };
-        let args = format!("load m/file --quiet --method {method} -- sh -c");
+        let args = format!("load m/file --quiet --pages 4k --method {method} -- sh -c");
         let mut command = dir.dmafile(&args);
         let mut running = start(command.arg("echo $DMAFILE_FD.; exec sleep 100"));
         running.until_written(".");

@@ -275,7 +275,7 @@ fn with_its_standard_streams_closed_the_buffer_does_not_take_their_place() {
     let dir = Dir::new();
     let file = dir.file("file", 5 * MIB);
     let script = r#"
-        "$0" load file -- sh -c 'echo $DMAFILE_FD >fd
+        "$0" load file --pages 4k -- sh -c 'echo $DMAFILE_FD >fd
             sha256sum /proc/self/fd/$DMAFILE_FD >sum' <&- >&- 2>&-"#;
     closed(&dir, script).ok();
     let text = |name: &str| fs::read_to_string(dir.path(name)).unwrap();

@@ -271,6 +271,16 @@ fn received_hugetlb_pages_are_never_touched_unless_sealed() {
         .read_at(1 << 20, &mut bytes)
         .unwrap();
     assert_eq!(bytes, [0; 100]);
+    // Writing takes a page of the pool, or there is none: an error, and not a signal.
+    let mut access = received.access_mut().unwrap();
+    match access.write_at(1 << 20, &[9; 100]) {
+        Ok(()) => {
+            access.read_at(1 << 20, &mut bytes).unwrap();
+            assert_eq!(bytes, [9; 100]);
+        }
+        Err(error) => assert_eq!(error.raw_os_error(), Some(12), "{error}"),
+    }
+    drop(access);
     // Its sender can keep the seal from being set: then its pages may still go.
     fcntl_add_seals(&huge, SealFlags::SEAL).unwrap();
     received.seal().unwrap_err();

@@ -38,7 +38,7 @@ def test_private_memory_is_writable_and_has_no_descriptor(file: Path) -> None:
 
 
 def test_shared_memory_is_read_only_and_shows_what_others_write(file: Path) -> None:
-    buffer = dmafile.load(file)
+    buffer = dmafile.load(file, pages="4k")
     view = memoryview(buffer)
     assert view.readonly and buffer.readonly
     with pytest.raises(TypeError):
@@ -51,7 +51,7 @@ def test_shared_memory_is_read_only_and_shows_what_others_write(file: Path) -> N
 
 
 def test_a_sealed_buffer_cannot_be_changed(file: Path) -> None:
-    with dmafile.load(file) as buffer:
+    with dmafile.load(file, pages="4k") as buffer:
         view = memoryview(buffer)
         with pytest.raises(BufferError, match="cannot seal"):
             buffer.seal()
@@ -190,7 +190,7 @@ with dmafile.Buffer.receive(socket.socket(fileno=int(sys.argv[1]))) as buffer:
     with (
         ours,
         theirs,
-        dmafile.load(file, offset=100) as buffer,
+        dmafile.load(file, offset=100, pages="4k") as buffer,
         subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True
         ) as process,
@@ -230,7 +230,7 @@ def test_what_travels_keeps_to_timeouts_and_is_not_trusted(file: Path) -> None:
 @pytest.mark.parametrize("timeout", [0, 0.2, None])
 def test_a_full_socket_keeps_send_to_its_timeout(file: Path, timeout: float | None) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, dmafile.load(file) as buffer:
+    with ours, theirs, dmafile.load(file, pages="4k") as buffer:
         ours.setblocking(False)
         sent = 0
         with contextlib.suppress(BlockingIOError):
@@ -286,7 +286,7 @@ def test_threads_that_use_and_close_it_do_no_harm(file: Path) -> None:
 
 @pytest.mark.parametrize("to", ["anon", "memfd"])
 def test_an_array_without_an_export_outlives_the_memory(file: Path, to: str) -> None:
-    buffer = dmafile.load(file, to=to)
+    buffer = dmafile.load(file, to=to, pages="4k")
     array = np.ndarray((SIZE,), np.uint8, buffer=buffer)  # type: ignore[arg-type]
     if to == "memfd":
         buffer.seal()

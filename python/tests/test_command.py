@@ -40,7 +40,7 @@ def test_exit_statuses_are_kept(file: Path) -> None:
 
 def test_a_command_inherits_the_buffer_and_nothing_else(file: Path) -> None:
     script = "sha256sum /proc/self/fd/$DMAFILE_FD; ls /proc/self/fd; grep Sig /proc/self/status"
-    done = run("load", file, "--quiet", "--", "bash", "-c", script)
+    done = run("load", file, "--quiet", "--pages=4k", "--", "bash", "-c", script)
     digest, *rest = done.stdout.splitlines()
     assert digest.split()[0] == file_sha256(file)
     # In, out, error, the buffer, and the folder that ls reads.

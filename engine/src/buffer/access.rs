@@ -108,7 +108,8 @@ impl CpuAccessMut<'_> {
     /// Copies `from` to `offset`.
     ///
     /// # Errors
-    /// EINVAL outside the buffer, EPERM for one that is sealed.
+    /// EINVAL outside the buffer; EPERM for one that is sealed; ENOMEM where it was received on hugetlb
+    /// pages, and the pool has none left to fill a hole.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         let at = self.0.inside(offset, from.len())?;
         let copied = self.0.memory.copy_in(at, from);

@@ -201,7 +201,15 @@ impl Filled for FilledMemfd {
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         match &mut self.view {
             Some(view) => view.copy_in(at, from),
-            None => file::pwrite_all(self.fd.as_fd(), from, at),
+            // hugetlbfs has no write(2). Mapped for this alone, as nothing else may touch it.
+            None => {
+                let map = Mapping::shared(self.fd.as_fd(), self.size as usize, 1, true)?;
+                let copied = map.region().try_copy_in(at, from);
+                copied.map_err(|errno| match errno {
+                    Errno::FAULT => Errno::NOMEM,
+                    other => other,
+                })
+            }
         }
     }
 

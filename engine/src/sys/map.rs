@@ -373,6 +373,42 @@ impl<'m> Region<'m> {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len()) }
     }
 
+    /// As [`Region::copy_in`], where a touch might raise SIGBUS: the kernel touches the pages
+    /// (process_vm_writev(2) to this process itself). EFAULT where one is gone and no other can be had;
+    /// bytes before it are then written.
+    pub(crate) fn try_copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        let start = self.span(at, from.len() as u64);
+        let mut done = 0;
+        while done < from.len() {
+            let local = libc::iovec {
+                iov_base: from[done..].as_ptr().cast_mut().cast(),
+                iov_len: from.len() - done,
+            };
+            let remote = libc::iovec {
+                iov_base: start.wrapping_add(done).cast(),
+                iov_len: from.len() - done,
+            };
+            // SAFETY: reads `from`, and writes as many bytes inside the region, as in `copy_in`.
+            let got = unsafe {
+                libc::process_vm_writev(
+                    libc::getpid(),
+                    &raw const local,
+                    1,
+                    &raw const remote,
+                    1,
+                    0,
+                )
+            };
+            match got {
+                // Neither an error nor a byte: it must not go on for ever.
+                0 => return Err(Errno::FAULT),
+                1.. => done += got as usize,
+                _ => return Err(last_errno()),
+            }
+        }
+        Ok(())
+    }
+
     /// Copies `len` bytes from another region into this one, which must be writable.
     pub(crate) fn copy_from(&self, at: u64, from: &Region<'_>, from_at: u64, len: u64) {
         let (to, from) = (self.span(at, len), from.span(from_at, len));
