@@ -55,9 +55,13 @@ static void start(struct running *one, __u32 flags, int buffer)
 static void put(const char *path, const char *word)
 {
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, word, strlen(word)) == (ssize_t)strlen(word);
+	int error = errno;
 
-	must(fd >= 0 && write(fd, word, strlen(word)) == (ssize_t)strlen(word), "%s to %s: %s",
-	     word, path, strerror(errno));
+	/* The kernel tells which tasks it could not freeze, and where they were. */
+	if (!done && system("dmesg | tail -n 100 | sed 's/^/# /'"))
+		printf("# no kernel log\n");
+	must(done, "%s to %s: %s", word, path, strerror(error));
 	close(fd);
 }
 
