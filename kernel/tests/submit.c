@@ -112,6 +112,12 @@ static void chain(unsigned int flags)
 	put_command(DMAFILE_IOC_RW, &in, 0, 1)->flags = IOSQE_ASYNC | flags;
 	put_command(DMAFILE_IOC_RW, &out, 0, 2)->flags = IOSQE_ASYNC | flags;
 	sync = sqe_next();
+	/*
+	 * The last one of linked requests has no flag. A drained one needs its own: before Linux
+	 * 6.16, a request without it starts together with a drained one before it, once that has
+	 * had to wait (io_queue_deferred() of io_uring/io_uring.c).
+	 */
+	sync->flags = flags & IOSQE_IO_DRAIN;
 	sync->opcode = IORING_OP_FSYNC;
 	sync->fd = to;
 	sync->user_data = 3;
