@@ -305,7 +305,10 @@ def mapped(folder: Path, table: Table) -> Iterator[File]:
     call("dmsetup", "create", name, text="\n".join(lines))
     # Nobody makes the nodes of /dev/mapper in the machine but dmsetup itself.
     call("dmsetup", "mknodes")
-    call("mount", f"/dev/mapper/{name}", str(mount))
+    # No thread of ext4's own reads from a slow disk in the background: while it waits for that, the
+    # system cannot be suspended.
+    quiet = "noinit_itable,no_prefetch_block_bitmaps"
+    call("mount", "-o", quiet, f"/dev/mapper/{name}", str(mount))
     yield file
     call("umount", str(mount))
     call("dmsetup", "remove", name)
