@@ -125,7 +125,7 @@ impl Finish for Memfd {
 /// Filled, or received.
 pub(super) struct FilledMemfd {
     /// None where a touch could raise a signal, and where it could not be mapped again after it was
-    /// sealed: then its bytes go through the descriptor.
+    /// sealed: then the kernel reads and writes its bytes.
     view: Option<View>,
     fd: OwnedFd,
     size: u64,
@@ -203,7 +203,7 @@ impl Filled for FilledMemfd {
             Some(view) => view.copy_in(at, from),
             // hugetlbfs has no write(2). Mapped for this alone, as nothing else may touch it.
             None => {
-                let map = Mapping::shared(self.fd.as_fd(), self.size as usize, 1, true)?;
+                let map = Mapping::shared_sparse(self.fd.as_fd(), self.size as usize)?;
                 let copied = map.region().try_copy_in(at, from);
                 copied.map_err(|errno| match errno {
                     Errno::FAULT => Errno::NOMEM,

@@ -1,6 +1,6 @@
 //! Files: opening, what they are, where their data lies, and reading into a region.
 
-use super::map::Region;
+use super::map::{Region, iovec};
 use super::{Errno, last_errno, retry};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -178,10 +178,7 @@ fn preadv2(
     offset: u64,
     flags: libc::c_int,
 ) -> Result<u64, Errno> {
-    let iov = libc::iovec {
-        iov_base: region.span(at, len).cast(),
-        iov_len: len as usize,
-    };
+    let iov = iovec(region.span(at, len), len as usize);
     // SAFETY: one vector over memory inside the region, for the time of the call.
     let got = unsafe {
         libc::preadv64v2(
@@ -204,14 +201,8 @@ pub(crate) fn copy_mapped(
     at: u64,
     len: u64,
 ) -> Result<u64, Errno> {
-    let local = libc::iovec {
-        iov_base: into.span(at, len).cast(),
-        iov_len: len as usize,
-    };
-    let remote = libc::iovec {
-        iov_base: from.span(from_at, len).cast(),
-        iov_len: len as usize,
-    };
+    let local = iovec(into.span(at, len), len as usize);
+    let remote = iovec(from.span(from_at, len), len as usize);
     // SAFETY: both vectors lie inside live regions; the kernel checks the pages themselves.
     let got = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)

@@ -93,11 +93,7 @@ impl Mapping {
         let mut prot = ProtFlags::READ;
         prot.set(ProtFlags::WRITE, writable);
         if align <= 1 {
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
-            let base = unsafe {
-                rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)?
-            };
-            return Ok(Self::owned(base, len, Share::Shared));
+            return Self::shared_with(fd, len, prot, MapFlags::SHARED);
         }
         let mut hole = Self::reserve(len, align)?;
         hole.share = Share::Shared;
@@ -113,6 +109,25 @@ impl Mapping {
             )?;
         }
         Ok(hole)
+    }
+
+    /// `len` bytes of a hugetlb memfd from its start, shared and writable, of which few will be
+    /// touched: nothing is reserved for its holes (MAP_NORESERVE). A touch of a hole raises SIGBUS
+    /// where the pool is empty.
+    pub(crate) fn shared_sparse(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        Self::shared_with(fd, len, prot, MapFlags::SHARED | MapFlags::NORESERVE)
+    }
+
+    fn shared_with(
+        fd: BorrowedFd<'_>,
+        len: usize,
+        prot: ProtFlags,
+        flags: MapFlags,
+    ) -> Result<Self, Errno> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, 0)? };
+        Ok(Self::owned(base, len, Share::Shared))
     }
 
     /// Whole dma-bufs, one behind the other in one range of addresses. Their sizes are multiples of a
@@ -380,14 +395,9 @@ impl<'m> Region<'m> {
         let start = self.span(at, from.len() as u64);
         let mut done = 0;
         while done < from.len() {
-            let local = libc::iovec {
-                iov_base: from[done..].as_ptr().cast_mut().cast(),
-                iov_len: from.len() - done,
-            };
-            let remote = libc::iovec {
-                iov_base: start.wrapping_add(done).cast(),
-                iov_len: from.len() - done,
-            };
+            let left = from.len() - done;
+            let local = iovec(from[done..].as_ptr().cast_mut(), left);
+            let remote = iovec(start.wrapping_add(done), left);
             // SAFETY: reads `from`, and writes as many bytes inside the region, as in `copy_in`.
             let got = unsafe {
                 libc::process_vm_writev(
@@ -421,14 +431,8 @@ impl<'m> Region<'m> {
     /// says, in a sandbox, leaves it open.
     pub(crate) fn can_be_pinned(&self, at: u64) -> Result<(), Errno> {
         let mut byte = 0_u8;
-        let local = libc::iovec {
-            iov_base: (&raw mut byte).cast(),
-            iov_len: 1,
-        };
-        let remote = libc::iovec {
-            iov_base: self.span(at, 1).cast(),
-            iov_len: 1,
-        };
+        let local = iovec(&raw mut byte, 1);
+        let remote = iovec(self.span(at, 1), 1);
         // SAFETY: one byte of the region into one of ours; the kernel checks the page itself.
         let got = unsafe {
             libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
@@ -508,6 +512,14 @@ impl<'m> Region<'m> {
     }
 }
 
+/// Memory as the kernel's calls describe it.
+pub(super) fn iovec(start: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: start.cast(),
+        iov_len: len,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -521,6 +533,24 @@ mod tests {
         let mut bytes = vec![1; 3 << 20];
         map.region().copy_out(0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+
+    /// No pool has a TiB to reserve.
+    #[test]
+    fn holes_of_hugetlb_files_take_nothing_of_the_pool() {
+        use super::super::memfd;
+        use std::os::fd::AsFd;
+        let huge = match memfd::create("holes", true) {
+            Ok(huge) => huge,
+            Err(errno) => return eprintln!("SKIP: no hugetlb memfd ({errno})"),
+        };
+        memfd::resize(huge.as_fd(), 1 << 40).unwrap();
+        let whole = Mapping::shared(huge.as_fd(), 1 << 40, 1, true);
+        assert_eq!(whole.err(), Some(Errno::NOMEM));
+        let map = Mapping::shared_sparse(huge.as_fd(), 1 << 40).unwrap();
+        // A page of the pool, or there is none: an error, and not a signal.
+        let copied = map.region().try_copy_in(1 << 30, &[9; 100]);
+        assert!(matches!(copied, Ok(()) | Err(Errno::FAULT)), "{copied:?}");
     }
 
     #[test]

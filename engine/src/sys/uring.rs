@@ -1,6 +1,6 @@
 //! One io_uring that reads files into one region.
 
-use super::map::Region;
+use super::map::{Region, iovec};
 use super::usage::Bell;
 use super::{Errno, errno, retry};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -89,12 +89,9 @@ impl<'m> Ring<'m> {
     }
 
     /// Registers `len` bytes at `at` of the region in `slot`: they are pinned until the slot is
-    /// filled anew. ENOMEM above the limit on pinned memory.
+    /// filled again. ENOMEM above the limit on pinned memory.
     pub(crate) fn fill_slot(&mut self, slot: u32, at: u64, len: u64) -> Result<(), Errno> {
-        let iov = libc::iovec {
-            iov_base: self.region.span(at, len).cast(),
-            iov_len: len as usize,
-        };
+        let iov = iovec(self.region.span(at, len), len as usize);
         // SAFETY: the memory lies in the region, which outlives the ring; the kernel pins it.
         unsafe {
             self.ring
