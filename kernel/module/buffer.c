@@ -223,6 +223,7 @@ static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 			return err;
 		at += pages;
 		addr += pages << PAGE_SHIFT;
+		cond_resched();
 	}
 	return 0;
 }
