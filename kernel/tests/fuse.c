@@ -566,6 +566,18 @@ static void *read_all(void *argument)
 	return NULL;
 }
 
+#define HUNG_TASK	"/proc/sys/kernel/hung_task_timeout_secs"
+
+/* What waits without an end for longer than that is complained of by the kernel, if it looks. */
+static void complain_after(const char *seconds)
+{
+	FILE *file = fopen(HUNG_TASK, "we");
+
+	if (!file && errno == ENOENT)
+		return;
+	must(file && fputs(seconds, file) >= 0 && !fclose(file), HUNG_TASK);
+}
+
 /* The server does not answer for a while, or is killed before it does. */
 static void no_answer(void)
 {
@@ -583,6 +595,11 @@ static void no_answer(void)
 		reader.rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		pthread_create(&reader.thread, NULL, read_all, &reader);
 		until_held(1);
+		if (direct && !dies) {
+			complain_after("10");
+			sleep(25);
+			complain_after("120");
+		}
 		if (dies)
 			kill(server, SIGKILL);
 		else
