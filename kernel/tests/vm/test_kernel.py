@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from kernel import lint
+from kernel.tests.vm import test_module
 from vm import kernels, ko, machine, roots
-from vm.fixtures import FILE_SYSTEMS, vm
+from vm.fixtures import FILE_SYSTEMS, passed, vm
 from vm.host import ROOT, Unavailable, call, need
 
 HERE = Path(__file__).parent
+
+programs = test_module.programs
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
@@ -67,6 +70,53 @@ def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
         file.write(f"{line}\n")
     with pytest.raises(Unavailable, match=said):
         ko.find(kernels.find("6.12"))
+
+
+MATCHES = "/* Compiles. */\n"
+DOES_NOT = "#error no\n"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "probe", "text", "said"),
+    [
+        ("6.12", "control", DOES_NOT, "headers do not compile"),
+        (kernels.NEWEST, "namespace_string", DOES_NOT, "MODULE_IMPORT_NS"),
+        ("6.12", "started_write", DOES_NOT, "does vfs_iocb_iter_write"),
+        ("6.1", "started_write", MATCHES, "does vfs_iocb_iter_write"),
+        ("6.12", "kiocb_write", DOES_NOT, "freeze protection"),
+        ("6.12", "uring_sqe", DOES_NOT, "struct io_uring_cmd"),
+        (kernels.NEWEST, "uring_sqe_typed", DOES_NOT, "struct io_uring_cmd"),
+    ],
+)
+def test_a_kernel_that_is_not_known_ends_a_build_with_a_sentence(
+    sources: Path, kernel: str, probe: str, text: str, said: str
+) -> None:
+    """Never with what the oldest kernel had, or the newest."""
+    (sources / "module" / "probe" / f"{probe}.c").write_text(text)
+    with pytest.raises(Unavailable, match=f"dmafile: .*{said}"):
+        ko.find(kernels.find(kernel))
+
+
+OTHER_NAMES = """
+#define kiocb_start_write others_start_write
+#define kiocb_end_write others_end_write
+"""
+
+
+def test_freeze_protection_of_its_own(sources: Path, programs: Path) -> None:
+    """Linux 6.1 before 6.1.119 has no functions for it, and Debian no such headers any more.
+
+    So the kernel's have other names.
+    """
+    (sources / "module" / "probe" / "kiocb_write.c").write_text(DOES_NOT)
+    compat = sources / "module" / "compat.h"
+    includes = '#include "dmafile.h"\n'
+    assert compat.read_text().count(includes) == 1
+    compat.write_text(compat.read_text().replace(includes, includes + OTHER_NAMES))
+    built = ko.find(kernels.find("6.1"))
+    python = ("python3", "-E", "-S", "-m", "kernel.tests.vm.inside.ko", programs, "midway", "/mnt")
+    words = ("sh", "-c", 'insmod "$0" && exec "$@"', built, *python)
+    passed(vm("--kernel=6.1", "--fs=ext4", "--", *words), "programs ran")
 
 
 def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:

@@ -174,6 +174,21 @@ def blocks(programs: Programs, folder: Path, words: list[str]) -> None:
             continue
         with loop(folder / "disk", 6 * 65536, size) as device:
             programs.run("bytes", *words, "-b", str(max(size, mmap.PAGESIZE)), device)
+    if version() >= LARGE_BLOCKS:
+        # Of a file on such a disk, its file system tells the alignment.
+        with loop(folder / "disk", 320 * MIB, 16384) as device, mounted(device, 16384) as mount:
+            programs.run("bytes", "-s", "-b", "16384", mount)
+
+
+@contextlib.contextmanager
+def mounted(device: Path, block: int) -> Iterator[Path]:
+    """An XFS whose blocks and sectors are so large."""
+    mount = Path("/run/blocks")
+    mount.mkdir(exist_ok=True)
+    call("mkfs.xfs", "-q", "-b", f"size={block}", "-s", f"size={block}", str(device))
+    call("mount", str(device), str(mount))
+    yield mount
+    call("umount", str(mount))
 
 
 def words_of(folder: Path) -> list[str]:
@@ -336,6 +351,11 @@ def slow_disk(programs: Programs, folder: Path) -> None:
     with mapped(folder, slow) as file:
         programs.run("slow", file.path)
         programs.run("ring", folder, file.path)
+    midway(programs, folder)
+
+
+def midway(programs: Programs, folder: Path) -> None:
+    """Flags that change, and a file system that is frozen, in the middle of requests."""
     with mapped(folder, slow_both_ways) as file:
         programs.run("midway", file.path)
 
@@ -442,7 +462,7 @@ def limited(limit: int) -> Iterator[None]:
 
 
 PARTS: Mapping[str, Callable[..., None]] = {
-    one.__name__: one for one in (short, every_byte, calls, devices, breakage)
+    one.__name__: one for one in (short, every_byte, calls, devices, breakage, midway)
 }
 
 
