@@ -71,7 +71,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
         hugetlb(&host),
         udmabuf(&host),
     ];
-    checks.extend(heaps());
+    checks.extend(heaps(&host));
     checks.push(dmafile_ko());
     checks.push(memory(&host));
     checks.push(container(&host));
@@ -248,7 +248,7 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
     if vmaps_wrong {
         found += "; drivers that vmap one see wrong bytes where it lies on huge pages";
         health = Health::Fair;
-        let remedy = "Linux 6.13 or later, or thp pages for importers without vmap";
+        let remedy = "Linux 6.17 or later, or thp pages for importers without vmap";
         remedies.push(remedy.to_string());
     }
     let check = Check::new("udmabuf", health, found);
@@ -258,7 +258,7 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
     }
 }
 
-fn heaps() -> Vec<Check> {
+fn heaps(host: &Host) -> Vec<Check> {
     let name = "dma-heap";
     let nodes = dmabuf::heaps();
     if nodes.is_empty() {
@@ -270,11 +270,14 @@ fn heaps() -> Vec<Check> {
     }
     let check = |node: PathBuf| match dmabuf::open_node(&node) {
         Ok(heap) => {
-            let found = match dmabuf::reads_files(heap.as_fd()) {
-                true => "can be opened, and reads files while it allocates",
-                false => "can be opened",
-            };
-            Check::new(name, Health::Good, format!("{} {found}", node.display()))
+            let mut found = format!("{} can be opened", node.display());
+            if dmabuf::reads_files(heap.as_fd()) {
+                found += ", and reads files while it allocates";
+            }
+            if host.heaps_are_charged {
+                found += "; its memory counts against the cgroup";
+            }
+            Check::new(name, Health::Good, found)
         }
         Err(errno) => {
             let errno = errno_name(errno.raw_os_error());
@@ -425,10 +428,10 @@ mod tests {
         let high = udmabuf_that_opens(65536, 1024, false);
         assert_eq!((high.health, high.remedy), (Health::Good, None));
         let remedy = udmabuf_that_opens(65536, 1024, true).remedy.unwrap();
-        assert!(remedy.starts_with("Linux 6.13"), "{remedy}");
+        assert!(remedy.starts_with("Linux 6.17"), "{remedy}");
         let remedy = udmabuf_that_opens(64, 1024, true).remedy.unwrap();
         assert!(
-            remedy.starts_with(raise) && remedy.contains("; Linux 6.13"),
+            remedy.starts_with(raise) && remedy.contains("; Linux 6.17"),
             "{remedy}"
         );
     }

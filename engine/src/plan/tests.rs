@@ -448,6 +448,19 @@ fn what_cannot_fit_is_refused_early() {
     assert!(plan_for(&insist, &file(65 * MIB), &limited, false).is_ok());
 }
 
+/// Since Linux 7.0, if the system's administrator wants it so.
+#[test]
+fn what_heaps_give_counts_where_the_kernel_says_so() {
+    let mut host = Host {
+        cgroup: Some((MIB, "/sys/fs/cgroup/memory.max".into())),
+        ..host()
+    };
+    assert!(plan_for(&of_heap(), &file(2 * MIB), &host, false).is_ok());
+    host.heaps_are_charged = true;
+    let error = plan_for(&of_heap(), &file(2 * MIB), &host, false).unwrap_err();
+    assert!(error.to_string().contains("memory.max"), "{error}");
+}
+
 #[test]
 fn values_out_of_range_name_the_range() {
     let bad = [
