@@ -195,7 +195,7 @@ MODULE_GATES = [
         "ALLOC_READ, to read() into its mapping",
         ALLOC_READ,
         READ_INTO_ITS_MAPPING,
-        0.155,
+        1 / 7,
         newest=0.3,
     ),
     Gate("ALLOC_READ, to its memory alone", ALLOC_READ, make("dmafile"), 1.16),

@@ -99,17 +99,24 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 def test_linux_builds_and_boots_after_each_patch() -> None:
-    """What was built of the same patches and settings before is only booted."""
-    linux, wanted = linux_source(), small.settings_of("series")
+    """And after the last one without its option, which few set. What was built of the same patches
+    and settings before is only booted.
+    """
+    linux, wanted, patches = linux_source(), small.settings_of("series"), series.patches()
+    own = small.settings(OWN.read_text())
+    without = {name: value for name, value in wanted.items() if name not in own}
+    assert without != wanted
     place = cache() / "series-steps"
     images = place / "images"
     images.mkdir(parents=True, exist_ok=True)
     kept = []
-    for step, patch in enumerate(series.patches(), 1):
-        of = json.dumps([linux.parent.name, sorted(wanted.items()), series.digest(step)])
+    steps = [*((step, wanted) for step in range(1, len(patches) + 1)), (len(patches), without)]
+    for step, settings in steps:
+        of = json.dumps([linux.parent.name, sorted(settings.items()), series.digest(step)])
         kept.append(images / hashlib.sha256(of.encode()).hexdigest()[:12])
         if not kept[-1].exists():
-            shutil.copytree(build_step(step, patch, wanted, place), place / "partial")
+            built = build_step(step, patches[step - 1], settings, place)
+            shutil.copytree(built, place / "partial")
             (place / "partial").rename(kept[-1])
         [image] = kept[-1].iterdir()
         passed(vm(f"--kernel={image}", "--", "echo", "booted"), "booted")
