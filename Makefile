@@ -178,7 +178,7 @@ kernel-lint: ## check the kernel part: gcc's and sparse's warnings on Debian's k
 kernel-test: kernel-lint need-test-tools .venv/dev ## the kernel part's tests, on 6.12, 6.1, the newest, base-debug and the series in QEMU
 	@echo "kernel-test: boots virtual machines, without KVM; builds base-debug and more first (10 to 15 minutes each, once)"
 	@scripts/need dkms command -v dkms
-	MATRIX=1 $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
+	MATRIX=1 CI=true $(KERNEL_TESTS) kernel/tests/vm tests/vm/test_module_loads.py bench/instructions --durations=0 --durations-min=5 $(ARGS)
 
 kernel-overlap: need-rust .venv/dev ## measure what dmafile.ko hides behind reads, by the speed of the disk (half an hour)
 	@echo "kernel-overlap: five virtual machines; to bench/results and docs/kernel.md"

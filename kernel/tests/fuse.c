@@ -223,8 +223,11 @@ static void run_server(void)
 		}
 		if (read(connection, &request, sizeof(request)) >= 0)
 			serve(&request);
+		else if (errno == ENODEV || errno == ECONNABORTED)
+			/* Unmounted: while it waited for a request, or while it took one. */
+			_exit(0);
 		else if (errno != EINTR && errno != ENOENT)
-			_exit(errno == ENODEV ? 0 : 1);
+			_exit(1);
 	}
 }
 
