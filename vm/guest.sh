@@ -1,6 +1,6 @@
 # The guest's first process, as root, in the host's tree, with the arguments MODULES FS... MODULES is the folder whose
 # lib/modules fits this kernel. $share is where the folder comes to that is shared with the host: `command` is there,
-# `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. $module is dmafile.ko
+# `booted`, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. $module is dmafile.ko
 # or empty, $parameters are for it, $group is the group that may open its node.
 modules=$1
 shift
@@ -33,6 +33,7 @@ busybox ln -s fd/2 /dev/stderr
 busybox mount -t tmpfs -o mode=755 run /run
 busybox mkdir "$share"
 plan9 rw virtme.initmount0 "$share"
+: >"$share/booted"
 # To wait at for good.
 busybox mkfifo /run/never
 exec 9<>/run/never

@@ -136,6 +136,40 @@ def test_a_warning_fails_the_run_though_the_command_succeeds(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(
+    ("parallel", "said", "deaths", "boots"),
+    [
+        (True, b"", 2, 3),
+        (True, b"", 3, 3),
+        (False, b"", 1, 1),
+        (True, b"Kernel panic - not syncing", 1, 1),
+    ],
+)
+def test_only_a_machine_that_dies_without_a_word_is_started_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parallel: bool,
+    said: bytes,
+    deaths: int,
+    boots: int,
+) -> None:
+    begun = []
+
+    def watch(words: list[str], share: Path, log: Path, timeout: float) -> bool:
+        begun.append(log.read_bytes())
+        log.write_bytes(b"so far; " + said)
+        if len(begun) > deaths:
+            (share / "booted").touch()
+        return True
+
+    monkeypatch.setattr(machine, "watch", watch)
+    log = tmp_path / "log"
+    log.touch()
+    assert machine.boot([], tmp_path, log, machine.Wanted(parallel=parallel))
+    # Each begins with an empty log, and the last one's stays.
+    assert begun == [b""] * boots and log.read_bytes() == b"so far; " + said
+
+
 def test_a_hang_is_cut() -> None:
     # Booting counts, and takes ten seconds here and minutes there: until there was time for it.
     for seconds in (20 * 3**turn for turn in itertools.count()):
