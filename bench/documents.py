@@ -26,16 +26,14 @@ MAKERS = {
     "dropping": dropping.tables,
 }
 """By what a run's machine.json calls `bench`."""
-UNSAMPLED = ("series/udmabufs",)
-"""Tables of runs that kept no samples of them; they stay as they are, until measured again."""
 
 
-def rows_of(name: str) -> Rows | None:
-    """The table of that name, from the samples; or None where those were not kept."""
+def rows_of(name: str) -> Rows:
+    """The table of that name, from the samples."""
     folder, wanted = name.split("/")
     run = Run.read(runs.kept(folder))
     rows = MAKERS[run.machine["bench"]](run).get(wanted)
-    assert rows is not None or name in UNSAMPLED, f"{name}: no such table"
+    assert rows is not None, f"{name}: no such table"
     return rows
 
 
@@ -45,13 +43,12 @@ def about(folder: str) -> str:
     return stock.about(Measured.of(run.machine["machine"], ways))
 
 
-def made(name: str) -> str | None:
+def made(name: str) -> str:
     """What stands in a document under that name."""
     folder, wanted = name.split("/")
     if wanted == "about":
         return about(folder)
-    rows = rows_of(name)
-    return None if rows is None else table(*rows)
+    return table(*rows_of(name))
 
 
 def quoted() -> list[str]:
@@ -74,8 +71,7 @@ def update() -> None:
     """Writes all tables, to the documents and beside the samples."""
     names = quoted()
     for name in names:
-        if (rows := rows_of(name)) is not None:
-            runs.write_csv(path_of(name), rows)
+        runs.write_csv(path_of(name), rows_of(name))
     shown = {path_of(name) for name in names}
     for path in RESULTS.glob("*/*.csv"):
         if path not in shown:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import documents, runs
-from bench.documents import DOCUMENTS, UNSAMPLED, made, path_of, quoted, rows_of
+from bench.documents import DOCUMENTS, made, path_of, quoted, rows_of
 from bench.runs import MACHINE, RESULTS, ROOT, RUNS, Run
 from bench.words import with_tables
 
@@ -21,10 +21,9 @@ def test_tables_are_those_of_the_samples(document: Path) -> None:
     assert with_tables(text, made) == text, WRITE
 
 
-@pytest.mark.parametrize("name", [name for name in quoted() if name not in UNSAMPLED])
+@pytest.mark.parametrize("name", quoted())
 def test_beside_the_samples_lies_what_documents_show(name: str) -> None:
     rows = rows_of(name)
-    assert rows is not None
     with path_of(name).open(newline="") as file:
         assert list(csv.reader(file)) == [list(rows[0]), *map(list, rows[1])], WRITE
 
@@ -32,12 +31,6 @@ def test_beside_the_samples_lies_what_documents_show(name: str) -> None:
 def test_documents_show_tables_of_each_part() -> None:
     benches = {Run.read(runs.kept(name.split("/")[0])).machine["bench"] for name in quoted()}
     assert benches == set(documents.MAKERS)
-
-
-@pytest.mark.parametrize("name", UNSAMPLED)
-def test_only_what_has_no_samples_is_excused(name: str) -> None:
-    assert rows_of(name) is None
-    assert name in quoted()
 
 
 def test_results_are_raw_and_what_documents_quote() -> None:

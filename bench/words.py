@@ -25,12 +25,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, head, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
-def with_tables(document: str, made: Callable[[str], str | None]) -> str:
-    """The document with each table replaced, by its name; those that are None stay."""
+def with_tables(document: str, made: Callable[[str], str]) -> str:
+    """The document with each table replaced, by its name."""
 
     def put(match: re.Match[str]) -> str:
-        text = made(match[2])
-        return match[0] if text is None else f"{match[1]}\n\n{text}\n\n{match[3]}"
+        return f"{match[1]}\n\n{made(match[2])}\n\n{match[3]}"
 
     return re.sub(r"(<!-- table: ([\w/-]+) -->).*?(<!-- end -->)", put, document, flags=re.DOTALL)
 
