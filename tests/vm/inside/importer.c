@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,8 @@
 #define WIDTH	1280
 #define HEIGHT	720
 #define FRAME	(WIDTH * HEIGHT * 4)
+/* vivid's control that says which output feeds its input. */
+#define CABLE	"HDMI 000-0 Is Connected To"
 
 static void xioctl(int fd, unsigned long request, void *argument, const char *what)
 {
@@ -91,33 +94,48 @@ static int video(uint32_t capability)
 	errx(1, "no vivid");
 }
 
-static void set_control(int fd, uint32_t id, int value)
-{
-	struct v4l2_control control = { .id = id, .value = value };
-
-	xioctl(fd, VIDIOC_S_CTRL, &control, "VIDIOC_S_CTRL");
-}
-
-/* Sets the control of a name to the choice whose name begins so; the numbers of both are vivid's affair. */
-static void choose(int fd, const char *name, const char *choice)
+/* The control of a name; the numbers are vivid's affair. */
+static struct v4l2_query_ext_ctrl control_of(int fd, const char *name)
 {
 	struct v4l2_query_ext_ctrl control = { .id = V4L2_CTRL_FLAG_NEXT_CTRL };
 
 	while (!ioctl(fd, VIDIOC_QUERY_EXT_CTRL, &control)) {
-		if (!strcmp(control.name, name)) {
-			for (int64_t index = control.minimum; index <= control.maximum; index++) {
-				struct v4l2_querymenu menu = { .id = control.id, .index = index };
-
-				if (!ioctl(fd, VIDIOC_QUERYMENU, &menu) &&
-				    !strncmp((char *)menu.name, choice, strlen(choice))) {
-					set_control(fd, control.id, index);
-					return;
-				}
-			}
-		}
+		if (!strcmp(control.name, name))
+			return control;
 		control.id |= V4L2_CTRL_FLAG_NEXT_CTRL;
 	}
-	errx(1, "no control %s with a choice %s", name, choice);
+	errx(1, "no control %s", name);
+}
+
+/* Whether a control is set to the choice whose name begins so. */
+static bool chosen(int fd, const char *name, const char *choice)
+{
+	struct v4l2_control control = { .id = control_of(fd, name).id };
+	struct v4l2_querymenu menu = { .id = control.id };
+
+	xioctl(fd, VIDIOC_G_CTRL, &control, name);
+	menu.index = control.value;
+	return !ioctl(fd, VIDIOC_QUERYMENU, &menu) && !strncmp((char *)menu.name, choice, strlen(choice));
+}
+
+/* Sets it to that choice, which may be gone for a moment. */
+static void choose(int fd, const char *name, const char *choice)
+{
+	struct v4l2_query_ext_ctrl control = control_of(fd, name);
+
+	for (int tries = 0; tries < 1000; tries++) {
+		for (int64_t index = control.minimum; index <= control.maximum; index++) {
+			struct v4l2_querymenu menu = { .id = control.id, .index = index };
+			struct v4l2_control set = { .id = control.id, .value = index };
+
+			if (!ioctl(fd, VIDIOC_QUERYMENU, &menu) &&
+			    !strncmp((char *)menu.name, choice, strlen(choice)) &&
+			    !ioctl(fd, VIDIOC_S_CTRL, &set))
+				return;
+		}
+		usleep(10000);
+	}
+	errx(1, "control %s has no choice %s", name, choice);
 }
 
 /* Both ends alike, so that frames are copied and not converted. */
@@ -178,7 +196,6 @@ static void vivid(void)
 	output = video(V4L2_CAP_VIDEO_OUTPUT);
 	find(output, VIDIOC_ENUMOUTPUT, VIDIOC_S_OUTPUT, "HDMI");
 	find(input, VIDIOC_ENUMINPUT, VIDIOC_S_INPUT, "HDMI");
-	choose(input, "HDMI 000-0 Is Connected To", "Output HDMI 000-0");
 	choose(input, "OSD Text Mode", "None");
 	set_format(output, out);
 	set_format(input, in);
@@ -192,11 +209,23 @@ static void vivid(void)
 	/* Both of the output's are the one, so that each frame is ours. */
 	queue(output, out, V4L2_MEMORY_DMABUF, 0, source);
 	queue(output, out, V4L2_MEMORY_DMABUF, 1, source);
-	queue(input, in, V4L2_MEMORY_MMAP, 0, -1);
-	queue(input, in, V4L2_MEMORY_MMAP, 1, -1);
 	xioctl(output, VIDIOC_STREAMON, (void *)&out, "VIDIOC_STREAMON");
-	xioctl(input, VIDIOC_STREAMON, (void *)&in, "VIDIOC_STREAMON");
-	xioctl(input, VIDIOC_DQBUF, &buffer, "VIDIOC_DQBUF");
+	/*
+	 * To connect them starts a worker of vivid's, which may look before they are connected and then take the
+	 * connection back: the frame is a test pattern. One that is there after a frame was there for it.
+	 */
+	for (int tries = 0;; tries++) {
+		choose(input, CABLE, "Output HDMI 000-0");
+		queue(input, in, V4L2_MEMORY_MMAP, 0, -1);
+		queue(input, in, V4L2_MEMORY_MMAP, 1, -1);
+		xioctl(input, VIDIOC_STREAMON, (void *)&in, "VIDIOC_STREAMON");
+		xioctl(input, VIDIOC_DQBUF, &buffer, "VIDIOC_DQBUF");
+		if (chosen(input, CABLE, "Output HDMI 000-0"))
+			break;
+		if (tries == 100)
+			errx(1, "the connection of vivid does not last");
+		xioctl(input, VIDIOC_STREAMOFF, (void *)&in, "VIDIOC_STREAMOFF");
+	}
 	map = mmap(NULL, buffer.length, PROT_READ, MAP_SHARED, input, buffer.m.offset);
 	if (map == MAP_FAILED)
 		err(1, "mmap");
