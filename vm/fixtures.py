@@ -66,7 +66,8 @@ def passed(result: Result, end: str) -> None:
     said = printed + complaints
     assert result.returncode == 0, said
     assert printed and end in printed.splitlines()[-1], said
-    # What vm/run needs is installed, fetched or built the first time; of that it informs, and so does Debian's debconf.
+    # vm/run installs, fetches or builds what it needs the first time, and says so; so does
+    # Debian's debconf. Neither is a complaint.
     news = ("need: installing ", "debconf: ", "vm: fetching ", "vm: making ", "vm: building ")
     news += ("vm: the machine died while it booted",)
     assert all(line.startswith(news) for line in complaints.splitlines()), said
