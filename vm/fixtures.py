@@ -68,7 +68,13 @@ def passed(result: Result, end: str) -> None:
     assert printed and end in printed.splitlines()[-1], said
     # vm/run installs, fetches or builds what it needs the first time, and says so; so does
     # Debian's debconf. Neither is a complaint.
-    news = ("need: installing ", "debconf: ", "vm: fetching ", "vm: making ", "vm: building ")
-    news += ("vm: the machine died while it booted",)
+    news = (
+        "need: installing ",
+        "debconf: ",
+        "vm: fetching ",
+        "vm: making ",
+        "vm: building ",
+        "vm: the machine died while it booted",
+    )
     assert all(line.startswith(news) for line in complaints.splitlines()), said
     print(said)
