@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef IOU_PREMAP_H
+#define IOU_PREMAP_H
+
+#include <linux/dma-tag.h>
+#include <linux/overflow.h>
+#include <linux/uio.h>
+
+/**
+ * struct io_premap - a registered buffer that is mapped for a file
+ * @tag: what the driver made of it; @tag->file is ours to put
+ * @imu: the buffer
+ * @drop: the node that takes the mapping when it goes before the buffer does,
+ *	allocated in advance so that dropping can't fail
+ * @list: in io_ring_ctx->premaps, unless the removal is queued
+ * @start: address of the first byte in requests: 0 for a dma-buf
+ * @len: bytes from there
+ * @fixed: index of the registered file it was mapped for, or -1
+ * @acct_pages: pages accounted for the mapping itself
+ */
+struct io_premap {
+	struct dma_tag		*tag;
+	struct io_mapped_ubuf	*imu;
+	struct io_rsrc_node	*drop;
+	struct list_head	list;
+	u64			start;
+	u64			len;
+	int			fixed;
+	unsigned long		acct_pages;
+};
+
+int io_sqe_buffers_update_extended(struct io_ring_ctx *ctx,
+				   struct io_uring_rsrc_update2 *up,
+				   unsigned int nr_args);
+void io_premap_free(struct io_ring_ctx *ctx, struct io_premap *pm);
+void io_premap_removal(struct io_rsrc_data *data, unsigned int idx, void *rsrc);
+void io_premap_drop_files(struct io_ring_ctx *ctx);
+bool io_premap_any(struct io_ring_ctx *ctx);
+void io_premap_show(struct seq_file *m, unsigned int i,
+		    const struct io_premap *pm);
+
+static inline int io_premap_import(int ddir, struct iov_iter *iter,
+				   const struct io_premap *pm, u64 addr,
+				   size_t len)
+{
+	u64 end;
+
+	if (unlikely(check_add_overflow(addr, (u64)len, &end)))
+		return -EFAULT;
+	if (unlikely(addr < pm->start || end > pm->start + pm->len))
+		return -EFAULT;
+	iov_iter_dma_tag(iter, ddir, pm->tag, addr - pm->start, len);
+	return 0;
+}
+
+#endif
