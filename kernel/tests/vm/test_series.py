@@ -355,9 +355,9 @@ shift
 exec /tmp/program "${1:-$RAW}" $2
 """
 DISK = ("--fs=raw", "--disk-size=512M", "--poll-queues=1")
-FILES = {"ext4": 61, "xfs": 53}
+FILES = {"ext4": 63, "xfs": 55}
 """By file system, what does not apply there: tests of disks, and of other sorts of buffers."""
-OF_DISKS = 68
+OF_DISKS = 70
 """The same of a disk."""
 FAILURES = 4
 """Tests that need a kernel with fault injection."""

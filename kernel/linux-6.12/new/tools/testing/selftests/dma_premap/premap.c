@@ -894,6 +894,52 @@ TEST_F(premap, unmapped_by_the_process)
 		ASSERT_EQ(65536, read_fixed(r, addr, 65536, i * PAGE));
 }
 
+#define TRACING "/sys/kernel/tracing/"
+
+static bool put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	close(fd);
+	return done;
+}
+
+/* No page may go to somebody else while a device can reach it. */
+TEST_F(premap, unmapped_before_it_is_unpinned)
+{
+	int unmapped = 0, unpinned = 0;
+	unsigned char *mem;
+	char line[300];
+	uint64_t addr;
+	FILE *trace;
+
+	if (variant->dmabuf)
+		SKIP(return, "of registered buffers");
+	ASSERT_EQ(1, map_buffer(&self->ring, NULL, self->mem, &mem, &addr));
+	if (!put(TRACING "kprobe_events",
+		 "p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
+		SKIP(return, "no probes");
+	ASSERT_TRUE(put(TRACING "trace", ""));
+	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "1"));
+	EXPECT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
+	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "0"));
+	trace = fopen(TRACING "trace", "r");
+	ASSERT_NE(NULL, trace);
+	while (fgets(line, sizeof(line), trace)) {
+		if (strstr(line, "premap_unmap:")) {
+			EXPECT_EQ(0, unpinned);
+			unmapped++;
+		}
+		if (strstr(line, "premap_unpin:"))
+			unpinned++;
+	}
+	fclose(trace);
+	put(TRACING "kprobe_events", "");
+	EXPECT_EQ(1, unmapped);
+	EXPECT_GT(unpinned, 0);
+}
+
 static void count_failures(unsigned int nth)
 {
 	FILE *f = fopen("/proc/thread-self/fail-nth", "r+");
