@@ -6,7 +6,7 @@
  *
  * refused	the disk has to refuse, and go the ordinary way
  * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
- * life		reset and remove the disk, and nothing else
+ * life		reset, format and remove the disk, and nothing else
  *
  * The kernel is always compared with itself: what READ_FIXED has put into a
  * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
@@ -20,6 +20,7 @@
 #include <linux/dma-heap.h>
 #include <linux/fs.h>
 #include <linux/io_uring.h>
+#include <linux/nvme_ioctl.h>
 #include <linux/udmabuf.h>
 #include <pthread.h>
 #include <sched.h>
@@ -1261,6 +1262,63 @@ TEST_F_TIMEOUT(premap, controller_reset, 300)
 	}
 }
 
+/* Format NVM of namespace 1, and the kernel's look at it afterwards */
+static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
+{
+	struct nvme_admin_cmd cmd = {
+		.opcode = 0x80, .nsid = 1, .cdw10 = lbaf | pi << 5, .timeout_ms = 60000,
+	};
+	char path[200], found[40];
+	int fd, ret;
+
+	snprintf(path, sizeof(path), "%.*s", (int)strlen(disk_path) - 2, disk_path);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	ret = ioctl(fd, NVME_IOCTL_ADMIN_CMD, &cmd);
+	close(fd);
+	if (ret)
+		return ret < 0 ? -errno : ret;
+	snprintf(path, sizeof(path), "/sys/block/%s/integrity/format", strrchr(disk_path, '/') + 1);
+	for (int i = 0; i < 300; i++) {
+		memset(found, 0, sizeof(found));
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		if (read(fd, found, sizeof(found) - 1) > 0 &&
+		    !strncmp(found, expected, strlen(expected)))
+			ret = 1;
+		close(fd);
+		if (ret)
+			return 0;
+		usleep(100000);
+	}
+	return -ETIMEDOUT;
+}
+
+/* Protection information needs a list of its own, which is not there. */
+TEST_F_TIMEOUT(premap, formatted, 300)
+{
+	struct ring *r = &self->ring;
+	struct desc desc = {
+		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
+		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
+	};
+	unsigned char *mem;
+	uint64_t addr;
+
+	if (mode != LIFE)
+		SKIP(return, "not asked for");
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
+	ASSERT_EQ(0, format_disk(1, 1, "T10-DIF-TYPE1"));
+	EXPECT_EQ(-EINVAL, read_fixed(r, addr, PAGE, 0));
+	EXPECT_EQ(-EINVAL, write_fixed(r, addr, PAGE, 0));
+	EXPECT_EQ(-EOPNOTSUPP, set_one(r, 1, desc));
+	ASSERT_EQ(0, format_disk(0, 0, "none"));
+	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
+	ASSERT_TRUE(check_fill(mem, 0, PAGE));
+	ASSERT_EQ(0, disk_fill());
+	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
+	ASSERT_TRUE(check_disk(mem, 0, PAGE));
+}
+
 /* The disk is gone before the mapping is; so are the next requests, with an error. */
 TEST_F_TIMEOUT(premap, controller_removed, 300)
 {
@@ -1329,7 +1387,7 @@ TEST_F(premap, refused_by_the_device)
 int main(int argc, char **argv)
 {
 	static const char * const names[] = { "all", "refused", "bounce", "life" };
-	char *args[6] = { argv[0] };
+	char *args[8] = { argv[0] };
 	static char path[100];
 	struct stat st;
 	int nr = 1;
@@ -1355,6 +1413,8 @@ int main(int argc, char **argv)
 	if (mode == LIFE) {
 		args[nr++] = "-t";
 		args[nr++] = "controller_reset";
+		args[nr++] = "-t";
+		args[nr++] = "formatted";
 		args[nr++] = "-t";
 		args[nr++] = "controller_removed";
 	}
