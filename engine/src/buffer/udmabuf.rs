@@ -1,6 +1,7 @@
 //! `udmabuf`: a memfd, and one dma-buf over it, or several where a limit forces them.
 
 use super::DmaBuf;
+use super::dmabuf::{into_descriptors, shown};
 use super::memfd::Memfd;
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use crate::error::Result;
@@ -8,9 +9,10 @@ use crate::exporter::udmabuf;
 use crate::options::Pages;
 use crate::plan::Plan;
 use crate::sys::map::{Region, View};
+use crate::sys::pieces::{Piece, Pieces};
 use crate::sys::{Errno, dmabuf, host};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// While it is filled.
 pub(super) struct Udmabuf {
@@ -18,13 +20,7 @@ pub(super) struct Udmabuf {
     node: OwnedFd,
     size: u64,
     /// The dma-bufs, once all pages are there.
-    made: OnceLock<Vec<Piece>>,
-}
-
-struct Piece {
-    fd: OwnedFd,
-    at: u64,
-    bytes: u64,
+    made: OnceLock<Pieces>,
 }
 
 impl Udmabuf {
@@ -44,6 +40,7 @@ impl Udmabuf {
         let memfd = self.memfd.descriptor().expect("a memfd has a descriptor");
         let one = |at: u64, bytes: u64| {
             let fd = dmabuf::udmabuf(self.node.as_fd(), memfd, at, bytes)?;
+            let fd = Arc::new(fd);
             Ok(Piece { fd, at, bytes })
         };
         match one(0, self.size) {
@@ -69,7 +66,10 @@ fn limit() -> u64 {
 
 impl CopyOut for Udmabuf {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.memfd.copy_out(at, into)
+        match self.made.get() {
+            Some(pieces) => pieces.touch(|| self.memfd.copy_out(at, into))?,
+            None => self.memfd.copy_out(at, into),
+        }
     }
 }
 
@@ -80,6 +80,10 @@ impl Filling for Udmabuf {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.descriptor()
+    }
+
+    fn pieces(&self) -> Option<&Pieces> {
+        self.made.get()
     }
 
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
@@ -98,7 +102,8 @@ impl Filling for Udmabuf {
         if self.made.get().is_some() {
             return Ok(false);
         }
-        let made = self.make()?;
+        // Writing by the CPU needs no beginning and no end before a device has them.
+        let made = Pieces::new(self.make()?, false);
         // No other thread makes them.
         Ok(self.made.set(made).is_ok())
     }
@@ -109,7 +114,7 @@ impl Finish for Udmabuf {
         self.populated()?;
         Ok(Box::new(Made {
             view: self.memfd.into_view(),
-            pieces: self.made.into_inner().unwrap_or_default(),
+            pieces: self.made.into_inner().map_or(Vec::new(), Pieces::into_list),
         }))
     }
 }
@@ -133,12 +138,7 @@ impl Filled for Made {
     }
 
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
-        let pieces = self.pieces.iter().map(|piece| DmaBuf {
-            fd: piece.fd.as_fd(),
-            at: piece.at,
-            bytes: piece.bytes,
-        });
-        pieces.collect()
+        shown(&self.pieces)
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
@@ -155,6 +155,6 @@ impl Filled for Made {
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        Ok(self.pieces.into_iter().map(|piece| piece.fd).collect())
+        into_descriptors(self.pieces)
     }
 }

@@ -1,5 +1,6 @@
 //! What is true of a file.
 
+use super::premap;
 use crate::error::Result;
 use crate::source::Source;
 use serde::Serialize;
@@ -26,6 +27,10 @@ pub struct File {
     pub drops_behind: bool,
     /// Its file system keeps it in memory: the page cache is the file.
     pub in_memory: bool,
+    /// The block device that it is or lies on, as `/dev` names it; `None` where there is none.
+    pub device: Option<String>,
+    /// Why memory cannot be DMA-mapped once for direct reads of it; `None` where it can.
+    pub premap_refused: Option<String>,
 }
 
 impl File {
@@ -38,15 +43,22 @@ impl File {
     }
 
     pub(crate) fn of(source: &Source) -> Self {
+        let direct_refused = source.direct_refused();
+        let premap_refused = match &direct_refused {
+            Some(why) => Some(why.clone()),
+            None => premap::refused(source),
+        };
         Self {
             path: source.path().to_path_buf(),
             size: source.size(),
             file_system: source.file_system(),
             align: source.align(),
             align_told: source.align_is_told(),
-            direct_refused: source.direct_refused(),
+            direct_refused,
             drops_behind: source.drops_behind(),
             in_memory: source.in_memory(),
+            device: source.device(0).map(|device| device.name().to_string()),
+            premap_refused,
         }
     }
 }

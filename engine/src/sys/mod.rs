@@ -4,6 +4,7 @@
 //! of plans, buffers or methods: descriptors, memory and numbers come in, an [`Errno`] comes out.
 #![allow(unsafe_code)]
 
+pub(crate) mod block;
 pub(crate) mod cache;
 pub(crate) mod dmabuf;
 pub(crate) mod file;
@@ -14,6 +15,7 @@ pub(crate) mod map;
 pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
+pub(crate) mod pieces;
 pub(crate) mod pipe;
 pub(crate) mod process;
 pub(crate) mod socket;

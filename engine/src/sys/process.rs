@@ -155,7 +155,8 @@ fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
         }
         let (address, len) = slot.split_once('/')?;
         let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        let len = len.parse().ok()?;
+        // Behind the length of one that is mapped once it says for which file.
+        let len = len.split_whitespace().next()?.parse().ok()?;
         // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is memory of
         // the kernel, lent to the ring by a block device (ublk) and not pinned.
         if address != u64::MAX && address != 0 && len != 0 {
