@@ -1,25 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * io_uring's buffers that are mapped for a device once, on an NVMe disk without
- * a file system: premap DISK [refused].  What is on the disk is lost.  With
- * `refused` DISK is one that has to refuse, and go the ordinary way.
+ * io_uring's buffers that are mapped for a device once: premap PATH [MODE].
+ * PATH is an NVMe disk without a file system, and what is on it is lost, or a
+ * folder on ext4 or XFS.  MODE:
+ *
+ * refused	the disk has to refuse, and go the ordinary way
+ * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
+ * life		reset and remove the disk, and nothing else
  *
  * The kernel is always compared with itself: what READ_FIXED has put into a
  * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
  * buffer, and the bytes around both with what they were.
  */
 #define _GNU_SOURCE
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/blkpg.h>
 #include <linux/dma-heap.h>
+#include <linux/fs.h>
 #include <linux/io_uring.h>
 #include <linux/udmabuf.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,12 +67,16 @@ struct desc {
 struct ring {
 	int fd;
 	struct io_uring_sqe *sqes;
-	unsigned int *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
+	unsigned int *sq_head, *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
 	struct io_uring_cqe *cqes;
 };
 
 static const char *disk_path;
-static bool refused;
+static enum { ALL, REFUSED, BOUNCE, LIFE } mode;
+/* The path is a file, not a disk */
+static bool file;
+/* Of all requests */
+static unsigned int sqe_flags;
 
 static int ring_make(struct ring *r, unsigned int flags)
 {
@@ -83,6 +97,7 @@ static int ring_make(struct ring *r, unsigned int flags)
 		       IORING_OFF_SQES);
 	if (sq == MAP_FAILED || cq == MAP_FAILED || r->sqes == MAP_FAILED)
 		return -ENOMEM;
+	r->sq_head = (void *)(sq + p.sq_off.head);
 	r->sq_tail = (void *)(sq + p.sq_off.tail);
 	r->sq_mask = (void *)(sq + p.sq_off.ring_mask);
 	r->sq_array = (void *)(sq + p.sq_off.array);
@@ -128,10 +143,16 @@ static void queue(struct ring *r, struct io_uring_sqe sqe)
 
 static int enter(struct ring *r, unsigned int submit, unsigned int wait)
 {
+	/* The latter means something to rings with a thread only. */
 	int ret = syscall(SYS_io_uring_enter, r->fd, submit, wait,
-			  IORING_ENTER_GETEVENTS, NULL, 0);
+			  IORING_ENTER_GETEVENTS | IORING_ENTER_SQ_WAKEUP,
+			  NULL, 0);
 
-	return ret < 0 ? -errno : ret;
+	if (ret < 0)
+		return -errno;
+	while (__atomic_load_n(r->sq_head, __ATOMIC_ACQUIRE) != *r->sq_tail)
+		sched_yield();
+	return ret;
 }
 
 /* The next completion's result; its user_data in @data, if that is wanted */
@@ -162,7 +183,7 @@ static struct io_uring_sqe request(unsigned int op, unsigned int slot,
 				   uint64_t addr, unsigned int len, uint64_t at)
 {
 	return (struct io_uring_sqe) {
-		.opcode = op, .flags = IOSQE_FIXED_FILE, .fd = 0, .off = at,
+		.opcode = op, .flags = IOSQE_FIXED_FILE | sqe_flags, .off = at,
 		.addr = addr, .len = len, .buf_index = slot,
 	};
 }
@@ -178,19 +199,25 @@ static int write_fixed(struct ring *r, uint64_t addr, unsigned int len, uint64_t
 	return transfer(r, request(IORING_OP_WRITE_FIXED, 0, addr, len, at));
 }
 
-/* Byte @at of what the disk holds at first */
-static unsigned char byte(uint64_t at)
+/* The eight bytes from @at on of what the disk holds at first */
+static uint64_t word(uint64_t at)
 {
 	uint64_t x = (at / 8 + 1) * 0x9e3779b97f4a7c15;
 
-	x ^= x >> 29;
-	return x >> (8 * (at % 8));
+	return htole64(x ^ x >> 29);
+}
+
+/* What begins at @at, in whole words */
+static void fill(unsigned char *data, uint64_t at, size_t len)
+{
+	for (size_t i = 0; i < len; i += 8)
+		memcpy(data + i, &(uint64_t){ word(at + i) }, 8);
 }
 
 static bool check_disk(const unsigned char *data, uint64_t at, size_t len)
 {
-	for (size_t i = 0; i < len; i++)
-		if (data[i] != byte(at + i))
+	for (size_t i = 0; i < len; i += 8)
+		if (memcmp(data + i, &(uint64_t){ word(at + i) }, 8))
 			return false;
 	return true;
 }
@@ -216,8 +243,7 @@ static int disk_fill(void)
 
 	if (fd < 0 || data == MAP_FAILED)
 		return -1;
-	for (size_t i = 0; i < DISK; i++)
-		data[i] = byte(i);
+	fill(data, 0, DISK);
 	if (pwrite(fd, data, DISK, 0) == DISK)
 		ret = 0;
 	munmap(data, DISK);
@@ -225,10 +251,10 @@ static int disk_fill(void)
 	return ret;
 }
 
-static int heap_buffer(void)
+static int heap_buffer_for(int flags)
 {
 	struct dma_heap_allocation_data data = {
-		.len = BUFFER, .fd_flags = O_RDWR | O_CLOEXEC,
+		.len = BUFFER, .fd_flags = flags | O_CLOEXEC,
 	};
 	int heap = open("/dev/dma_heap/system", O_RDWR | O_CLOEXEC), ret = -1;
 
@@ -236,6 +262,11 @@ static int heap_buffer(void)
 		ret = data.fd;
 	close(heap);
 	return ret;
+}
+
+static int heap_buffer(void)
+{
+	return heap_buffer_for(O_RDWR);
 }
 
 static int udmabuf_buffer(void)
@@ -261,8 +292,8 @@ FIXTURE(premap)
 
 FIXTURE_VARIANT(premap)
 {
-	/* Flags of the ring */
-	unsigned int setup;
+	/* Flags of the ring and of its requests */
+	unsigned int setup, sqe;
 	bool huge;
 	/* Makes the buffer, if it is not this process's memory */
 	int (*dmabuf)(void);
@@ -270,6 +301,12 @@ FIXTURE_VARIANT(premap)
 
 FIXTURE_VARIANT_ADD(premap, pages) {};
 FIXTURE_VARIANT_ADD(premap, polled) { .setup = IORING_SETUP_IOPOLL };
+FIXTURE_VARIANT_ADD(premap, deferred)
+{
+	.setup = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+};
+FIXTURE_VARIANT_ADD(premap, thread) { .setup = IORING_SETUP_SQPOLL };
+FIXTURE_VARIANT_ADD(premap, workers) { .sqe = IOSQE_ASYNC };
 FIXTURE_VARIANT_ADD(premap, huge) { .huge = true };
 FIXTURE_VARIANT_ADD(premap, heap) { .dmabuf = heap_buffer };
 FIXTURE_VARIANT_ADD(premap, udmabuf) { .dmabuf = udmabuf_buffer };
@@ -279,7 +316,10 @@ FIXTURE_SETUP(premap)
 	struct io_uring_rsrc_register sparse = { .nr = SLOTS, .flags = 1 };
 	size_t huge = 2 << 20;
 
+	struct io_uring_sqe sqe = request(IORING_OP_READ, 0, 0, PAGE, 0);
+
 	ASSERT_EQ(0, ring_make(&self->ring, variant->setup));
+	sqe_flags = variant->sqe;
 	self->disk = disk_open(O_RDWR | O_DIRECT);
 	ASSERT_GE(self->disk, 0);
 	ASSERT_EQ(0, ring_register(&self->ring, IORING_REGISTER_FILES,
@@ -292,7 +332,10 @@ FIXTURE_SETUP(premap)
 	self->mem += -(uintptr_t)self->mem & (huge - 1);
 	madvise(self->mem, BUFFER, variant->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	memset(self->mem, 0, BUFFER);
-	ASSERT_EQ(0, disk_fill());
+	sqe.addr = (uintptr_t)self->mem;
+	if (variant->setup & IORING_SETUP_IOPOLL &&
+	    transfer(&self->ring, sqe) == -EOPNOTSUPP)
+		SKIP(return, "no poll queues");
 }
 
 FIXTURE_TEARDOWN(premap)
@@ -364,8 +407,7 @@ static bool both_ways(struct ring *r, int disk, unsigned char *mem,
 		ksft_print_msg("write of %zu at %zu: %d\n", len, from, ret);
 		return false;
 	}
-	for (size_t i = 0; i < len; i++)
-		back[i] = byte(at + i);
+	fill(back, at, len);
 	return pwrite(disk, back, len, at) == (ssize_t)len;
 }
 
@@ -404,7 +446,7 @@ TEST_F_TIMEOUT(premap, lengths, 3600)
 	unsigned char *mem;
 	uint64_t addr;
 
-	for (int i = 0; i < (variant->dmabuf ? 1 : 4); i++) {
+	for (int i = 0; i < (variant->dmabuf || variant->setup || variant->sqe ? 1 : 4); i++) {
 		unsigned char *own = self->mem + offsets[i];
 
 		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, own, &mem, &addr));
@@ -599,7 +641,7 @@ TEST_F(premap, refused)
 	desc.uaddr = -(__u64)PAGE;
 	EXPECT_EQ(-EINVAL, set_one(r, 0, desc));
 	desc.uaddr = PAGE;
-	EXPECT_EQ(1, set_one(r, 0, desc));
+	EXPECT_EQ(mode == BOUNCE ? -EOPNOTSUPP : 1, set_one(r, 0, desc));
 	fd = disk_open(O_RDWR);
 	desc.flags = 0;
 	desc.target_fd = fd;
@@ -651,6 +693,574 @@ TEST_F(premap, killed)
 	}
 }
 
+/* Two requests fill two sectors of a page while the CPU writes the other ones. */
+TEST_F(premap, neighbours)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (int round = 0; round < 500; round++) {
+		uint64_t at = round * 1024;
+
+		memset(mem, 0xa5, PAGE);
+		queue(r, request(IORING_OP_READ_FIXED, 0, addr + 512, 512, at));
+		queue(r, request(IORING_OP_READ_FIXED, 0, addr + 1536, 512, at + 512));
+		ASSERT_EQ(2, enter(r, 2, 0));
+		memset(mem, round, 512);
+		memset(mem + 1024, round, 512);
+		ASSERT_EQ(512, reap(r, NULL));
+		memset(mem + 2048, round, 2048);
+		ASSERT_EQ(512, reap(r, NULL));
+		ASSERT_TRUE(check_fill(mem, round, 512));
+		ASSERT_TRUE(check_disk(mem + 512, at, 512));
+		ASSERT_TRUE(check_fill(mem + 1024, round, 512));
+		ASSERT_TRUE(check_disk(mem + 1536, at + 512, 512));
+		ASSERT_TRUE(check_fill(mem + 2048, round, 2048));
+	}
+	/* What was written since is still there when the mapping is gone. */
+	memset(mem, 0x3c, PAGE);
+	ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
+	ASSERT_TRUE(check_fill(mem, 0x3c, PAGE));
+}
+
+/* Buffers still say when they are gone. */
+TEST_F(premap, tags_of_buffers)
+{
+	struct desc desc = {
+		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
+		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
+	};
+	__u64 tag = 0x1234, data = 0;
+	struct update up = {
+		.flags = UPDATE_EXTENDED, .data = (uintptr_t)&desc,
+		.tags = (uintptr_t)&tag, .nr = 1,
+	};
+
+	if (variant->dmabuf) {
+		desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
+		desc.dmabuf_fd = variant->dmabuf();
+	}
+	ASSERT_EQ(1, ring_register(&self->ring, IORING_REGISTER_BUFFERS_UPDATE,
+				   &up, sizeof(up)));
+	ASSERT_EQ(PAGE, read_fixed(&self->ring, desc.uaddr, PAGE, 0));
+	ASSERT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
+	ASSERT_EQ(0, reap(&self->ring, &data));
+	ASSERT_EQ(tag, data);
+	if (variant->dmabuf)
+		close(desc.dmabuf_fd);
+}
+
+TEST_F(premap, files_unregistered)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
+	ASSERT_EQ(0, ring_register(r, IORING_UNREGISTER_FILES, NULL, 0));
+	ASSERT_EQ(0, ring_register(r, IORING_REGISTER_FILES, &self->disk, 1));
+	memset(mem, 0, PAGE);
+	ASSERT_EQ(variant->dmabuf ? -EBADF : PAGE, read_fixed(r, addr, PAGE, PAGE));
+	if (!variant->dmabuf)
+		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
+}
+
+/* What the file was opened for is what the device may do. */
+TEST_F(premap, modes_of_files)
+{
+	static const int modes[] = { O_RDONLY, O_WRONLY };
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	for (int i = 0; i < 2; i++) {
+		int fd = disk_open(modes[i] | O_DIRECT);
+		struct io_uring_rsrc_update2 up = { .data = (uintptr_t)&fd, .nr = 1 };
+
+		ASSERT_GE(fd, 0);
+		ASSERT_EQ(1, ring_register(r, IORING_REGISTER_FILES_UPDATE2, &up, sizeof(up)));
+		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+		fill(mem, 0, PAGE);
+		ASSERT_EQ(i == 0 ? PAGE : -EBADF, read_fixed(r, addr, PAGE, 0));
+		ASSERT_EQ(i == 1 ? PAGE : -EBADF, write_fixed(r, addr, PAGE, 0));
+		ASSERT_TRUE(check_disk(mem, 0, PAGE));
+		ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
+		close(fd);
+	}
+}
+
+/* A dma-buf that may only be read is nothing for a device that writes to it. */
+TEST_F(premap, modes_of_dmabufs)
+{
+	struct desc desc = { .type = DMABUF };
+
+	if (variant->dmabuf != heap_buffer)
+		SKIP(return, "of a heap's buffers");
+	desc.dmabuf_fd = heap_buffer_for(O_RDONLY);
+	ASSERT_GE(desc.dmabuf_fd, 0);
+	desc.target_fd = self->disk;
+	EXPECT_EQ(-EACCES, set_one(&self->ring, 0, desc));
+	desc.target_fd = disk_open(O_RDONLY | O_DIRECT);
+	EXPECT_EQ(-EACCES, set_one(&self->ring, 0, desc));
+	close(desc.target_fd);
+	desc.target_fd = disk_open(O_WRONLY | O_DIRECT);
+	EXPECT_EQ(1, set_one(&self->ring, 0, desc));
+	close(desc.target_fd);
+	close(desc.dmabuf_fd);
+}
+
+static void *toggle(void *arg)
+{
+	int *disk = arg;
+
+	while (__atomic_load_n(disk, __ATOMIC_RELAXED) >= 0) {
+		fcntl(*disk, F_SETFL, 0);
+		sched_yield();
+		fcntl(*disk, F_SETFL, O_DIRECT);
+		sched_yield();
+	}
+	return NULL;
+}
+
+/* O_DIRECT comes and goes at any moment: right bytes or an error, and an end. */
+TEST_F_TIMEOUT(premap, direct_io_toggled, 600)
+{
+	struct ring *r = &self->ring;
+	int disk = self->disk, done = 0;
+	unsigned char *mem;
+	pthread_t thread;
+	uint64_t addr;
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	ASSERT_EQ(0, pthread_create(&thread, NULL, toggle, &disk));
+	for (int i = 0; done < 100; i++) {
+		uint64_t at = i % 256 * PAGE;
+		int ret;
+
+		memset(mem, 0, PAGE);
+		ret = read_fixed(r, addr, PAGE, at);
+		if (ret == PAGE) {
+			done++;
+			ASSERT_TRUE(check_disk(mem, at, PAGE));
+		} else {
+			ASSERT_TRUE(ret == -EFAULT || ret == -EINVAL || ret == -EOPNOTSUPP ||
+				    ret == -EAGAIN);
+		}
+	}
+	__atomic_store_n(&disk, -1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	fcntl(self->disk, F_SETFL, O_DIRECT);
+}
+
+/* The child has the pages as they were; the parent's are still the mapped ones. */
+TEST_F(premap, forked)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (int i = 0; i < 10; i++) {
+		pid_t child = fork();
+		int status;
+
+		if (!child) {
+			memset(mem, 0xa5, PAGE);
+			_exit(0);
+		}
+		ASSERT_EQ(PAGE, read_fixed(r, addr + PAGE, PAGE, i * PAGE));
+		ASSERT_EQ(child, waitpid(child, &status, 0));
+		ASSERT_TRUE(check_disk(mem + PAGE, i * PAGE, PAGE));
+		memset(mem + PAGE, i, PAGE);
+		ASSERT_EQ(PAGE, write_fixed(r, addr + PAGE, PAGE, DISK));
+		ASSERT_EQ(PAGE, pread(self->disk, self->mem + 2 * PAGE, PAGE, DISK));
+		ASSERT_TRUE(check_fill(self->mem + 2 * PAGE, i, PAGE));
+	}
+}
+
+/* Memory that the process has given back stays the device's until it is unmapped. */
+TEST_F(premap, unmapped_by_the_process)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	ASSERT_EQ(0, munmap(mem, BUFFER));
+	for (int i = 0; i < 10; i++)
+		ASSERT_EQ(65536, read_fixed(r, addr, 65536, i * PAGE));
+}
+
+static void count_failures(unsigned int nth)
+{
+	FILE *f = fopen("/proc/thread-self/fail-nth", "r+");
+
+	if (f) {
+		fprintf(f, "%u", nth);
+		fclose(f);
+	}
+}
+
+static unsigned int failures_left(void)
+{
+	unsigned int left = 0;
+	FILE *f = fopen("/proc/thread-self/fail-nth", "r");
+
+	if (f) {
+		if (fscanf(f, "%u", &left) != 1)
+			left = 0;
+		fclose(f);
+	}
+	return left;
+}
+
+static void may_fail(const char *what)
+{
+	static const char * const names[] = { "verbose", "ignore-gfp-wait", "min-order" };
+	static const char * const values[] = { "0", "N", "0" };
+	char path[100];
+
+	for (int i = 0; i < 3; i++) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, names[i]);
+		f = fopen(path, "w");
+		if (f) {
+			fputs(values[i], f);
+			fclose(f);
+		}
+	}
+}
+
+/* Each allocation fails once: while it is mapped, and while its list is copied. */
+TEST_F_TIMEOUT(premap, no_memory, 600)
+{
+	struct ring *r = &self->ring;
+	unsigned int nth;
+	unsigned char *mem;
+	uint64_t addr;
+	int ret;
+
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "no fault injection");
+	if (variant->setup || variant->sqe)
+		SKIP(return, "the same as with a plain ring");
+	may_fail("failslab");
+	may_fail("fail_page_alloc");
+	mem = NULL;
+	for (nth = 1; nth < 2000; nth++) {
+		struct desc desc = {
+			.type = UADDR, .flags = PREMAP | TARGET_FIXED,
+			.uaddr = (uintptr_t)self->mem, .size = BUFFER,
+		};
+
+		if (variant->dmabuf) {
+			desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
+			desc.dmabuf_fd = variant->dmabuf();
+		}
+		count_failures(nth);
+		ret = set_one(r, 0, desc);
+		if (variant->dmabuf)
+			close(desc.dmabuf_fd);
+		if (failures_left()) {
+			count_failures(0);
+			break;
+		}
+		if (ret != 1)
+			ASSERT_EQ(-ENOMEM, ret);
+		ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
+	}
+	ASSERT_EQ(1, ret);
+	ASSERT_GT(nth, 5);
+
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (nth = 1; nth < 100; nth++) {
+		bool over;
+
+		memset(mem, 0, 4 * PAGE);
+		queue(r, request(IORING_OP_READ_FIXED, 0, addr + 508 * PAGE, 4 * PAGE, 0));
+		count_failures(nth);
+		enter(r, 1, 0);
+		over = failures_left();
+		count_failures(0);
+		ret = reap(r, NULL);
+		if (ret != 4 * PAGE) {
+			ASSERT_TRUE(ret == -ENOMEM || ret == -EAGAIN || ret == -EIO);
+			continue;
+		}
+		ASSERT_TRUE(check_disk(mem + 508 * PAGE, 0, 4 * PAGE));
+		if (over)
+			break;
+	}
+	ASSERT_LT(nth, 100);
+	ASSERT_EQ(4 * PAGE, read_fixed(r, addr + 508 * PAGE, 4 * PAGE, PAGE));
+	ASSERT_TRUE(check_disk(mem + 508 * PAGE, PAGE, 4 * PAGE));
+}
+
+/* A partition is the disk from elsewhere. */
+TEST_F(premap, partition)
+{
+	struct blkpg_partition part = { .start = 1 << 20, .length = 4 << 20, .pno = 1 };
+	struct blkpg_ioctl_arg arg = { .op = BLKPG_ADD_PARTITION, .data = &part,
+				       .datalen = sizeof(part) };
+	struct ring *r = &self->ring;
+	struct io_uring_rsrc_update2 up = { .nr = 1 };
+	unsigned char *mem;
+	char path[100];
+	uint64_t addr;
+	int fd;
+
+	if (file)
+		SKIP(return, "files have none");
+	ASSERT_EQ(0, ioctl(self->disk, BLKPG, &arg));
+	snprintf(path, sizeof(path), "%sp1", disk_path);
+	fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+	up.data = (uintptr_t)&fd;
+	EXPECT_EQ(1, ring_register(r, IORING_REGISTER_FILES_UPDATE2, &up, sizeof(up)));
+	EXPECT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	EXPECT_EQ(131072, read_fixed(r, addr, 131072, PAGE));
+	EXPECT_TRUE(check_disk(mem, part.start + PAGE, 131072));
+	EXPECT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
+	close(fd);
+	up.data = (uintptr_t)&self->disk;
+	EXPECT_EQ(1, ring_register(r, IORING_REGISTER_FILES_UPDATE2, &up, sizeof(up)));
+	/* The ring lets go of the file a moment later. */
+	for (int i = 0; i < 100; i++) {
+		arg.op = BLKPG_DEL_PARTITION;
+		if (!ioctl(self->disk, BLKPG, &arg))
+			return;
+		usleep(100000);
+	}
+	EXPECT_EQ(0, errno);
+}
+
+static int file_beside(const char *name)
+{
+	char path[200];
+
+	snprintf(path, sizeof(path), "%s-%s", disk_path, name);
+	return open(path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
+}
+
+static int target(struct ring *r, int *fd)
+{
+	struct io_uring_rsrc_update2 up = { .data = (uintptr_t)fd, .nr = 1 };
+
+	return ring_register(r, IORING_REGISTER_FILES_UPDATE2, &up, sizeof(up));
+}
+
+/* Data, a hole, allocated blocks, data, half a block */
+TEST_F(premap, holes)
+{
+	const size_t part = 65536, end = 5 * part - 2048;
+	struct ring *r = &self->ring;
+	unsigned char *mem, *own = self->mem + 4;
+	uint64_t addr;
+	int fd, ret;
+
+	if (!file)
+		SKIP(return, "disks have none");
+	fd = file_beside("holes");
+	ASSERT_GE(fd, 0);
+	fill(self->mem, 0, part);
+	ASSERT_EQ(part, pwrite(fd, self->mem, part, 0));
+	ASSERT_EQ(part, pwrite(fd, self->mem, part, 3 * part));
+	ASSERT_EQ(part, pwrite(fd, self->mem, part, 4 * part));
+	ASSERT_EQ(0, fallocate(fd, 0, 2 * part, part));
+	ASSERT_EQ(0, ftruncate(fd, end));
+	ASSERT_EQ(1, target(r, &fd));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, own, &mem, &addr));
+	memset(mem, 0xa5, 5 * part + 2 * PAGE);
+	ret = read_fixed(r, addr + PAGE, 5 * part, 0);
+	if (variant->dmabuf) {
+		/* There are no pages to zero; the caller has to. */
+		ASSERT_EQ(-EFAULT, ret);
+		ASSERT_EQ(part, read_fixed(r, addr + PAGE, part, 0));
+		ASSERT_EQ(2 * part - 2048, read_fixed(r, addr + PAGE + 3 * part, 2 * part, 3 * part));
+		memset(mem + PAGE + part, 0, 2 * part);
+	} else {
+		ASSERT_EQ(end, ret);
+	}
+	ASSERT_TRUE(check_fill(mem, 0xa5, PAGE));
+	ASSERT_TRUE(check_disk(mem + PAGE, 0, part));
+	ASSERT_TRUE(check_fill(mem + PAGE + part, 0, 2 * part));
+	ASSERT_TRUE(check_disk(mem + PAGE + 3 * part, 0, part));
+	ASSERT_TRUE(check_disk(mem + PAGE + 4 * part, 0, part - 2048));
+	ASSERT_TRUE(check_fill(mem + PAGE + 5 * part, 0xa5, PAGE));
+
+	/* Into the hole and the allocated blocks, not in whole blocks, and at the end */
+	memset(mem, 0x3c, PAGE);
+	ASSERT_EQ(1024, write_fixed(r, addr, 1024, part + 512));
+	ASSERT_EQ(1024, write_fixed(r, addr, 1024, 2 * part + 512));
+	ASSERT_EQ(1024, write_fixed(r, addr, 1024, end));
+	ASSERT_EQ(end + 1024, lseek(fd, 0, SEEK_END));
+	ASSERT_EQ(PAGE, pread(fd, self->mem + BUFFER - PAGE, PAGE, part));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE, 0, 512));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 512, 0x3c, 1024));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 1536, 0, PAGE - 1536));
+	ASSERT_EQ(PAGE, pread(fd, self->mem + BUFFER - PAGE, PAGE, 2 * part));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE, 0, 512));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 512, 0x3c, 1024));
+	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 1536, 0, PAGE - 1536));
+	close(fd);
+}
+
+/* A file shrinks and grows while it is read: its bytes, or zeros, or an end. */
+TEST_F(premap, truncated)
+{
+	const size_t size = 1 << 20, small = 65536;
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+	int fd;
+
+	if (!file)
+		SKIP(return, "disks don't shrink");
+	if (variant->setup & IORING_SETUP_IOPOLL)
+		SKIP(return, "it would wait for requests that only it reaps");
+	fd = file_beside("truncated");
+	ASSERT_GE(fd, 0);
+	ASSERT_EQ(1, target(r, &fd));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (int round = 0; round < 10; round++) {
+		fill(mem, 0, size);
+		ASSERT_EQ(size, write_fixed(r, addr, size, 0));
+		for (int i = 0; i < 8; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * small, small, i * small));
+		ASSERT_EQ(8, enter(r, 8, 0));
+		ASSERT_EQ(0, ftruncate(fd, 2 * small));
+		for (int i = 0; i < 8; i++) {
+			int ret = reap(r, NULL);
+
+			ASSERT_TRUE(ret == small || ret == 0);
+		}
+		ASSERT_TRUE(check_disk(mem, 0, size));
+		ASSERT_EQ(0, read_fixed(r, addr, small, 4 * small));
+	}
+	close(fd);
+}
+
+/* Blocks of two files are written to by one of them only. */
+TEST_F(premap, reflinked)
+{
+	const size_t size = 1 << 20;
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	int fd, other;
+	uint64_t addr;
+
+	if (!file)
+		SKIP(return, "disks don't share blocks");
+	fd = file_beside("a");
+	other = file_beside("b");
+	fill(self->mem, 0, size);
+	ASSERT_EQ(size, pwrite(other, self->mem, size, 0));
+	if (ioctl(fd, FICLONE, other))
+		SKIP(return, "no reflinks");
+	ASSERT_EQ(1, target(r, &fd));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	memset(mem, 0, size);
+	ASSERT_EQ(size, read_fixed(r, addr, size, 0));
+	ASSERT_TRUE(check_disk(mem, 0, size));
+	memset(mem, 0x3c, 8 * PAGE);
+	ASSERT_EQ(8 * PAGE, write_fixed(r, addr, 8 * PAGE, 8 * PAGE));
+	ASSERT_EQ(size, pread(other, self->mem + size, size, 0));
+	ASSERT_TRUE(check_disk(self->mem + size, 0, size));
+	ASSERT_EQ(size, pread(fd, self->mem + size, size, 0));
+	ASSERT_TRUE(check_disk(self->mem + size, 0, 8 * PAGE));
+	ASSERT_TRUE(check_fill(self->mem + size + 8 * PAGE, 0x3c, 8 * PAGE));
+	ASSERT_TRUE(check_disk(self->mem + size + 16 * PAGE, 16 * PAGE, size - 16 * PAGE));
+	close(fd);
+	close(other);
+}
+
+/* Writes to a file of the disk in sysfs */
+static int control(const char *where, const char *what)
+{
+	char path[200];
+	int fd, ret;
+
+	snprintf(path, sizeof(path), "/sys/block/%s/%s", strrchr(disk_path, '/') + 1, where);
+	fd = open(where[0] == '/' ? where : path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	ret = write(fd, what, strlen(what)) < 0 ? -errno : 0;
+	close(fd);
+	return ret;
+}
+
+/* A reset has the requests done again, by the same lists. */
+TEST_F_TIMEOUT(premap, controller_reset, 300)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	if (mode != LIFE)
+		SKIP(return, "not asked for");
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (int round = 0; round < 10; round++) {
+		memset(mem, 0, 32 * 65536);
+		for (int i = 0; i < 32; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * 65536ULL,
+					 65536, i * 65536ULL));
+		ASSERT_EQ(32, enter(r, 32, 0));
+		ASSERT_EQ(0, control("device/reset_controller", "1"));
+		for (int i = 0; i < 32; i++)
+			ASSERT_EQ(65536, reap(r, NULL));
+		ASSERT_TRUE(check_disk(mem, 0, 32 * 65536));
+	}
+}
+
+/* The disk is gone before the mapping is; so are the next requests, with an error. */
+TEST_F_TIMEOUT(premap, controller_removed, 300)
+{
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+	int fd;
+
+	if (mode != LIFE)
+		SKIP(return, "not asked for");
+	for (int round = 0; round < 3; round++) {
+		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+		for (int i = 0; i < 32; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * 65536ULL,
+					 65536, i * 65536ULL));
+		ASSERT_EQ(32, enter(r, 32, 0));
+		ASSERT_EQ(0, control("device/device/remove", "1"));
+		for (int i = 0; i < 32; i++) {
+			__u64 which;
+			int ret = reap(r, &which);
+
+			ASSERT_TRUE(ret == 65536 || ret < 0);
+		}
+		/* Or it is as long as nothing. */
+		ASSERT_LE(read_fixed(r, addr, PAGE, 0), 0);
+		ASSERT_LT(map_buffer(r, variant->dmabuf, self->mem, &mem, &addr), 0);
+		/* With the last that holds it goes the name of the disk. */
+		fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+		ASSERT_EQ(1, target(r, &fd));
+		close(fd);
+		close(self->disk);
+		set_one(r, 0, (struct desc) { .type = EMPTY });
+		for (int i = 0; i < 300 && (self->disk = disk_open(O_RDWR | O_DIRECT)) < 0; i++) {
+			if (i % 100 == 1)
+				control("/sys/bus/pci/rescan", "1");
+			usleep(100000);
+		}
+		ASSERT_GE(self->disk, 0);
+		ASSERT_EQ(1, target(r, &self->disk));
+		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+		ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, PAGE));
+		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
+		ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
+	}
+}
+
 TEST_F(premap, refused_by_the_device)
 {
 	struct desc desc = {
@@ -660,7 +1270,7 @@ TEST_F(premap, refused_by_the_device)
 	unsigned char *mem;
 	uint64_t addr;
 
-	if (!refused)
+	if (mode != REFUSED)
 		SKIP(return, "it is not");
 	ASSERT_EQ(-EOPNOTSUPP, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	ASSERT_EQ(-EFAULT, read_fixed(r, (uintptr_t)self->mem, PAGE, 0));
@@ -671,15 +1281,41 @@ TEST_F(premap, refused_by_the_device)
 
 int main(int argc, char **argv)
 {
-	if (argc < 2)
-		ksft_exit_skip("premap DISK: what is on DISK is lost\n");
+	static const char * const names[] = { "all", "refused", "bounce", "life" };
+	char *args[6] = { argv[0] };
+	static char path[100];
+	struct stat st;
+	int nr = 1;
+
+	if (argc < 2 || stat(argv[1], &st))
+		ksft_exit_skip("premap PATH [MODE]: what is on a disk is lost\n");
+	for (int i = 0; argc > 2 && i < 4; i++)
+		if (!strcmp(argv[2], names[i]))
+			mode = i;
 	disk_path = argv[1];
-	refused = argc == 3 && !strcmp(argv[2], "refused");
-	if (refused) {
-		argv[1] = "-t";
-		argv[2] = "refused_by_the_device";
-		return test_harness_run(argc, argv);
+	file = S_ISDIR(st.st_mode);
+	if (file) {
+		snprintf(path, sizeof(path), "%s/premap", argv[1]);
+		disk_path = path;
+		close(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600));
 	}
-	argv[1] = argv[0];
-	return test_harness_run(argc - 1, argv + 1);
+	if (disk_fill())
+		ksft_exit_fail_msg("%s can't be written to: %s\n", disk_path, strerror(errno));
+	if (mode == REFUSED) {
+		args[nr++] = "-t";
+		args[nr++] = "refused_by_the_device";
+	}
+	if (mode == LIFE) {
+		args[nr++] = "-t";
+		args[nr++] = "controller_reset";
+		args[nr++] = "-t";
+		args[nr++] = "controller_removed";
+	}
+	if (mode == BOUNCE) {
+		args[nr++] = "-V";
+		args[nr++] = "heap";
+		args[nr++] = "-V";
+		args[nr++] = "udmabuf";
+	}
+	return test_harness_run(nr, args);
 }
