@@ -6,7 +6,7 @@ use super::memory::{CopyOut, Filled, Filling, Finish};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region, View, page_size};
-use crate::sys::pieces::{Piece, Pieces};
+use crate::sys::turn::Turns;
 use crate::sys::{Errno, dmabuf, file};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use std::sync::Arc;
 /// One dma-buf while it is filled.
 pub(super) struct ToFill {
     map: Mapping,
-    /// It alone.
-    pieces: Pieces,
+    piece: Piece,
     /// Every byte was zero when it came.
     fresh: bool,
-    /// The CPU is writing: from when it was made to be filled until it is whole, less a device's turn.
+    turns: Turns,
+    /// The CPU is writing: from when it was made to be filled until it is whole, less the turns of
+    /// devices.
     access: Access,
 }
 
@@ -29,16 +30,17 @@ pub(super) struct DmaBufs {
     pieces: Vec<Piece>,
 }
 
-/// Several, one behind the other.
-fn chain(fds: Vec<Arc<OwnedFd>>) -> Result<Vec<Piece>, Errno> {
-    let mut at = 0;
-    let one = |fd: Arc<OwnedFd>| {
+struct Piece {
+    /// The caller may keep it too.
+    fd: Arc<OwnedFd>,
+    bytes: u64,
+}
+
+impl Piece {
+    fn new(fd: Arc<OwnedFd>) -> Result<Self, Errno> {
         let bytes = dmabuf::size(fd.as_fd())?;
-        at += bytes;
-        let at = at - bytes;
-        Ok(Piece { fd, at, bytes })
-    };
-    fds.into_iter().map(one).collect()
+        Ok(Self { fd, bytes })
+    }
 }
 
 /// Writing by the CPU, from when it is made until it is dropped (DMA_BUF_IOCTL_SYNC).
@@ -69,35 +71,21 @@ impl Drop for Access {
 
 impl ToFill {
     pub(super) fn new(fd: &Arc<OwnedFd>, fresh: bool) -> Result<Self, Errno> {
-        let pieces = chain(vec![Arc::clone(fd)])?;
+        let piece = Piece::new(Arc::clone(fd))?;
         Ok(Self {
-            map: Mapping::chain(&[(fd.as_fd(), pieces[0].bytes)])?,
+            map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
             access: Access::begin(fd)?,
-            pieces: Pieces::new(pieces, true),
+            turns: Turns::new(fd),
+            piece,
             fresh,
         })
     }
 }
 
-/// The dma-bufs of a buffer, as they are shown.
-pub(super) fn shown(pieces: &[Piece]) -> Vec<DmaBuf<'_>> {
-    let show = |piece| DmaBuf {
-        fd: Piece::fd(piece),
-        at: piece.at,
-        bytes: piece.bytes,
-    };
-    pieces.iter().map(show).collect()
-}
-
-/// Their descriptors.
-pub(super) fn into_descriptors(pieces: Vec<Piece>) -> Result<Vec<OwnedFd>, Errno> {
-    let own = |piece: Piece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
-    pieces.into_iter().map(own).collect()
-}
-
 impl CopyOut for ToFill {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.pieces.touch(|| self.map.region().copy_out(at, into))
+        self.turns
+            .touch(|| self.map.region().copy_out(at, into))
     }
 }
 
@@ -107,11 +95,11 @@ impl Filling for ToFill {
     }
 
     fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.pieces.list()[0].fd())
+        Some(self.piece.fd.as_fd())
     }
 
-    fn pieces(&self) -> Option<&Pieces> {
-        Some(&self.pieces)
+    fn turns(&self) -> Option<&Turns> {
+        Some(&self.turns)
     }
 
     /// Its exporter has made all of it present.
@@ -137,7 +125,7 @@ impl Finish for ToFill {
         self.access.end()?;
         Ok(Box::new(DmaBufs {
             view: self.map.into_view(),
-            pieces: self.pieces.into_list(),
+            pieces: vec![self.piece],
         }))
     }
 }
@@ -145,10 +133,11 @@ impl Finish for ToFill {
 impl DmaBufs {
     /// What has been filled elsewhere.
     pub(super) fn whole(fds: Vec<Arc<OwnedFd>>) -> Result<Self, Errno> {
-        let pieces = chain(fds)?;
+        let pieces: Result<Vec<_>, Errno> = fds.into_iter().map(Piece::new).collect();
+        let pieces = pieces?;
         let parts: Vec<_> = pieces
             .iter()
-            .map(|piece| (piece.fd(), piece.bytes))
+            .map(|piece| (piece.fd.as_fd(), piece.bytes))
             .collect();
         Ok(Self {
             view: Mapping::chain(&parts)?.into_view(),
@@ -198,7 +187,17 @@ impl Filled for DmaBufs {
     }
 
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
-        shown(&self.pieces)
+        let mut at = 0;
+        let pieces = self.pieces.iter().map(|piece| {
+            let one = DmaBuf {
+                fd: piece.fd.as_fd(),
+                at,
+                bytes: piece.bytes,
+            };
+            at += piece.bytes;
+            one
+        });
+        pieces.collect()
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
@@ -210,6 +209,7 @@ impl Filled for DmaBufs {
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        into_descriptors(self.pieces)
+        let own = |piece: Piece| Arc::try_unwrap(piece.fd).or_else(|fd| file::twin(fd.as_fd()));
+        self.pieces.into_iter().map(own).collect()
     }
 }

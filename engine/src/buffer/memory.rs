@@ -3,7 +3,7 @@
 
 use super::DmaBuf;
 use crate::sys::map::{Region, View};
-use crate::sys::pieces::Pieces;
+use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -33,8 +33,8 @@ pub(crate) trait Filling: CopyOut {
         None
     }
 
-    /// The dma-bufs that it consists of, for devices that they are mapped for.
-    fn pieces(&self) -> Option<&Pieces> {
+    /// The same, and whose turn it is to touch it.
+    fn turns(&self) -> Option<&Turns> {
         None
     }
 

@@ -1,7 +1,6 @@
 //! `udmabuf`: a memfd, and one dma-buf over it, or several where a limit forces them.
 
 use super::DmaBuf;
-use super::dmabuf::{into_descriptors, shown};
 use super::memfd::Memfd;
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use crate::error::Result;
@@ -9,10 +8,9 @@ use crate::exporter::udmabuf;
 use crate::options::Pages;
 use crate::plan::Plan;
 use crate::sys::map::{Region, View};
-use crate::sys::pieces::{Piece, Pieces};
 use crate::sys::{Errno, dmabuf, host};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// While it is filled.
 pub(super) struct Udmabuf {
@@ -20,7 +18,13 @@ pub(super) struct Udmabuf {
     node: OwnedFd,
     size: u64,
     /// The dma-bufs, once all pages are there.
-    made: OnceLock<Pieces>,
+    made: OnceLock<Vec<Piece>>,
+}
+
+struct Piece {
+    fd: OwnedFd,
+    at: u64,
+    bytes: u64,
 }
 
 impl Udmabuf {
@@ -40,7 +44,6 @@ impl Udmabuf {
         let memfd = self.memfd.descriptor().expect("a memfd has a descriptor");
         let one = |at: u64, bytes: u64| {
             let fd = dmabuf::udmabuf(self.node.as_fd(), memfd, at, bytes)?;
-            let fd = Arc::new(fd);
             Ok(Piece { fd, at, bytes })
         };
         match one(0, self.size) {
@@ -66,10 +69,7 @@ fn limit() -> u64 {
 
 impl CopyOut for Udmabuf {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        match self.made.get() {
-            Some(pieces) => pieces.touch(|| self.memfd.copy_out(at, into))?,
-            None => self.memfd.copy_out(at, into),
-        }
+        self.memfd.copy_out(at, into)
     }
 }
 
@@ -80,10 +80,6 @@ impl Filling for Udmabuf {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.memfd.descriptor()
-    }
-
-    fn pieces(&self) -> Option<&Pieces> {
-        self.made.get()
     }
 
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
@@ -102,8 +98,7 @@ impl Filling for Udmabuf {
         if self.made.get().is_some() {
             return Ok(false);
         }
-        // Writing by the CPU needs no beginning and no end before a device has them.
-        let made = Pieces::new(self.make()?, false);
+        let made = self.make()?;
         // No other thread makes them.
         Ok(self.made.set(made).is_ok())
     }
@@ -114,7 +109,7 @@ impl Finish for Udmabuf {
         self.populated()?;
         Ok(Box::new(Made {
             view: self.memfd.into_view(),
-            pieces: self.made.into_inner().map_or(Vec::new(), Pieces::into_list),
+            pieces: self.made.into_inner().unwrap_or_default(),
         }))
     }
 }
@@ -138,7 +133,12 @@ impl Filled for Made {
     }
 
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
-        shown(&self.pieces)
+        let pieces = self.pieces.iter().map(|piece| DmaBuf {
+            fd: piece.fd.as_fd(),
+            at: piece.at,
+            bytes: piece.bytes,
+        });
+        pieces.collect()
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
@@ -155,6 +155,6 @@ impl Filled for Made {
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        into_descriptors(self.pieces)
+        Ok(self.pieces.into_iter().map(|piece| piece.fd).collect())
     }
 }

@@ -3,6 +3,7 @@
 use super::premap;
 use crate::error::Result;
 use crate::source::Source;
+use crate::sys::block::Device;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,9 @@ pub struct File {
     pub in_memory: bool,
     /// The block device that it is or lies on, as `/dev` names it; `None` where there is none.
     pub device: Option<String>,
+    /// That device reaches memory through an IOMMU that translates: whatever is mapped for it costs the
+    /// CPU more than a look-up.
+    pub translated: bool,
     /// Why memory cannot be DMA-mapped once for direct reads of it; `None` where it can.
     pub premap_refused: Option<String>,
 }
@@ -48,6 +52,7 @@ impl File {
             Some(why) => Some(why.clone()),
             None => premap::refused(source),
         };
+        let device = source.device(0);
         Self {
             path: source.path().to_path_buf(),
             size: source.size(),
@@ -57,7 +62,8 @@ impl File {
             direct_refused,
             drops_behind: source.drops_behind(),
             in_memory: source.in_memory(),
-            device: source.device(0).map(|device| device.name().to_string()),
+            translated: device.as_ref().is_some_and(Device::is_translated),
+            device: device.map(|device| device.name().to_string()),
             premap_refused,
         }
     }

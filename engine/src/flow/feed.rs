@@ -166,14 +166,6 @@ impl Feed {
         self.lock().frontier
     }
 
-    /// Waits until all memory is there, or the transfer has ended.
-    pub(crate) fn wait_for_all(&self) {
-        let mut state = self.lock();
-        while state.frontier < u64::MAX && !state.stopped {
-            state = sync::wait(&self.more, state);
-        }
-    }
-
     /// Gives an extent back that the method could not move; the main lane hands it out again.
     pub(crate) fn put_back(&self, extent: Extent) {
         self.lock().returned.push(extent);

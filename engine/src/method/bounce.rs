@@ -100,7 +100,7 @@ fn in_ring(
         never_faults: true,
         descriptor: None,
         dma_buf: None,
-        pieces: None,
+        turns: None,
         ..*job
     };
     let bounce = Bounce {

@@ -25,7 +25,7 @@ use crate::plan::{Plan, Rung};
 use crate::source::Source;
 use crate::sys::file;
 use crate::sys::map::Region;
-use crate::sys::pieces::Pieces;
+use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
@@ -44,8 +44,8 @@ pub(crate) struct Job<'a> {
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf that the buffer is, where it is one, for the module that makes such.
     pub dma_buf: Option<BorrowedFd<'a>>,
-    /// The dma-bufs that the memory consists of, where they are there.
-    pub pieces: Option<&'a Pieces>,
+    /// Whose turn it is to touch that dma-buf.
+    pub turns: Option<&'a Turns>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
@@ -67,8 +67,8 @@ impl<'a> Job<'a> {
 
     /// The CPU reads or writes the region, which may be a device's meanwhile.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
-        match self.pieces {
-            Some(pieces) => pieces
+        match self.turns {
+            Some(turns) => turns
                 .touch(touch)
                 .map_err(|errno| Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)),
             None => Ok(touch()),

@@ -12,9 +12,9 @@ use crate::flow::trace::ROW_READS;
 use crate::options::Method;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
-use crate::sys::pieces::Pieces;
 use crate::sys::uring::{Done, Landing, Ring};
 use crate::sys::usage::Bell;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// The token of the bell; reads are numbered from 0.
@@ -66,7 +66,7 @@ enum Map {
 enum Slots<'a> {
     Nothing,
     Windows(Windows),
-    DmaBufs(Mapped<'a>),
+    DmaBuf(Mapped<'a>),
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -74,11 +74,11 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     pump(job, None, None, depth, ROW_READS, job.feed.bell.as_ref())
 }
 
-/// Reads into dma-bufs that are mapped, and not by their addresses.
-pub(super) fn mapped(job: &Job<'_>, pieces: &Pieces) -> Result<(), Stop> {
+/// Reads into a dma-buf that is mapped, and not by its addresses.
+pub(super) fn mapped(job: &Job<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
     let bell = job.feed.bell.as_ref();
-    pump(job, None, Some(pieces), depth, ROW_READS, bell)
+    pump(job, None, Some(dma_buf), depth, ROW_READS, bell)
 }
 
 /// Reads into the blocks of a ring, as many at once as it has, and copies on what has landed. Several
@@ -98,7 +98,7 @@ pub(super) fn bounced(
 fn pump(
     job: &Job<'_>,
     bounce: Option<&Bounce<'_>>,
-    pieces: Option<&Pieces>,
+    dma_buf: Option<BorrowedFd<'_>>,
     depth: u32,
     row: u64,
     bell: Option<&Bell>,
@@ -107,8 +107,8 @@ fn pump(
     let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
     let mut ring = Ring::new(files?, job.region, depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
-    let slots = match pieces {
-        Some(pieces) => Slots::DmaBufs(Mapped::open(&mut ring, job, pieces)?),
+    let slots = match dma_buf {
+        Some(dma_buf) => Slots::DmaBuf(Mapped::open(&mut ring, job, dma_buf)?),
         None if job.rung.registered => {
             let map = match job.rung.method {
                 Method::Premap => Map::Yes,
@@ -230,13 +230,7 @@ impl Pump<'_, '_> {
         let covered = match &mut self.slots {
             Slots::Nothing => Ok(None),
             Slots::Windows(windows) => windows.cover(&mut self.ring, present, &left, file),
-            Slots::DmaBufs(mapped) => {
-                match mapped.cover(&mut self.ring, (left.at, left.len), file) {
-                    // Where one dma-buf ends and the next one begins.
-                    Ok(None) => return self.carry(&extent),
-                    covered => covered,
-                }
-            }
+            Slots::DmaBuf(mapped) => mapped.cover(&mut self.ring, file).map(Some),
         };
         let slot = match covered {
             Ok(slot) => slot,
@@ -268,7 +262,7 @@ impl Pump<'_, '_> {
     fn queue(&mut self, index: usize, flight: Flight) {
         let left = flight.left;
         let landing = match (&self.slots, flight.slot) {
-            (Slots::DmaBufs(mapped), Some(slot)) => {
+            (Slots::DmaBuf(mapped), Some(slot)) => {
                 Landing::Window(mapped.offset(slot, left.at), slot as u32)
             }
             (_, Some(slot)) => Landing::Registered(left.at, slot as u32),
@@ -300,7 +294,7 @@ impl Pump<'_, '_> {
         let direct = job.rung.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
-            Err(errno) if matches!(self.slots, Slots::DmaBufs(_)) => self.turned_away(&mut flight, errno),
+            Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => self.turned_away(&mut flight, errno),
             // A read in a worker thread may be cut short by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
             // The ring will not wait for this one, so we do.
@@ -336,25 +330,6 @@ impl Pump<'_, '_> {
             }
             Err(stop) => {
                 job.feed.put_back(flight.whole);
-                self.end(stop);
-            }
-        }
-    }
-
-    /// Reads an extent by the CPU's hands, and now, which no device can.
-    fn carry(&mut self, extent: &Extent) {
-        let job = self.job;
-        let start = job.meter.now();
-        job.meter.io_begins();
-        let carried = bounce::once(job, extent);
-        job.meter.io_ends();
-        match carried {
-            Ok(()) => {
-                job.meter.add(Phase::Wait, start);
-                job.meter.landed(extent, true);
-            }
-            Err(stop) => {
-                job.feed.put_back(*extent);
                 self.end(stop);
             }
         }
@@ -404,7 +379,7 @@ impl Pump<'_, '_> {
         self.job.meter.io_ends();
         match (&mut self.slots, flight.slot) {
             (Slots::Windows(windows), Some(slot)) => windows.slots[slot].in_flight -= 1,
-            (Slots::DmaBufs(mapped), Some(slot)) => mapped.landed(slot),
+            (Slots::DmaBuf(mapped), Some(slot)) => mapped.landed(slot),
             _ => {}
         }
     }

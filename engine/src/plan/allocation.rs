@@ -26,11 +26,6 @@ pub(super) fn allocation(
     );
     if request.allocation != Allocation::Auto {
         (request.allocation, "asked for")
-    } else if matches!((first.method, &target.kind), (Method::Premap, Kind::Udmabuf)) {
-        (
-            Allocation::Before,
-            "a udmabuf is made, and mapped, when all of its pages are there",
-        )
     } else if matches!(target.kind, Kind::Caller) {
         (Allocation::InRead, "the caller's memory is there")
     } else if fuses {

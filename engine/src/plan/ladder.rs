@@ -101,8 +101,11 @@ pub(super) fn ladder(
         rung(Method::Bounce, true, false),
     ];
     let premap = rung(Method::Premap, true, true);
-    // A dma-buf's pages can be reached by its mapping, or by a device that it is mapped for.
-    let mapped = target.dma_buf.is_some().then_some(premap);
+    // A dma-buf's pages can be reached by its mapping, or by a device that it is mapped for. Other memory
+    // is reached by its pages anyway, and each of them is read into once: mapping windows of it in
+    // advance pays only where an IOMMU makes many small mappings dear (docs/series.md).
+    let pays = target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none());
+    let mapped = pays.then_some(premap);
     // Whichever way most of the bytes come better.
     let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
         true => vec![rung(method, false, false)],
@@ -242,6 +245,7 @@ pub(super) fn describe_mapping(
         (Method::Premap, _) => {
             let how = match target.dma_buf {
                 Some(_) => "mapped once",
+                // The memfd, of a udmabuf: that is made of it when all pages are there.
                 None => "mapped a window at a time",
             };
             let why = format!(
@@ -267,7 +271,7 @@ pub(super) fn describe_mapping(
         // The driver maps the same pages, and as often.
         (Method::Uring, None) if first.registered && possible => (
             "no",
-            "each window is read into once: mapping it before the reads would save nothing".into(),
+            "no IOMMU makes mappings dear, and each window is read into once".into(),
         ),
         _ => return,
     };

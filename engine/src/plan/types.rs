@@ -46,7 +46,8 @@ impl std::fmt::Display for Rung {
             self.method,
             if self.direct { "direct" } else { "buffered" }
         )?;
-        if self.registered {
+        // What is mapped is registered anyway.
+        if self.registered && self.method != Method::Premap {
             f.write_str(" registered")?;
         }
         Ok(())

@@ -76,6 +76,17 @@ impl Device {
         None
     }
 
+    /// Whether the memory that it reaches is looked up by an IOMMU, in tables that each mapping changes.
+    pub(crate) fn is_translated(&self) -> bool {
+        // The disk's own folder has none, but its controller's.
+        let groups = self.disk.ancestors().map(|folder| folder.join("iommu_group/type"));
+        // "DMA" or "DMA-FQ"; "identity" looks nothing up.
+        groups
+            .filter_map(text)
+            .next()
+            .is_some_and(|kind| kind.starts_with("DMA"))
+    }
+
     /// What the controller of an NVMe namespace is reached by.
     fn transport(&self) -> Option<String> {
         text(self.disk.join("device").join("transport"))

@@ -15,10 +15,10 @@ pub(crate) mod map;
 pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
-pub(crate) mod pieces;
 pub(crate) mod pipe;
 pub(crate) mod process;
 pub(crate) mod socket;
+pub(crate) mod turn;
 pub(crate) mod uring;
 pub(crate) mod usage;
 

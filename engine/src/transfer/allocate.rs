@@ -7,7 +7,7 @@ use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
-use crate::options::{Allocation, Method, Pages};
+use crate::options::{Allocation, Pages};
 use crate::sync;
 use crate::sys::{Errno, numa};
 use std::collections::VecDeque;
@@ -101,10 +101,6 @@ impl<'a> Steps<'a> {
             }
             refused
         });
-        if plan.first().method == Method::Premap && refused.is_none() && !feed.stopped() {
-            // It is the dma-buf that is read into.
-            self.export(feed);
-        }
         drop(end);
         if let Some(errno) = refused {
             let name = errno_name(errno.raw_os_error());

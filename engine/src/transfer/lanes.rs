@@ -5,7 +5,6 @@ use super::Transfer;
 use crate::flow::feed::{Feed, FileRange};
 use crate::message::message;
 use crate::method::{self, Stop};
-use crate::options::{Allocation, Method};
 use crate::plan::Rung;
 use crate::sys::numa;
 
@@ -102,10 +101,6 @@ impl Transfer<'_> {
         let mut rungs = self.work.plan.ladder.iter().copied().peekable();
         while let Some(rung) = rungs.next() {
             tried = rung;
-            if rung.method == Method::Premap && self.work.plan.allocation == Allocation::Before {
-                // There may be no dma-buf before all of its memory is there.
-                feed.wait_for_all();
-            }
             let error = match method::run(&self.job(feed, rung)) {
                 Ok(()) => break,
                 Err(Stop::Failed(error)) => {

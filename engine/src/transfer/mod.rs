@@ -148,7 +148,7 @@ impl Transfer<'_> {
                     || self.work.plan.allocation != Allocation::InRead),
             descriptor: self.memory.descriptor(),
             dma_buf: self.memory.dma_buf(),
-            pieces: self.memory.pieces(),
+            turns: self.memory.turns(),
             feed,
             meter: self.work.meter,
             cancel: self.work.cancel,
