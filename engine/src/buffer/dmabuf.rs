@@ -84,8 +84,7 @@ impl ToFill {
 
 impl CopyOut for ToFill {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.turns
-            .touch(|| self.map.region().copy_out(at, into))
+        self.turns.touch(|| self.map.region().copy_out(at, into))
     }
 }
 

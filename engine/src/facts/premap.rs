@@ -2,9 +2,9 @@
 
 use crate::error::errno_name;
 use crate::source::Source;
+use crate::sys::Errno;
 use crate::sys::block::Device;
 use crate::sys::map::{Mapping, page_size};
-use crate::sys::Errno;
 use crate::sys::uring::Ring;
 use std::os::fd::BorrowedFd;
 
@@ -70,7 +70,10 @@ fn with_ring(
 /// The words for an errno, of a file on a file system: what /sys says of the device explains it better.
 fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
     let Some(device) = device else {
-        return format!("{file_system} is on no block device of its own ({})", name(errno));
+        return format!(
+            "{file_system} is on no block device of its own ({})",
+            name(errno)
+        );
     };
     if errno != Errno::OPNOTSUPP {
         return limits(device.name(), errno);

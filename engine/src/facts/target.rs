@@ -113,7 +113,8 @@ impl Target {
             Kind::Dmafile => {
                 // Its own method asks nothing of the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);
-                let facts = probe_ko(try_pin.then_some(source)).map_err(|error| error.at("dmafile"))?;
+                let facts =
+                    probe_ko(try_pin.then_some(source)).map_err(|error| error.at("dmafile"))?;
                 target.dma_buf = Some(facts);
             }
             _ => {}
@@ -128,7 +129,8 @@ impl Target {
 
     /// A heap is to make the buffer, one that reads files while it allocates.
     pub(crate) fn heap_reads(&self) -> bool {
-        matches!(self.kind, Kind::Heap(_)) && self.dma_buf.as_ref().is_some_and(|facts| facts.heap_reads)
+        matches!(self.kind, Kind::Heap(_))
+            && self.dma_buf.as_ref().is_some_and(|facts| facts.heap_reads)
     }
 }
 

@@ -68,9 +68,9 @@ impl<'a> Job<'a> {
     /// The CPU reads or writes the region, which may be a device's meanwhile.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
         match self.turns {
-            Some(turns) => turns
-                .touch(touch)
-                .map_err(|errno| Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)),
+            Some(turns) => turns.touch(touch).map_err(|errno| {
+                Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)
+            }),
             None => Ok(touch()),
         }
     }

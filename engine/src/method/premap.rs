@@ -149,10 +149,7 @@ mod tests {
         // A range that begins inside of a block.
         assert_eq!(window_of(9000, 100, 808, (0, MIB), 4096), (0, 4096));
         // A part of somebody's dma-buf, to be written from byte 12288 on.
-        assert_eq!(
-            window_of(8192, 4097, 12288, (0, MIB), MIB),
-            (12288, 20480)
-        );
+        assert_eq!(window_of(8192, 4097, 12288, (0, MIB), MIB), (12288, 20480));
         // The second one of two files.
         let second = (2 * MIB, 2 * MIB + 777);
         assert_eq!(

@@ -240,7 +240,9 @@ impl Pump<'_, '_> {
                 self.job.feed.put_back(extent);
                 let error = Error::os("buffers cannot be registered", errno);
                 let error = match errno {
-                    Errno::NOMEM => error.with_remedy("raise the limit on locked memory: ulimit -l"),
+                    Errno::NOMEM => {
+                        error.with_remedy("raise the limit on locked memory: ulimit -l")
+                    }
                     _ => error,
                 };
                 return self.end(Stop::Refused(error));
@@ -294,7 +296,9 @@ impl Pump<'_, '_> {
         let direct = job.rung.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
-            Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => self.turned_away(&mut flight, errno),
+            Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => {
+                self.turned_away(&mut flight, errno)
+            }
             // A read in a worker thread may be cut short by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
             // The ring will not wait for this one, so we do.
@@ -338,7 +342,10 @@ impl Pump<'_, '_> {
     /// A read into a mapped dma-buf that the kernel did not do.
     fn turned_away(&self, flight: &mut Flight, errno: Errno) -> Result<Rest, Stop> {
         let job = self.job;
-        let (start, end) = (flight.left.file + flight.left.head, flight.left.file + flight.left.need);
+        let (start, end) = (
+            flight.left.file + flight.left.head,
+            flight.left.file + flight.left.need,
+        );
         match errno {
             Errno::INTR => Ok(Rest::Again(flight.left)),
             Errno::AGAIN if flight.tries < MOST_TRIES => {

@@ -121,6 +121,7 @@ pub(super) fn ladder(
         Method::Auto if target.copies => {
             let last = rung(Method::Threads, false, false);
             let copies = in_one_call(Method::CopyFileRange);
+            let mapped = target.dma_buf.is_some().then_some(premap);
             mapped.into_iter().chain(copies).chain([last]).collect()
         }
         // What is left when the buffer could not be made that way after all.
@@ -352,7 +353,9 @@ pub(super) fn window(
     match registered.method {
         Method::Bounce => in_flight,
         // The kernel has the last word where there is no other way.
-        _ => most.max(in_flight).min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
+        _ => most
+            .max(in_flight)
+            .min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
     }
 }
 

@@ -45,7 +45,11 @@ impl Device {
             _ if name.starts_with("loop") => "is a loop device",
             _ if !name.starts_with("nvme") => "is not an NVMe disk",
             // The head of a namespace with several paths has no controller.
-            _ if self.disk.components().any(|part| part.as_os_str() == "nvme-subsystem") => {
+            _ if self
+                .disk
+                .components()
+                .any(|part| part.as_os_str() == "nvme-subsystem") =>
+            {
                 "is the head of several NVMe paths"
             }
             _ => match self.transport().as_deref() {
@@ -79,7 +83,10 @@ impl Device {
     /// Whether the memory that it reaches is looked up by an IOMMU, in tables that each mapping changes.
     pub(crate) fn is_translated(&self) -> bool {
         // The disk's own folder has none, but its controller's.
-        let groups = self.disk.ancestors().map(|folder| folder.join("iommu_group/type"));
+        let groups = self
+            .disk
+            .ancestors()
+            .map(|folder| folder.join("iommu_group/type"));
         // "DMA" or "DMA-FQ"; "identity" looks nothing up.
         groups
             .filter_map(text)
@@ -144,7 +151,11 @@ mod tests {
                 Some("md0 is an MD array"),
             ),
             ("virtual/block/loop3", &[], Some("loop3 is a loop device")),
-            ("pci/virtio0/block/vda", &[], Some("vda is not an NVMe disk")),
+            (
+                "pci/virtio0/block/vda",
+                &[],
+                Some("vda is not an NVMe disk"),
+            ),
             (
                 "virtual/nvme-subsystem/nvme-subsys0/nvme0n1",
                 &[],

@@ -212,8 +212,13 @@ mod tests {
         let new = "SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t4\n    0: <none>\n    \
                    1: 0x7f0000001000/4096\n    2: 0x7f0000200000/1073741824\n    3: 0x0/65536\n\
                    Personalities:\n    1\n\tUid:\t0\n";
+        // Of one that is mapped once it says for what file; a dma-buf has no address.
+        let mapped = "UserBufs:\t3\n    0: 0x7f0000001000/4096 pre-mapped for nvme0n1\n    \
+                      1: 0x0/65536 pre-mapped for nvme0n1, a dma-buf\n    \
+                      2: 0x7f0000200000/1073741824\nPollList:\n";
         assert_eq!(parse_registered(old), two);
         assert_eq!(parse_registered(new), two);
+        assert_eq!(parse_registered(mapped), two);
         assert_eq!(parse_registered("UserBufs:\t0\nPollList:\n"), Some(vec![]));
     }
 

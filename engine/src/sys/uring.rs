@@ -240,10 +240,9 @@ impl<'m> Ring<'m> {
             Landing::Region(at) => (self.region.span(at, len), None),
             Landing::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
             // An offset, where others have an address.
-            Landing::Window(at, slot) => (
-                std::ptr::without_provenance_mut(at as usize),
-                Some(slot),
-            ),
+            Landing::Window(at, slot) => {
+                (std::ptr::without_provenance_mut(at as usize), Some(slot))
+            }
         };
         let len = u32::try_from(len).expect("a block is at most 64 MiB");
         // The two ways to name a file are two types.
