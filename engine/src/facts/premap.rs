@@ -26,11 +26,10 @@ pub(super) fn refused(source: &Source) -> Option<String> {
     Some(why(device.as_ref(), &source.file_system_at(at), errno))
 }
 
-/// Why a dma-buf cannot be mapped once for the files of a source for which memory can; None where it can,
-/// and where no memory can: tried with the first page of it.
+/// The same of a dma-buf: tried with the first page of it.
 pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Option<String> {
-    if source.direct_refused().is_some() || refused(source).is_some() {
-        return None;
+    if let Some(why) = source.direct_refused().or_else(|| refused(source)) {
+        return Some(why);
     }
     let window = (0, page_size());
     let tried = with_ring(source, |ring, file| ring.map_slot(0, dma_buf, window, file));

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::exporter::ko::Ko;
 use crate::exporter::{heap, ko, udmabuf};
 use crate::message::{Message, Opt, message};
-use crate::options::{Allocation, Kind, Method, Pages};
+use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
 use crate::source::Source;
@@ -54,7 +54,7 @@ pub(crate) struct DmaBufFacts {
     pub ko: Option<Ko>,
     /// It comes from a heap that reads files while it allocates.
     pub heap_reads: bool,
-    /// Why it cannot be mapped once for the disk of a file for which memory can.
+    /// Why it cannot be mapped once for the disk of the file, where that was tried.
     pub premap_refused: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl Target {
     pub(crate) fn probe(request: &Request, source: &Source, log: &Reasons) -> Result<Self> {
         let kind = match &request.kind {
             Kind::DmaBuf => {
-                let best = best_dma_buf(request.pages, may_fuse(request, source), log);
+                let best = best_dma_buf(request, source, log);
                 best.map_err(|error| error.at("dma-buf"))?
             }
             kind => kind.clone(),
@@ -143,9 +143,14 @@ fn may_fuse(request: &Request, source: &Source) -> bool {
         && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)
 }
 
+/// Whether a dma-buf could be mapped once for the disk, in a way that the request leaves open.
+fn may_map(request: &Request) -> bool {
+    request.io != Io::Buffered && matches!(request.method, Method::Auto | Method::Premap)
+}
+
 /// The first kind of dma-buf that can be made here, found by trying. The log says why it is this one
 /// and not one before it.
-fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
+fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kind> {
     type Probe = fn() -> Result<()>;
     let mut all: [(Kind, bool, Probe, &str); 3] = [
         (
@@ -167,16 +172,25 @@ fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
             "what is left; its bytes are copied",
         ),
     ];
-    if may_fuse && probe_heap("system", None).is_ok_and(|facts| facts.heap_reads) {
+    let heap_first = match probe_heap("system", Some(source)) {
+        Ok(facts) if facts.heap_reads && may_fuse(request, source) => {
+            Some("it has the disk write into its pages, and they come into being meanwhile")
+        }
+        Ok(facts) if facts.premap_refused.is_none() && may_map(request) => {
+            Some("the disk writes into its pages, for which they are mapped once")
+        }
+        _ => None,
+    };
+    if let Some(why) = heap_first {
         all.swap(1, 2);
-        all[1].3 = "it has the disk write into its pages, and they come into being meanwhile";
+        all[1].3 = why;
     }
     let (mut refused, mut first) = (Vec::new(), None);
     for (kind, chooses_pages, probe, why) in all {
-        let probed = match pages {
+        let probed = match request.pages {
             Pages::Auto => probe(),
             _ if chooses_pages => probe(),
-            _ => Err(
+            pages => Err(
                 Error::new(Opt::Pages.set(pages), "its exporter chooses them")
                     .with_errno(Errno::OPNOTSUPP),
             ),

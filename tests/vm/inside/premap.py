@@ -1,10 +1,10 @@
-"""Loads into memory that is mapped once for the disk, from a raw NVMe disk ($RAW) and from files.
+"""Loads into memory that is mapped once for the disk, from a raw NVMe disk and from files.
 
-    premap.py DMAFILE HELPERS HOW FOLDER...    in the machine, as root
+    premap.py DMAFILE HELPERS HOW raw|FOLDER...    in the machine, as root; `raw` is the disk $RAW
 
-HOW is what this kernel does: `maps`, `translates` (it maps, behind an IOMMU that translates), `bounces`
-(it would, but devices reach bounce buffers only) or `not`. Ends with an assertion that names the case, or
-with a line that counts them.
+HOW is what this kernel does: `maps`, `translates` (it maps, behind an IOMMU that translates),
+`bounces` (it would, but devices reach bounce buffers only) or `not`. Ends with an assertion that
+names the case, or with a line that counts them.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.vm.inside.loads import BLOB, MIB, Seen, File, Loads, difference, setting
+from tests.vm.inside.loads import BLOB, MIB, File, Loads, Seen, difference, setting
 
 MAPPED = ("ext4", "xfs")
 """The file systems whose files memory is mapped for."""
@@ -28,7 +28,15 @@ HEAP = "heap:system"
 MADE = (HEAP, "udmabuf", "memfd", "anon")
 FILLED = (HEAP, "udmabuf")
 """dma-bufs of somebody else."""
-RANGES = ((0, 1), (0, 512), (511, 2), (777, 4098), (4096, 8192), (5, 3 * MIB), (MIB - 1, 2 * MIB + 3))
+RANGES = (
+    (0, 1),
+    (0, 512),
+    (511, 2),
+    (777, 4098),
+    (4096, 8192),
+    (5, 3 * MIB),
+    (MIB - 1, 2 * MIB + 3),
+)
 """Where a range begins, and how long it is."""
 PLACES = ((0, 0), (777, 777), (4096, 8192), (8191, 4095), (5, 4098), (1, 0))
 """Where a range begins in the file, and where it goes: congruent, and not."""
@@ -58,6 +66,32 @@ class Premap:
     def __init__(self, loads: Loads, how: str) -> None:
         self.loads, self.how = loads, how
         self.maps = how in ("maps", "translates")
+
+    def disk(self, disk: File) -> None:
+        self.made(disk, self.maps)
+        self.filled(disk, self.maps, copies=False)
+        self.best(disk, self.maps)
+        if self.maps:
+            self.cached(disk)
+            self.limits(disk)
+            self.resets(disk)
+            with loop(Path("/tmp")) as other:
+                self.refused(other, "is a loop device, and not served by one NVMe controller")
+        elif self.how == "bounces":
+            self.refused(disk, "its DMA may go through bounce buffers")
+        else:
+            self.refused(disk, "this kernel's io_uring has no extended buffer update")
+
+    def folder(self, folder: Path) -> None:
+        file = File.of(folder / "file", 6 * MIB + 777)
+        mapped = self.maps and file.file_system in MAPPED
+        self.made(file, mapped)
+        self.filled(file, mapped, copies=self.how != "not")
+        self.best(file, mapped)
+        if mapped:
+            self.cached(file)
+            self.holes(folder)
+            self.models(folder)
 
     def way(self, report: Any) -> str:
         """What the report says of mapping: one line, if any."""
@@ -119,8 +153,8 @@ class Premap:
             self.loads.count += 1
 
     def filled(self, file: File, mapped: bool, copies: bool) -> None:
-        """Into dma-bufs of somebody else: all of it, with what lies behind zeroed; a part, and nothing
-        around it is touched. `copies`: the kernel has another way where nothing is mapped.
+        """Into dma-bufs of somebody else: all of it, with what lies behind zeroed; a part, and
+        nothing around it is touched. `copies`: the kernel has another way where nothing is mapped.
         """
         for kind in FILLED:
             part = File(file.path, file.data[: 2 * MIB + 777])
@@ -142,6 +176,12 @@ class Premap:
                             self.expect(report, "bounce", "ring: ")
                     elif not mapped and not copies:
                         assert report["method"] == "bounce", report
+
+    def best(self, file: File, mapped: bool) -> None:
+        """`dma-buf` is the heap's where the disk writes into it."""
+        report = self.loads.load(file, "dma-buf", "--offset=512", start=512)
+        kind = HEAP if mapped else "udmabuf"
+        assert (report["kind"], report["method"] == "premap") == (kind, mapped), report
 
     def cached(self, file: File) -> None:
         """What is in the page cache is copied from there meanwhile."""
@@ -207,8 +247,8 @@ class Premap:
         report = self.loads.load(disk, HEAP, *words, start=512)
         back()
         assert report["method"] == "bounce", report
-        assert any("premap direct ended: " in one["why"] and "(ENOSPC)" in one["why"]
-                   for one in report["reasons"]), report
+        why = " ".join(one["why"] for one in report["reasons"])
+        assert "premap direct ended: " in why and "(ENOSPC)" in why, report
         # An ordinary user, who may pin 8 MiB of memory of their own.
         for node in (disk.path, Path("/dev/dma_heap/system")):
             node.chmod(0o666)
@@ -221,7 +261,8 @@ class Premap:
         report = self.loads.load(file, HEAP, *words, start=512)
         self.expect(report, "bounce", "no: ")
         assert why in self.way(report), report
-        line = self.loads.refused("load", str(file.path), f"--to={HEAP}", "--method=premap", "--quiet")
+        by_name = (f"--to={HEAP}", "--method=premap", "--quiet")
+        line = self.loads.refused("load", str(file.path), *by_name)
         assert why in line and "(EOPNOTSUPP)" in line, line
 
     def resets(self, disk: File) -> None:
@@ -266,33 +307,16 @@ def loop(folder: Path) -> Iterator[File]:
     image.unlink()
 
 
-def main(dmafile: str, helpers: str, how: str, *folders: str) -> None:
+def main(dmafile: str, helpers: str, how: str, *places: str) -> None:
     loads = Loads(dmafile, helpers)
     if Path(OVERLAPS).exists():
         setting(OVERLAPS, "none")
     premap = Premap(loads, how)
-    disk = Disk.filled(Path(os.environ["RAW"]))
-    premap.made(disk, premap.maps)
-    premap.filled(disk, premap.maps, copies=False)
-    if premap.maps:
-        premap.cached(disk)
-        premap.limits(disk)
-        premap.resets(disk)
-        with loop(Path("/tmp")) as other:
-            premap.refused(other, "is a loop device, and not served by one NVMe controller")
-    elif how == "bounces":
-        premap.refused(disk, "its DMA may go through bounce buffers")
-    else:
-        premap.refused(disk, "this kernel's io_uring has no extended buffer update")
-    for folder in map(Path, folders):
-        file = File.of(folder / "file", 6 * MIB + 777)
-        mapped = premap.maps and file.file_system in MAPPED
-        premap.made(file, mapped)
-        premap.filled(file, mapped, copies=how != "not")
-        if mapped:
-            premap.cached(file)
-            premap.holes(folder)
-            premap.models(folder)
+    for place in places:
+        if place == "raw":
+            premap.disk(Disk.filled(Path(os.environ["RAW"])))
+        else:
+            premap.folder(Path(place))
     print(f"{loads.count} loads checked")
 
 
