@@ -44,7 +44,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 .PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
-	module base base-debug base-kcsan series series-debug series-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug base-kcsan series series-debug series-cost premap-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -187,6 +187,10 @@ kernel-overlap: need-rust .venv/dev ## measure what dmafile.ko hides behind read
 series-cost: need-rust .venv/dev ## count what the series changes: small writes, and ways into a dma-buf (20 minutes)
 	@echo "series-cost: three virtual machines; to bench/results and docs/series.md; builds base and series first"
 	@$(PYTHON) -m bench.instructions series --keep $(ARGS)
+
+premap-cost: need-rust .venv/dev ## count what it saves to map a buffer for a disk once (10 minutes)
+	@echo "premap-cost: five virtual machines; to bench/results and docs/series.md; builds base and series first"
+	@$(PYTHON) -m bench.instructions premap --keep $(ARGS)
 
 kernel-install: ## as root: dmafile.ko by DKMS, its header, its group (PREFIX=/usr/local; DESTDIR= only copies)
 	@echo "kernel-install: $(DKMS), built and loaded unless DESTDIR is set"

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from bench import dropping, overlap, runs
-from bench.instructions import series
+from bench.instructions import premap, series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
 from bench.runs import RESULTS, ROOT, Rows, Run
@@ -22,6 +22,7 @@ MAKERS = {
     "instructions": stock.tables,
     "series": series.tables,
     "by-size": series.tables_by_size,
+    "premap": premap.tables,
     "overlap": overlap.tables,
     "dropping": dropping.tables,
 }
@@ -39,6 +40,8 @@ def rows_of(name: str) -> Rows:
 
 def about(folder: str) -> str:
     run = Run.read(runs.kept(folder))
+    if run.machine["bench"] == "premap":
+        return premap.about(run)
     ways = [one for one in run.samples if one.get("part", "ways") == "ways"]
     return stock.about(Measured.of(run.machine["machine"], ways))
 

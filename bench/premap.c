@@ -6,7 +6,7 @@
  *	ran RING MEMORY BYTES WAY COMMANDS	has made BATCHES of marks, in this order, with so many commands to the disk
  *
  * Of a polled ring the submission is counted and the reaping when all is done, not the waiting between them; of one
- * with interrupts all of it.
+ * with interrupts, and of requests of 1 MiB, all of it.
  *
  * What a heap has can't be registered: there the bytes of other pages are copied to it.
  */
@@ -34,8 +34,9 @@
 #define DEPTH 8
 #define BUFFER (DEPTH << 20)
 #define PAGE 4096
+#define NEVER_SPLIT (128 << 10)
 
-enum { SUBMIT, SUBMITTED, REAP, REAPED };
+enum { BEGIN, END };
 enum { PER_REQUEST, ONCE };
 
 /* As in the headers of a kernel of the series */
@@ -142,19 +143,26 @@ static void enter(unsigned int submit, unsigned int wait)
 		err(1, "io_uring_enter");
 }
 
+/* A polled ring is polled only while there is nothing to reap. */
 static void reap(unsigned int bytes)
 {
-	for (unsigned int i = 0; i < DEPTH; i++) {
-		const struct io_uring_cqe *cqe = &cqes[*cq_head & *cq_mask];
+	for (unsigned int reaped = 0; reaped < DEPTH; ) {
+		unsigned int head = *cq_head;
 
-		if (*cq_head == __atomic_load_n(cq_tail, __ATOMIC_ACQUIRE))
-			errx(1, "a request is missing");
-		if (cqe->res != (int)bytes)
-			errx(1, "%d bytes of %u", cqe->res, bytes);
-		__atomic_store_n(cq_head, *cq_head + 1, __ATOMIC_RELEASE);
+		while (head != __atomic_load_n(cq_tail, __ATOMIC_ACQUIRE)) {
+			const struct io_uring_cqe *cqe = &cqes[head++ & *cq_mask];
+
+			if (cqe->res != (int)bytes)
+				errx(1, "%d bytes of %u", cqe->res, bytes);
+			reaped++;
+		}
+		__atomic_store_n(cq_head, head, __ATOMIC_RELEASE);
+		if (reaped < DEPTH)
+			enter(0, DEPTH - reaped);
 	}
 }
 
+/* Apart from each other on the disk, so that no two make one command */
 static void prepare(const struct memory *memory, int way, unsigned int bytes)
 {
 	unsigned int each = bytes < PAGE ? PAGE : bytes;
@@ -167,7 +175,7 @@ static void prepare(const struct memory *memory, int way, unsigned int bytes)
 			base = 0;
 		sqes[tail & *sq_mask] = (struct io_uring_sqe){
 			.opcode = IORING_OP_READ_FIXED, .flags = IOSQE_FIXED_FILE,
-			.addr = base + i * each, .len = bytes, .off = i * each, .buf_index = way,
+			.addr = base + i * each, .len = bytes, .off = 2 * i * each, .buf_index = way,
 		};
 		sq_array[tail & *sq_mask] = tail & *sq_mask;
 		__atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);
@@ -191,27 +199,23 @@ static void copy(const struct memory *memory, unsigned int bytes)
 static void batch(const struct memory *memory, int polled, int way, unsigned int bytes)
 {
 	int copied = way == PER_REQUEST && memory->wanted != memory->pages;
+	/* What is split is finished by a worker, while this one sleeps. */
+	int apart = polled && bytes <= NEVER_SPLIT;
 
 	prepare(memory, way, bytes);
-	if (polled) {
-		mark(SUBMIT);
-		enter(DEPTH, 0);
-		mark(SUBMITTED);
-		/* Long enough for all; where it isn't, the median leaves it out. */
+	mark(BEGIN);
+	enter(DEPTH, polled ? 0 : DEPTH);
+	if (apart)
+		mark(END);
+	/* Long enough for all; where it isn't, the median leaves it out. */
+	if (polled)
 		usleep(2000 + bytes / 64);
-		mark(REAP);
-		enter(0, DEPTH);
-	} else {
-		mark(SUBMIT);
-		enter(DEPTH, DEPTH);
-	}
+	if (apart)
+		mark(BEGIN);
+	reap(bytes);
 	if (copied)
 		copy(memory, bytes);
-	if (polled)
-		mark(REAPED);
-	else
-		mark(SUBMITTED);
-	reap(bytes);
+	mark(END);
 }
 
 /* Of requests that the disk has got */
@@ -279,6 +283,7 @@ int main(int argc, char **argv)
 
 	if (argc != 3)
 		errx(2, "premap DISK ROUNDS");
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	disk = open(argv[1], O_RDONLY | O_DIRECT | O_CLOEXEC);
 	if (disk < 0)
 		err(1, "%s", argv[1]);

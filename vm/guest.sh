@@ -1,7 +1,7 @@
 # The guest's first process, as root, in the host's tree, with the arguments MODULES FS... MODULES is the folder whose
 # lib/modules fits this kernel. $share is where the folder comes to that is shared with the host: `command` is there,
 # `booted`, `stdout`, `stderr` and `status` come there, or `broken`, when the guest can't be made as asked. $module is dmafile.ko
-# or empty, $parameters are for it, $group is the group that may open its node.
+# or empty, $parameters are for it, $group is the group that may open its node. $iommu is the IOMMU asked for, or empty.
 modules=$1
 shift
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -99,21 +99,59 @@ if [ $# -gt 1 ] && [ ! -d "/mnt$#" ]; then
 	try cd /
 fi
 
+[ ! "$iommu" ] || [ "$(ls /sys/class/iommu)" ] || broken "this kernel does not use the IOMMU ($iommu)"
+
+# Finds disk $number: its node is $disk once it is what $fs asks for. The paths to a raw-multipath are block devices, too,
+# but have no nodes.
+appears() {
+	disk=
+	blocks=$(grep -ls "^disk$number *\$" /sys/block/nvme*/device/serial | cut -d / -f 4)
+	for block in $blocks; do
+		[ ! -b "/dev/$block" ] || disk=/dev/$block
+	done
+	[ "$disk" ] || return
+	case $fs in
+	raw-pi) grep -qs T10-DIF-TYPE1 "/sys/block/${disk#/dev/}/integrity/format" ;;
+	raw-zoned) grep -qs host-managed "/sys/block/${disk#/dev/}/queue/zoned" ;;
+	raw-multipath) [ "$(echo "$blocks" | wc -l)" -eq 3 ] ;;
+	esac
+}
+
+await_disk() {
+	takes=CONFIG_BLK_DEV_NVME
+	case $fs in
+	raw-pi) takes=CONFIG_BLK_DEV_INTEGRITY ;;
+	raw-zoned) takes=CONFIG_BLK_DEV_ZONED ;;
+	raw-multipath) takes=CONFIG_NVME_MULTIPATH ;;
+	esac
+	# Not every kernel tells what it was configured with.
+	if [ ! -e /proc/config.gz ] || zcat /proc/config.gz | grep -q "^$takes=[ym]"; then
+		# Disks may appear in any order, and late; on a busy host, very late.
+		for _ in $(seq 1200); do
+			! appears || return
+			sleep 0.1
+		done
+	fi
+	broken "no disk $number ($fs): a kernel needs $takes for it"
+}
+
 [ $# -eq 0 ] || load nvme
 number=0
+raws=0
 for fs; do
 	number=$((number + 1))
 	mount=/mnt
 	[ $number -eq 1 ] || mount=/mnt$number
-	# Disks may appear in any order, and late; on a busy host, very late.
-	disk=
-	for _ in $(seq 1200); do
-		found=$(grep -ls "^disk$number *\$" /sys/block/nvme*/device/serial) && disk=/dev/$(echo "$found" | cut -d / -f 4)
-		[ ! -b "$disk" ] || break
-		[ "$fs" != tmpfs ] || break
-		sleep 0.1
-	done
+	[ "$fs" = tmpfs ] || await_disk
 	case $fs in
+	raw*)
+		raws=$((raws + 1))
+		name=RAW
+		[ $raws -eq 1 ] || name=RAW$raws
+		export "$name=$disk"
+		try chmod 666 "$disk"
+		continue
+		;;
 	tmpfs)
 		try mount -t tmpfs none $mount
 		;;

@@ -23,6 +23,9 @@ from vm.kernels import Kernel
 # What this program itself ends with; everything else is COMMAND's.
 USAGE, NO_GUEST, COMPLAINT, HANG = 2, 122, 123, 124
 
+# 8 MiB, which is all that Linux moves by a command (NVME_MAX_KB_SZ).
+LARGEST_MDTS = 11
+
 INSIDE = "/run/dmafile"
 """Where the guest has the folder that it shares with this program."""
 
@@ -60,10 +63,35 @@ MAKERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "tmpfs": ("util-linux", []),
 }
 
+# What all controllers of disks have in common.
+NVME = "nvme,serial={disk},mdts={mdts}"
+
+RAW: Mapping[str, Sequence[str]] = {
+    "raw": [f"{NVME},drive={{disk}}"],
+    # Eight more bytes for each block, with its checksum and number (T10 DIF, type 1).
+    "raw-pi": [f"{NVME},id={{disk}}-a", "nvme-ns,bus={disk}-a,drive={disk},ms=8,pi=1"],
+    "raw-zoned": [
+        f"{NVME},id={{disk}}-a",
+        "nvme-ns,bus={disk}-a,drive={disk},zoned=on,zoned.zone_size=16M",
+    ],
+    # Two ways to one disk.
+    "raw-multipath": [
+        "nvme-subsys,id={disk}-s,nqn={disk}",
+        f"{NVME},id={{disk}}-a,subsys={{disk}}-s",
+        f"{NVME},id={{disk}}-b,subsys={{disk}}-s",
+        "nvme-ns,bus={disk}-a,drive={disk},shared=on",
+    ],
+}
+"""Per --fs that makes no file system: QEMU's devices. A disk with one has those of `raw`."""
+
+INTEL, AMD = ["-device", "intel-iommu"], ["-device", "amd-iommu"]
 IOMMUS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "off": ([], []),
-    "intel": (["-device", "intel-iommu"], ["intel_iommu=on"]),
-    "amd": (["-device", "amd-iommu"], []),
+    "intel": (INTEL, ["intel_iommu=on"]),
+    "intel-strict": (INTEL, ["intel_iommu=on", "iommu.strict=1"]),
+    "intel-pt": (INTEL, ["intel_iommu=on", "iommu=pt"]),
+    # Strict by itself: Linux sees that it is QEMU's.
+    "amd": (AMD, []),
     # None, and devices reach nothing but bounce buffers.
     "swiotlb": ([], ["swiotlb=force"]),
 }
@@ -78,6 +106,8 @@ class Wanted:
     fs: Sequence[str] = ()
     disk_size: int = 2 << 30
     disk_speed: int | None = None
+    mdts: int = 7
+    poll_queues: int = 0
     iommu: str = "off"
     append: str = ""
     cpus: int = 2
@@ -137,8 +167,9 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         "--fs",
         action="append",
         default=[],
-        choices=MAKERS,
-        help="a disk at /mnt, the next at /mnt2",
+        choices=(*MAKERS, *RAW),
+        help="a disk at /mnt, the next at /mnt2; one of raw... is mounted nowhere, and COMMAND has "
+        "its node as $RAW, the next one's as $RAW2",
     )
     add(
         "--disk-size",
@@ -153,12 +184,30 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         metavar="SIZE",
         help="of each, bytes a second at most",
     )
+    add(
+        "--mdts",
+        type=int,
+        choices=range(1, LARGEST_MDTS + 1),
+        default=standard.mdts,
+        metavar="N",
+        help="at most 2^N pages of 4 KiB in a command to a disk, "
+        f"N up to {LARGEST_MDTS} [{standard.mdts}]",
+    )
+    add(
+        "--poll-queues",
+        type=count,
+        default=standard.poll_queues,
+        metavar="N",
+        help="of each disk, for polled reads and writes, beside those with interrupts; as many as "
+        "CPUs at most [none]",
+    )
     add("--iommu", choices=IOMMUS, default=standard.iommu, help=f"[{standard.iommu}]")
     add(
         "--append",
-        default=standard.append,
+        action="append",
+        default=[],
         metavar="WORDS",
-        help='for the kernel\'s command line, as in "preempt=full quiet"',
+        help='for the kernel\'s command line, as in "preempt=full quiet"; several add up',
     )
     add("--cpus", type=count, metavar="N", help=f"[{standard.cpus}]")
     add(
@@ -209,6 +258,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     options, command = vars(parser.parse_args(words[:end])), list(words[end + 1 :])
     if not command:
         parser.error("what is to be run? `-- COMMAND...` comes last")
+    options["append"] = " ".join(options["append"])
     options["module"] |= bool(options["module_options"])
     options["as_user"] |= options["as_member"]
     options["count_instructions"] |= options["marks"] is not None
@@ -219,6 +269,9 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     if options["cpus"] % options["nodes"]:
         parser.error("--nodes: each has as many CPUs as another")
+    # The driver refuses to load with more.
+    if options["poll_queues"] > options["cpus"]:
+        parser.error("--poll-queues: at most one for each CPU")
     return Wanted(**options), command
 
 
@@ -250,7 +303,7 @@ def prepare(fs: Sequence[str] = ()) -> None:
     need("busybox-static", "sh", "-c", "! ldd $(command -v busybox)")
     need("file", "command", "-v", "file")
     for name in fs:
-        package, maker = MAKERS[name]
+        package, maker = MAKERS.get(name, ("", []))
         if maker:
             need(package, "command", "-v", maker[0])
 
@@ -278,6 +331,7 @@ def run(wanted: Wanted, command: Sequence[str]) -> int:
         arguments = shlex.join(["set", "--", str(kernel.modules), *wanted.fs])
         variables = {
             "share": INSIDE,
+            "iommu": wanted.iommu if IOMMUS[wanted.iommu][0] else "",
             "module": str(built or ""),
             "parameters": wanted.module_options,
             "group": MEMBERS,
@@ -302,33 +356,46 @@ def script(wanted: Wanted, command: Sequence[str]) -> str:
     environment["PATH"] = f"/run/vm:{environment['PATH']}"
     # It would be a place that can't be written to.
     environment.pop("TMPDIR", None)
-    words = ["exec", "env", "-i"]
     if wanted.count_instructions:
         environment[MARKS_VARIABLE] = f"{INSIDE}/{MARKS}"
     if wanted.as_user:
         environment |= {"HOME": "/tmp", "USER": "user", "LOGNAME": "user"}
-    words += [f"{name}={value}" for name, value in environment.items()]
+    words = ["exec", "env", "-i", *(f"{name}={value}" for name, value in environment.items())]
+    # Which nodes its disks have is for the guest to say.
+    nodes = [f'{name}="${name}"' for name in raw_names(wanted.fs)]
+    callers = []
     if wanted.as_user:
         groups = f"--groups={MEMBERS}" if wanted.as_member else "--clear-groups"
-        words += ["setpriv", "--reuid=1000", "--regid=1000", groups, "--"]
+        callers += ["setpriv", "--reuid=1000", "--regid=1000", groups, "--"]
     if wanted.count_instructions:
-        words.append(f"{INSIDE}/count")
-    return f"cd {shlex.quote(str(Path.cwd()))}\n{shlex.join([*words, *command])}\n"
+        callers.append(f"{INSIDE}/count")
+    line = " ".join([shlex.join(words), *nodes, shlex.join([*callers, *command])])
+    return f"cd {shlex.quote(str(Path.cwd()))}\n{line}\n"
+
+
+def raw_names(fs: Sequence[str]) -> list[str]:
+    """The variables that name the raw disks' nodes: RAW, RAW2 and so on."""
+    number = sum(one in RAW for one in fs)
+    return [f"RAW{turn if turn > 1 else ''}" for turn in range(1, number + 1)]
 
 
 def disk(folder: Path, number: int, fs: str, wanted: Wanted) -> list[str]:
-    """QEMU's words for an NVMe disk with a file system."""
-    _, maker = MAKERS[fs]
-    if not maker:
+    """QEMU's words for an NVMe disk, with a file system or raw."""
+    if fs == "tmpfs":
         return []
-    image = folder / f"disk{number}"
+    name = f"disk{number}"
+    image = folder / name
     with image.open("wb") as file:
         file.truncate(wanted.disk_size)
-    call([*maker, str(image)])
-    drive = f"if=none,id=disk{number},file={image},format=raw,cache=unsafe,discard=unmap"
+    if fs in MAKERS:
+        call([*MAKERS[fs][1], str(image)])
+    drive = f"if=none,id={name},file={image},format=raw,cache=unsafe,discard=unmap"
     if wanted.disk_speed:
         drive += f",throttling.bps-total={wanted.disk_speed}"
-    return ["-drive", drive, "-device", f"nvme,serial=disk{number},drive=disk{number}"]
+    words = ["-drive", drive]
+    for device in RAW.get(fs, RAW["raw"]):
+        words += ["-device", device.format(disk=name, mdts=wanted.mdts)]
+    return words
 
 
 def launch(
@@ -363,6 +430,8 @@ def launch(
     arguments += ["watchdog_thresh=60", "rcupdate.rcu_cpu_stall_timeout=120"]
     # Nor its timer like a broken one: the kernel gives ticks a moment to come, and panics.
     arguments.append("no_timer_check")
+    if wanted.poll_queues:
+        arguments.append(f"nvme.poll_queues={wanted.poll_queues}")
     arguments += ["oops=panic", *settings, *shlex.split(wanted.append)]
     arguments += ["init=/bin/sh", "--", str(share / "guest.sh")]
     words += ["-append", shlex.join(arguments)]
@@ -373,7 +442,8 @@ def launch(
     # an interrupt just then is a wild access to KASAN. Nor CMPXCHG16B: before its version 8 QEMU
     # may take any bits for the flags after it (the helper computes them of a `cc_op` that has not
     # been written back), and an interrupt just then is a double fault; kernels do without.
-    words += ["-cpu", "max,-la57,-cx16"]
+    # Not the driver of AMD's IOMMU.
+    words += ["-cpu", "max,-la57" if devices == AMD else "max,-la57,-cx16"]
     if wanted.nodes > 1:
         # No processor has a part in two of them.
         words += ["-smp", f"sockets={wanted.nodes}"]

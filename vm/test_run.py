@@ -13,6 +13,8 @@ from vm.debian import Package
 from vm.fixtures import FILE_SYSTEMS, PATIENCE, vm
 from vm.host import ROOT, Unavailable
 
+thorough = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+
 # What comes back
 
 
@@ -42,8 +44,8 @@ def test_a_command_that_does_not_exist_ends_with_127() -> None:
 def test_as_user_on_one_cpu_with_little_memory() -> None:
     facts = "id -u; nproc; grep MemTotal /proc/meminfo; grep -o 'vm[.]one.*two=2' /proc/cmdline"
     script = f"{facts}; touch /mnt/mine && ls /mnt/mine; touch /etc/not-mine; exit 3"
-    options = ["--as-user", "--cpus=1", "--memory=1G", "--fs=ext4", "--append=vm.one=1 vm.two=2"]
-    result = vm(*options, "--", "sh", "-c", script)
+    options = ["--as-user", "--cpus=1", "--memory=1G", "--fs=ext4"]
+    result = vm(*options, "--append=vm.one=1", "--append=vm.two=2", "--", "sh", "-c", script)
     user, cpus, memory, words, mine = result.stdout.decode().splitlines()
     assert (user, cpus, words, mine) == ("1000", "1", "vm.one=1 vm.two=2", "/mnt/mine")
     assert 800_000 < int(memory.split()[1]) < 1 << 20
@@ -53,22 +55,94 @@ def test_as_user_on_one_cpu_with_little_memory() -> None:
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(
-    "mode",
-    [
-        "intel",
-        pytest.param(
-            "amd",
-            marks=pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test"),
-        ),
-    ],
+    ("mode", "kind"), [("intel", b"DMA-FQ\n"), pytest.param("amd", b"DMA\n", marks=thorough)]
 )
-def test_an_iommu_has_the_disk(mode: str) -> None:
-    disk = "/sys/block/nvme0n1/device/device/iommu_group"
-    result = vm(
-        "--iommu", mode, "--fs=ext4", "--", "sh", "-c", f"test -e {disk} && cat {disk}/type"
-    )
-    assert result.stdout.startswith(b"DMA"), result.stderr
+def test_an_iommu_has_the_disk(mode: str, kind: bytes) -> None:
+    group = "/sys/block/nvme0n1/device/device/iommu_group"
+    result = vm("--iommu", mode, "--fs=ext4", "--", "cat", f"{group}/type")
+    assert result.stdout == kind, result.stderr
     assert result.returncode == 0
+
+
+@pytest.mark.usefixtures("ready")
+@thorough
+def test_an_iommu_that_the_kernel_leaves_alone_is_no_machine() -> None:
+    result = vm("--iommu=intel", "--append=intel_iommu=off", "--", "echo", "run")
+    assert (result.returncode, result.stdout) == (machine.NO_GUEST, b"")
+    assert b"does not use the IOMMU (intel)" in result.stderr
+
+
+# Says of a node's block device what the files that follow hold; fills 1 MiB of the node with a file
+# and prints it, past the page cache.
+BLOCKS = """
+    set -e
+    says() { (cd "/sys/block/${1#/dev/}" && shift && cat -- "$@" | xargs); }
+    fills() { dd "if=$2" "of=$1" bs=64k oflag=direct status=none; }
+    prints() { dd "if=$1" bs=64k count=16 iflag=direct status=none; }
+"""
+
+
+@pytest.mark.usefixtures("ready")
+def test_raw_disks_beside_another_polled_with_small_commands() -> None:
+    queue = [f"queue/{name}" for name in ("logical_block_size", "io_poll", "max_hw_sectors_kb")]
+    files = " ".join(["device/serial", *queue, "device/device/iommu_group/type"])
+    script = f"""{BLOCKS}
+        id -u
+        awk '$2 ~ "^/mnt" {{ print $2, $3 }}' /proc/mounts
+        cat /sys/module/nvme/parameters/poll_queues
+        says "$RAW" {files}
+        says "$RAW2" {files}
+        env | grep -c ^RAW
+        head -c 1M /dev/urandom > /tmp/blob
+        cat /tmp/blob
+        fills "$RAW2" /tmp/blob
+        prints "$RAW"
+        prints "$RAW2"
+    """
+    disks = ["--fs=raw", "--fs=ext4", "--fs=raw", "--poll-queues=1", "--mdts=4"]
+    result = vm("--as-user", "--iommu=intel-strict", *disks, "--", "sh", "-c", script)
+    assert result.returncode == 0, result.stderr
+    *facts, read = result.stdout.split(b"\n", 6)
+    said = "1000", "/mnt2 ext4", "1", "disk1 512 1 64 DMA", "disk3 512 1 64 DMA", "2"
+    assert tuple(fact.decode() for fact in facts) == said
+    size = 1 << 20
+    blob = read[:size]
+    assert blob.strip(b"\0") and read == blob + bytes(size) + blob
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(
+    "kernel", ["6.12", *(pytest.param(name, marks=thorough) for name in ("6.1", "newest"))]
+)
+def test_raw_disks_of_other_kinds(kernel: str, tmp_path: Path) -> None:
+    blob = os.urandom(1 << 20)
+    (tmp_path / "blob").write_bytes(blob)
+    script = f"""{BLOCKS}
+        says "$RAW" device/serial integrity/format device/device/iommu_group/type
+        says "$RAW2" device/serial queue/zoned queue/nr_zones
+        says "$RAW3" device/serial
+        # In a zone, but not at its start.
+        dd if={tmp_path}/blob of="$RAW2" bs=4k seek=8193 count=1 oflag=direct 2>&1 | grep error
+        head=${{RAW3#/dev/}}
+        echo round-robin > "/sys/block/$head/device/iopolicy"
+        for node in "$RAW" "$RAW2" "$RAW3"; do
+            fills "$node" {tmp_path}/blob
+            prints "$node"
+        done
+        # How many reads each of the paths has done.
+        awk '{{ print $1 }}' "/sys/block/${{head%n1}}"c*n1/stat
+    """
+    disks = ["--fs=raw-pi", "--fs=tmpfs", "--fs=raw-zoned", "--fs=raw-multipath"]
+    options = [f"--kernel={kernel}", "--iommu=intel-pt", "--disk-size=64M"]
+    result = vm(*options, *disks, "--", "sh", "-c", script)
+    assert result.returncode == 0, result.stderr
+    *facts, refusal, read = result.stdout.split(b"\n", 4)
+    said = "disk1 T10-DIF-TYPE1-CRC identity", "disk3 host-managed 4", "disk4"
+    assert tuple(fact.decode() for fact in facts) == said
+    assert refusal.endswith(b"Input/output error")
+    assert read[: 3 * len(blob)] == 3 * blob
+    reads = [int(number) for number in read[3 * len(blob) :].split()]
+    assert len(reads) == 2 and all(reads)
 
 
 @pytest.mark.usefixtures("counting")
@@ -221,6 +295,10 @@ def test_harmless_messages_of_a_kernel_are_no_complaints(line: str) -> None:
     [
         (["--fs", "fat", "--", "true"], machine.USAGE, "invalid choice"),
         (["--cpus", "0", "--", "true"], machine.USAGE, "at least 1"),
+        (["--poll-queues", "0", "--", "true"], machine.USAGE, "at least 1"),
+        (["--poll-queues", "3", "--", "true"], machine.USAGE, "one for each CPU"),
+        (["--mdts", "0", "--", "true"], machine.USAGE, "invalid choice"),
+        (["--mdts", "12", "--", "true"], machine.USAGE, "invalid choice"),
         (["--count-instructions", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--marks", "marks", "--cpus", "2", "--", "true"], machine.USAGE, "one CPU"),
         (["--marks", "marks", "--parallel", "--", "true"], machine.USAGE, "in parallel"),
@@ -323,7 +401,7 @@ def test_a_kernel_whose_headers_debian_no_longer_has_says_so(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("ready")
-@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+@thorough
 def test_the_newest_has_disks_and_dma_bufs() -> None:
     nodes = ("/dev/udmabuf", "/dev/dma_heap/system")
     script = 'uname -r; ls "$@"; for one in /mnt*; do stat -f -c %T $one; done'

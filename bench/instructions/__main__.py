@@ -1,9 +1,10 @@
-"""Counts instructions in QEMU: `make vm-bench`, `make series-cost`.
+"""Counts instructions in QEMU: `make vm-bench`, `make series-cost`, `make premap-cost`.
 
 stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md;
          with --kernel newest a column beside it, kept apart
 series   what the series of kernel/linux-6.12 changes: docs/series.md
 by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
+premap   reads into buffers that are mapped for each request and once, on the same kernel
 """
 
 import argparse
@@ -12,14 +13,14 @@ from collections.abc import Sequence
 
 from bench import documents, runs
 from bench.candidates import on_stock
-from bench.instructions import series
+from bench.instructions import premap, series
 from bench.instructions.measure import MIB, as_run, measure
 from bench.instructions.tables import NEWEST, STOCK
 from bench.runs import RESULTS, ROOT, Run
 from bench.words import table
 from vm import kernels
 
-NAMES = {"stock": STOCK, "series": "series", "by-size": "series-by-size"}
+NAMES = {"stock": STOCK, "series": "series", "by-size": "series-by-size", "premap": "premap"}
 """What their results are called."""
 KERNELS = {"6.12": STOCK, kernels.NEWEST: NEWEST}
 """What those of `stock` are called, by the kernel."""
@@ -55,6 +56,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> Run:
     if args.what == "series":
         return series.measured(args.mib * MIB, args.rounds, args.seed)
+    if args.what == "premap":
+        return premap.measured(args.rounds)
     if args.what == "by-size":
         return series.measured_by_size(args.rounds, args.seed)
     lines = on_stock()

@@ -87,7 +87,7 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
     new = [Path(name) for patch in series.patches() for name in patch.new]
     objects = [str(path.with_suffix(".o")) for path in new if path.suffix == ".c"]
     objects = [name for name in objects if not name.startswith("tools/")]
-    assert len(objects) == 9
+    assert len(objects) == 11
     command = ["make", "--silent", f"O={build}", "W=1", "C=2", *objects]
     with series.tree(linux_source()) as linux:
         result = subprocess.run(
@@ -371,3 +371,74 @@ def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
     passed(result, "imports checked")
     # Of both sorts of huge pages a driver sees more than the first 4096 bytes of each.
     assert result.stdout.decode().count("vmap of huge pages: right") == 2
+
+
+PREMAP = """
+cp "$1" /tmp/program
+shift
+exec /tmp/program "${1:-$RAW}" $2
+"""
+DISK = ("--fs=raw", "--disk-size=64M", "--poll-queues=1")
+STRICT = "--iommu=intel-strict"
+FILES = {"ext4": 61, "xfs": 53}
+"""By file system, what does not apply there: tests of disks, and of other sorts of buffers."""
+OF_DISKS = 68
+"""The same of a disk."""
+FAILURES = 4
+"""Tests that need a kernel with fault injection."""
+
+
+def premap(selftests: Path, kernel: str, skipped: int, *options: str, mode: str = "") -> None:
+    """The selftest of pre-mapped buffers on a disk, or where there is none on a file."""
+    path = "" if "--fs=raw" in options else MOUNTS[0]
+    command = ("sh", "-c", PREMAP, "sh", str(selftests / "premap"), path, mode)
+    # Twenty seconds without debugging.
+    result = vm(f"--kernel={kernel}", "--timeout=1800", *options, "--", *command)
+    said = result.stdout.decode()
+    assert result.returncode == 0, said + result.stderr.decode()
+    totals = rf"(?m)^# Totals: pass:[1-9]\d* fail:0 xfail:0 xpass:0 skip:{skipped} error:0$"
+    assert re.search(totals, said), said
+
+
+@matrix
+@pytest.mark.parametrize("iommu", ["off", "intel", "intel-strict", "intel-pt", "amd"])
+def test_buffers_that_are_mapped_once(selftests: Path, iommu: str) -> None:
+    premap(selftests, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
+
+
+@matrix
+@pytest.mark.parametrize(("fs", "iommu"), [("ext4", "off"), ("xfs", "off"), ("xfs", "intel")])
+def test_buffers_that_are_mapped_once_for_files(selftests: Path, fs: str, iommu: str) -> None:
+    options = ("--disk-size=512M", "--poll-queues=1", f"--iommu={iommu}")
+    premap(selftests, "series", FILES[fs], f"--fs={fs}", *options)
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("iommu", ["off", "intel-strict"])
+def test_mapped_buffers_where_the_disk_is_reset_and_removed(
+    selftests: Path, kernel: str, iommu: str
+) -> None:
+    premap(selftests, kernel, 0, *DISK, f"--iommu={iommu}", mode="life")
+
+
+@matrix
+def test_mapped_buffers_behind_bounce_buffers(selftests: Path) -> None:
+    bounces = ("--iommu=swiotlb", "--append=nvme.premap_bounce=1")
+    premap(selftests, "series", 49, *DISK, *bounces, mode="bounce")
+
+
+@matrix
+@pytest.mark.parametrize(
+    "how", [("--iommu=swiotlb",), ("--append=nvme.premap=0",), ("--fs=raw-pi",)]
+)
+def test_buffers_that_a_disk_refuses_to_map(selftests: Path, how: Sequence[str]) -> None:
+    disk = DISK if "--fs=raw-pi" not in how else DISK[1:]
+    premap(selftests, "series", 0, *disk, *how, mode="refused")
+
+
+@matrix
+@pytest.mark.parametrize("options", [("off", *DISK), ("intel-strict", *DISK)])
+def test_mapped_buffers_with_all_checks(selftests: Path, options: Sequence[str]) -> None:
+    iommu, *more = options
+    premap(selftests, "series-debug", OF_DISKS - FAILURES, *more, f"--iommu={iommu}")

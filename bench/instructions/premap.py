@@ -1,0 +1,255 @@
+"""What it saves to map a buffer once: reads from a disk, per request and once, in turns.
+
+docs/series.md shows what came out, and tells how.
+"""
+
+import datetime
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.instructions.measure import said_by
+from bench.instructions.tables import ratio_text
+from bench.runs import ROOT, Rows, Run
+from bench.words import size_text
+from vm.compiled import static
+
+BASE, SERIES = "base", "series"
+IOMMUS = {"off": "no IOMMU", "intel": "lazy", "intel-strict": "strict"}
+"""By --iommu of vm/run, what tables call them."""
+RINGS = ("polled", "interrupts")
+PER_REQUEST, ONCE = WAYS = ("request", "once")
+BATCHES, DEPTH = 10, 8
+"""As in premap.c."""
+NEVER_SPLIT = 128 << 10
+
+Sample = Mapping[str, Any]
+
+
+# Measuring
+
+
+def measured(rounds: int) -> Run:
+    """A machine for each IOMMU, and one of a kernel without the series."""
+    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    samples: list[dict[str, Any]] = []
+    guests = []
+    for kernel, iommu in [*((SERIES, one) for one in IOMMUS), (BASE, "off"), (BASE, "intel")]:
+        print(f"{kernel}, {IOMMUS[iommu]}", flush=True)
+        guest, found = one_machine(kernel, iommu, rounds)
+        guests.append(guest)
+        samples += ({"kernel": kernel, "iommu": iommu, **one} for one in found)
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "guest": guests[0],
+        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "dmafile": ours,
+    }
+    return Run({"bench": "premap", "machine": about}, samples)
+
+
+INSIDE = """
+cp "$1" /tmp/premap
+echo about $(uname -r) >&2
+exec /tmp/premap "$RAW" "$2"
+"""
+
+
+def one_machine(kernel: str, iommu: str, rounds: int) -> tuple[str, list[dict[str, Any]]]:
+    with tempfile.TemporaryDirectory(prefix="dmafile-premap-") as name:
+        marks = Path(name) / "marks"
+        program = static(ROOT / "bench/premap.c", Path(name), "-Wextra")
+        command = [str(ROOT / "vm/run"), f"--kernel={kernel}", "--marks", str(marks)]
+        # Of 1 MiB, as many drives have it.
+        command += ["--fs=raw", "--disk-size=64M", f"--iommu={iommu}", "--poll-queues=1"]
+        command += ["--mdts=8", "--timeout=1800", "--", "sh", "-c", INSIDE, "sh"]
+        result = subprocess.run(
+            [*command, str(program), str(rounds)], capture_output=True, text=True
+        )
+        guest = re.search(r"^about (.*)$", result.stderr, re.MULTILINE)
+        if result.returncode or not guest:
+            sys.exit(result.stderr)
+        return guest[1], list(paired(result.stdout.splitlines(), marks.read_text().splitlines()))
+
+
+def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Instructions of a request: the median of the batches; but not of what came first."""
+    lines = [tuple(map(int, line.split())) for line in marks]
+    at = iter([(number, user + kernel) for number, user, kernel in lines if number < 2])
+    rounds: dict[tuple[str, ...], int] = {}
+    for line in said:
+        verb, ring, memory, size, way, commands = line.split()
+        assert verb == "ran", line
+        pairs = 2 if ring == "polled" and int(size) <= NEVER_SPLIT else 1
+        batches = []
+        for _ in range(BATCHES):
+            total = 0
+            for _ in range(pairs):
+                (begin, before), (end, after) = next(at), next(at)
+                assert (begin, end) == (0, 1), line
+                total += after - before
+            batches.append(total / DEPTH)
+        number = rounds[ring, memory, size, way] = rounds.get((ring, memory, size, way), -1) + 1
+        if number:
+            yield {
+                "ring": ring,
+                "memory": memory,
+                "size": int(size),
+                "way": way,
+                "round": number,
+                "instructions": statistics.median(batches),
+                "commands": int(commands) / BATCHES / DEPTH,
+            }
+    assert next(at, None) is None, "more was counted than run"
+
+
+# Showing
+
+
+def about(run: Run) -> str:
+    of, rounds = run.machine["machine"], max(one["round"] for one in run.samples)
+    return (
+        f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
+        f"{rounds} rounds."
+    )
+
+
+def tables(run: Run) -> dict[str, Rows]:
+    """Of such a run, by name."""
+    found = {ring: table_of(run.samples, ring) for ring in RINGS}
+    return {
+        **found,
+        "published": table_beside_published(run.samples),
+        "unmapped": table_of_others(run.samples),
+        "commands": table_of_commands(run.samples),
+    }
+
+
+def values(samples: Sequence[Sample], what: str = "instructions", **wanted: Any) -> list[float]:
+    """Of the rounds of one way."""
+    found = [
+        one[what] for one in samples if all(one[name] == value for name, value in wanted.items())
+    ]
+    assert found, wanted
+    return found
+
+
+def kinds(samples: Sequence[Sample]) -> list[tuple[int, str]]:
+    return list(dict.fromkeys((one["size"], one["memory"]) for one in in_order(samples)))
+
+
+def in_order(samples: Sequence[Sample]) -> list[Sample]:
+    return sorted(samples, key=lambda one: one["size"])
+
+
+def table_of(samples: Sequence[Sample], ring: str) -> Rows:
+    head = ["", "memory"]
+    for name in IOMMUS.values():
+        head += [f"{name}: per request", "once", "ratio"]
+    rows = []
+    for size, memory in kinds(samples):
+        row = [size_text(size), memory]
+        for iommu in IOMMUS:
+            of: dict[str, Any] = {
+                "kernel": SERIES,
+                "iommu": iommu,
+                "ring": ring,
+                "size": size,
+                "memory": memory,
+            }
+            request, once = (values(samples, way=way, **of) for way in WAYS)
+            row += [f"{statistics.median(one):,.0f}" for one in (request, once)]
+            row.append(ratio_text([b / a for a, b in zip(request, once, strict=True)]))
+        rows.append(row)
+    return head, rows
+
+
+UDMABUF = "dma-bufs (udmabuf), 4 KiB"
+PUBLISHED = (
+    ("the proposal at first, 512 B", "off", 512, "pages", "44.66 → 43.70 MIOPS", 43.70 / 44.66),
+    ("the same, its speed mended", "off", 512, "pages", "45.72 → 46.13 MIOPS", 46.13 / 45.72),
+    ("the proposal, 128 KiB", "off", 131072, "pages", "123.18 → 124.19 GiB/s", 124.19 / 123.18),
+    (
+        "dma-bufs (udmabuf), 4 KiB",
+        "intel-strict",
+        4096,
+        "udmabuf",
+        "0.57 → 5.01 MIOPS",
+        5.01 / 0.57,
+    ),
+    (UDMABUF, "intel", 4096, "udmabuf", "1.93 → 5.01 MIOPS", 5.01 / 1.93),
+)
+"""Polled, 8 requests at a time: of which machine, size and memory, what was published, and how much
+more that is."""
+
+
+def table_beside_published(samples: Sequence[Sample]) -> Rows:
+    rows = []
+    for name, iommu, size, memory, text, gain in PUBLISHED:
+        of: dict[str, Any] = {
+            "kernel": SERIES,
+            "iommu": iommu,
+            "ring": "polled",
+            "size": size,
+            "memory": memory,
+        }
+        request, once = (statistics.median(values(samples, way=way, **of)) for way in WAYS)
+        rows.append(
+            [
+                f"{name}, {IOMMUS[iommu]}",
+                text,
+                f"{gain:.2f}",
+                f"{request:,.0f} → {once:,.0f}",
+                f"{request / once:.2f}",
+            ]
+        )
+    return ["", "published", "more", "instructions here", "fewer"], rows
+
+
+def table_of_others(samples: Sequence[Sample]) -> Rows:
+    """Requests that are not pre-mapped, on a kernel that could and one that can't."""
+    rows = []
+    for size, memory in kinds(samples):
+        if memory == "heap":
+            continue
+        row = [size_text(size), memory]
+        for iommu in ("off", "intel"):
+            of: dict[str, Any] = {"iommu": iommu, "ring": "polled", "size": size, "memory": memory}
+            base, series = (
+                statistics.median(values(samples, kernel=kernel, way=PER_REQUEST, **of))
+                for kernel in (BASE, SERIES)
+            )
+            row += [f"{base:,.0f}", f"{series:,.0f}", f"{series / base:.4f}"]
+        rows.append(row)
+    head = ["", "memory"]
+    for iommu in ("off", "intel"):
+        head += [f"{IOMMUS[iommu]}: {BASE}", SERIES, "ratio"]
+    return head, rows
+
+
+def table_of_commands(samples: Sequence[Sample]) -> Rows:
+    """How many a request takes, where it may take several."""
+    size = max(one["size"] for one in samples)
+    head = [f"commands to the disk for {size_text(size)}"]
+    rows = []
+    for memory in dict.fromkeys(one["memory"] for one in samples):
+        row = [memory]
+        for iommu in IOMMUS:
+            of: dict[str, Any] = {
+                "kernel": SERIES,
+                "iommu": iommu,
+                "ring": "interrupts",
+                "size": size,
+            }
+            for way in WAYS:
+                count = statistics.median(values(samples, "commands", memory=memory, way=way, **of))
+                row.append(f"{count:g}")
+        rows.append(row)
+    for name in IOMMUS.values():
+        head += [f"{name}: per request", "once"]
+    return head, rows
