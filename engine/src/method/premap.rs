@@ -19,9 +19,13 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         .map_err(|errno| refused("cannot hand the dma-buf to a device", errno))?;
     // Its ring ends with it, and with the ring every mapping.
     let done = uring::mapped(job, turns.fd());
-    let back = lent.take_back();
-    done?;
-    back.map_err(|errno| Error::os("cannot take the dma-buf back from a device", errno).into())
+    match (done, lent.take_back()) {
+        (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
+        (_, Err(errno)) => {
+            Err(Error::os("cannot take the dma-buf back from a device", errno).into())
+        }
+        (done, Ok(())) => done,
+    }
 }
 
 /// Another way will do.

@@ -243,6 +243,7 @@ impl Pump<'_, '_> {
                     Errno::NOMEM => {
                         error.with_remedy("raise the limit on locked memory: ulimit -l")
                     }
+                    Errno::NOSPC => error.with_remedy("raise the parameter nvme.premap_max_mb"),
                     _ => error,
                 };
                 return self.end(Stop::Refused(error));

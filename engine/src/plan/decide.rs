@@ -65,7 +65,9 @@ pub(crate) fn decide(
     let window = ladder::window(&mut ladder, host, target, pages, block, queue_depth, log);
     let first = ladder[0];
     describe_io(request, first, file, layout, log);
-    ladder::describe_mapping(&ladder, not_mapped, file, target, log);
+    if to_read > 0 {
+        ladder::describe_mapping(&ladder, not_mapped, file, target, log);
+    }
     let why = ladder::describe(first, request.method, drop_behind);
     log.add("method", first, why);
     let fuses = fuses(target, first, one_run);

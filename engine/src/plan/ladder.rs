@@ -121,7 +121,8 @@ pub(super) fn ladder(
         Method::Auto if target.copies => {
             let last = rung(Method::Threads, false, false);
             let copies = in_one_call(Method::CopyFileRange);
-            let mapped = target.dma_buf.is_some().then_some(premap);
+            let mapped = target.dma_buf.is_some() && to_copy <= to_read;
+            let mapped = mapped.then_some(premap);
             mapped.into_iter().chain(copies).chain([last]).collect()
         }
         // What is left when the buffer could not be made that way after all.

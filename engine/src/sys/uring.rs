@@ -146,13 +146,18 @@ impl<'m> Ring<'m> {
     /// is empty.
     pub(crate) fn maps_once() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
-        *KNOWN.get_or_init(|| {
-            let Ok(ring) = IoUring::new(2) else {
-                return false;
-            };
-            let open = ring.submitter().register_buffers_sparse(1);
-            open.is_ok() && update(&ring, 0, &EMPTY).is_ok()
-        })
+        if let Some(known) = KNOWN.get() {
+            return *known;
+        }
+        let asked = IoUring::new(2).and_then(|ring| {
+            ring.submitter().register_buffers_sparse(1)?;
+            Ok(update(&ring, 0, &EMPTY).is_ok())
+        });
+        match asked {
+            Ok(known) => *KNOWN.get_or_init(|| known),
+            // No ring now, for want of descriptors or memory: there may be one later.
+            Err(_) => false,
+        }
     }
 
     /// Makes room for registered buffers, none of them filled.

@@ -221,9 +221,10 @@ class Premap:
             header = json.dumps({f"t{number}": entry}).encode()
             path = model / f"{number}.safetensors"
             path.write_bytes(struct.pack("<Q", len(header)) + header + tensor)
-            File(path, b"").evict()
         for kind in (HEAP, "memfd"):
             for more in ((), SMALL, ("--tensor=t[13]",)):
+                for path in model.iterdir():
+                    File(path, b"").evict()
                 words = self.loads.words(File(model, b""), kind, "--method=premap", *more)
                 seen, report = self.loads.read("a model", words)
                 assert report["method"] == "premap" and report["io"] == "direct", report
