@@ -357,6 +357,14 @@ def test_loads_into_memory_that_is_mapped_once(programs: Programs, kernel: str, 
 
 @matrix
 @pytest.mark.usefixtures("ready")
+def test_loads_from_disks_that_refuse_to_map(programs: Programs) -> None:
+    kinds = ("raw-pi", "raw-zoned", "raw-multipath")
+    options = ("--kernel=series", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))
+    passed(programs.run("premap", "maps", *kinds, options=options), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS))
 def test_the_flag_where_things_go_wrong(kernel: str) -> None:
     calls("heap_flag", kernel, PARTS[kernel])

@@ -1,6 +1,7 @@
 """Loads into memory that is mapped once for the disk, from a raw NVMe disk and from files.
 
-    premap.py DMAFILE HELPERS HOW raw|FOLDER...    in the machine, as root; `raw` is the disk $RAW
+    premap.py DMAFILE HELPERS HOW raw|raw-KIND|FOLDER...    in the machine, as root; the first raw
+                                                             disk is $RAW, the next one $RAW2
 
 HOW is what this kernel does: `maps`, `translates` (it maps, behind an IOMMU that translates),
 `bounces` (it would, but devices reach bounce buffers only) or `not`. Ends with an assertion that
@@ -41,6 +42,12 @@ RANGES = (
 PLACES = ((0, 0), (777, 777), (4096, 8192), (8191, 4095), (5, 4098), (1, 0))
 """Where a range begins in the file, and where it goes: congruent, and not."""
 SMALL = ("--block=64K", "--queue-depth=5")
+REFUSING = {
+    "raw-pi": "has metadata or protection information",
+    "raw-zoned": "is zoned",
+    "raw-multipath": "is the head of several NVMe paths, and not served by one NVMe controller",
+}
+"""Kinds of disks that memory cannot be mapped for, and why."""
 PARAMETERS = Path("/sys/module/nvme/parameters")
 OVERLAPS = "/sys/kernel/debug/dma-api/driver_filter"
 """By a driver that isn't there: kernel/tests/vm/test_series.py says why."""
@@ -60,6 +67,11 @@ class Disk(File):
             disk.flush()
             os.fsync(disk.fileno())
         return cls(path, data)
+
+    @classmethod
+    def found(cls, path: Path) -> "Disk":
+        """With what is on it."""
+        return cls(path, path.read_bytes())
 
 
 class Premap:
@@ -313,11 +325,17 @@ def main(dmafile: str, helpers: str, how: str, *places: str) -> None:
     if Path(OVERLAPS).exists():
         setting(OVERLAPS, "none")
     premap = Premap(loads, how)
+    raws = 0
     for place in places:
-        if place == "raw":
-            premap.disk(Disk.filled(Path(os.environ["RAW"])))
-        else:
+        if not place.startswith("raw"):
             premap.folder(Path(place))
+            continue
+        raws += 1
+        node = Path(os.environ["RAW" if raws == 1 else f"RAW{raws}"])
+        if place == "raw":
+            premap.disk(Disk.filled(node))
+        else:
+            premap.refused(Disk.found(node), REFUSING[place])
     print(f"{loads.count} loads checked")
 
 
