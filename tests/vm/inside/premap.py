@@ -9,10 +9,15 @@ names the case, or with a line that counts them.
 """
 
 import contextlib
+import ctypes
+import fcntl
 import hashlib
 import json
+import mmap
 import os
 import random
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -49,6 +54,10 @@ REFUSING = {
 }
 """Kinds of disks that memory cannot be mapped for, and why."""
 PARAMETERS = Path("/sys/module/nvme/parameters")
+TRIES = 50
+"""To catch a load in the middle."""
+LIBC = ctypes.CDLL(None, use_errno=True)
+PIDFD_GETFD = 438
 OVERLAPS = "/sys/kernel/debug/dma-api/driver_filter"
 """By a driver that isn't there: kernel/tests/vm/test_series.py says why."""
 
@@ -87,6 +96,7 @@ class Premap:
             self.cached(disk)
             self.limits(disk)
             self.resets(disk)
+            self.turned_away(disk)
             with loop(Path("/tmp")) as other:
                 self.refused(other, "is a loop device, and not served by one NVMe controller")
         elif self.how == "bounces":
@@ -300,6 +310,73 @@ class Premap:
             over.set()
             thread.join()
         assert len(done) > 1, "no reset"
+
+    def turned_away(self, disk: File) -> None:
+        """Reads that are refused in the middle are left to the next way, and what has come is kept:
+        the file loses O_DIRECT, as somebody else who has it may take it away.
+        """
+        # So many reads that somebody can come in between; now and then nobody does.
+        slow = ("--method=auto", "--offset=4096", "--io=direct", "--block=4096", "--queue-depth=1")
+        for _ in range(TRIES):
+            report_file = self.loads.report
+            report_file.unlink(missing_ok=True)
+            disk.evict()
+            command = self.loads.words(disk, HEAP, *slow)
+            self.loads.count += 1
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                took = takes_direct_away(process.pid)
+                assert process.stdout
+                process.stdout.readline()
+                data = process.stdout.read()
+            assert process.returncode == 0, process
+            report = json.loads(report_file.read_text())
+            start, want = report["offset"], disk.data[4096:]
+            assert data[start : start + len(want)] == want, difference(data[start:], want)
+            if took and report["method"] != "premap":
+                whys = [one["why"] for one in report["reasons"]]
+                ended = [why for why in whys if why.startswith("premap direct ended: ")]
+                assert len(ended) == 1 and "(EINVAL)" in ended[0], whys
+                return
+        raise AssertionError("no load was ever caught in the middle")
+
+
+def takes_direct_away(pid: int) -> bool:
+    """Takes O_DIRECT from the files of a process that is in the middle of its reads."""
+    # It was over before it was caught.
+    with contextlib.suppress(OSError):
+        # A busy ring lists nothing.
+        while not stopped_in_reads(pid):
+            os.kill(pid, signal.SIGCONT)
+        handle = os.pidfd_open(pid)
+        for number, info in descriptors(pid).items():
+            [flags] = re.findall(r"(?m)^flags:\s+([0-7]+)$", info)
+            if int(flags, 8) & os.O_DIRECT:
+                fd = LIBC.syscall(PIDFD_GETFD, handle, number, 0)
+                assert fd >= 0, os.strerror(ctypes.get_errno())
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+                os.close(fd)
+        os.close(handle)
+        os.kill(pid, signal.SIGCONT)
+        return True
+    return False
+
+
+def stopped_in_reads(pid: int) -> bool:
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    while (state := stat.read_text().rpartition(")")[2].split()[0]) not in "TZ":
+        pass
+    # What was tried before has one page.
+    sizes = re.findall(r"0x0/(\d+) pre-mapped for", "".join(descriptors(pid).values()))
+    if state == "Z" or Path(f"/proc/{pid}/comm").read_text() == "reader\n":
+        os.kill(pid, signal.SIGCONT)
+        raise ProcessLookupError
+    return any(int(size) > mmap.PAGESIZE for size in sizes)
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What /proc tells of each descriptor."""
+    return {int(one.name): one.read_text() for one in Path(f"/proc/{pid}/fdinfo").iterdir()}
 
 
 def whole(seen: Seen, file: File, report: Any) -> None:
