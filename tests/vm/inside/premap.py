@@ -22,6 +22,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,8 @@ def takes_direct_away(pid: int) -> bool:
         # A busy ring lists nothing.
         while not stopped_in_reads(pid):
             os.kill(pid, signal.SIGCONT)
+            # It has to get somewhere, too.
+            time.sleep(0.01)
         handle = os.pidfd_open(pid)
         for number, info in descriptors(pid).items():
             [flags] = re.findall(r"(?m)^flags:\s+([0-7]+)$", info)
