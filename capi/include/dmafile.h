@@ -116,7 +116,7 @@ struct dmafile_options {
     const char *pages;
     /**
      * How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile",
-     * "splice", "module", "copy-file-range", "heap-read".
+     * "splice", "module", "copy-file-range", "heap-read", "premap".
      */
     const char *method;
     /**

@@ -35,7 +35,7 @@ pub struct Options {
     /// Size of its pages: "auto" (default), "4k", "thp", "huge".
     pub pages: *const c_char,
     /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile",
-    /// "splice", "module", "copy-file-range", "heap-read".
+    /// "splice", "module", "copy-file-range", "heap-read", "premap".
     pub method: *const c_char,
     /// Past or through the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,

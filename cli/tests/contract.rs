@@ -249,7 +249,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         (
             "load file --method slow",
             "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-             copy-file-range, heap-read",
+             copy-file-range, heap-read, premap",
         ),
         ("load file --pages 1g", "auto, 4k, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
@@ -269,7 +269,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
     }
     // Each is said once, and what clap would try is kept.
     let methods = "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
-                   copy-file-range, heap-read";
+                   copy-file-range, heap-read, premap";
     for (args, line) in [
         (
             "load file --method thread",

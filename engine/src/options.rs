@@ -204,6 +204,9 @@ pub enum Method {
     CopyFileRange,
     /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
     HeapRead,
+    /// io_uring reads into memory that is DMA-mapped once for the disk, dma-bufs above all, on kernels
+    /// that map buffers so.
+    Premap,
 }
 
 impl Method {

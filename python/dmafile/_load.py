@@ -67,7 +67,7 @@ def load(
             (only a part of it, from byte OFFSET on).
         pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
         method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `bounce`, `sendfile`,
-            `splice`, `module`, `copy-file-range`, `heap-read`.
+            `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
         io: Past or through the page cache: `auto`, `direct`, `buffered`.
         allocation: When pages come into being: `auto`, `ahead` of the reads by one `gather`,
             `in-read`, all of them `before` the first read.

@@ -6,6 +6,7 @@ use super::memory::{CopyOut, Filled, Filling, Finish};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region, View, page_size};
+use crate::sys::turn::Turns;
 use crate::sys::{Errno, dmabuf, file};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,7 +17,9 @@ pub(super) struct ToFill {
     piece: Piece,
     /// Every byte was zero when it came.
     fresh: bool,
-    /// The CPU is writing: from when it was made to be filled until it is whole.
+    turns: Turns,
+    /// The CPU is writing: from when it was made to be filled until it is whole, less the turns of
+    /// devices.
     access: Access,
 }
 
@@ -72,6 +75,7 @@ impl ToFill {
         Ok(Self {
             map: Mapping::chain(&[(piece.fd.as_fd(), piece.bytes)])?,
             access: Access::begin(fd)?,
+            turns: Turns::new(fd),
             piece,
             fresh,
         })
@@ -80,8 +84,7 @@ impl ToFill {
 
 impl CopyOut for ToFill {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.map.region().copy_out(at, into);
-        Ok(())
+        self.turns.touch(|| self.map.region().copy_out(at, into))
     }
 }
 
@@ -92,6 +95,10 @@ impl Filling for ToFill {
 
     fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         Some(self.piece.fd.as_fd())
+    }
+
+    fn turns(&self) -> Option<&Turns> {
+        Some(&self.turns)
     }
 
     /// Its exporter has made all of it present.

@@ -3,6 +3,7 @@
 
 use super::DmaBuf;
 use crate::sys::map::{Region, View};
+use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -29,6 +30,11 @@ pub(crate) trait Filling: CopyOut {
 
     /// The dma-buf that it is, for the exporter that moves bytes into such.
     fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The same, and whose turn it is to touch it.
+    fn turns(&self) -> Option<&Turns> {
         None
     }
 

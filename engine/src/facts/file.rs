@@ -1,7 +1,9 @@
 //! What is true of a file.
 
+use super::premap;
 use crate::error::Result;
 use crate::source::Source;
+use crate::sys::block::Device;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +28,13 @@ pub struct File {
     pub drops_behind: bool,
     /// Its file system keeps it in memory: the page cache is the file.
     pub in_memory: bool,
+    /// The block device that it is or lies on, as `/dev` names it; `None` where there is none.
+    pub device: Option<String>,
+    /// That device reaches memory through an IOMMU that translates: whatever is mapped for it costs the
+    /// CPU more than a look-up.
+    pub translated: bool,
+    /// Why memory cannot be DMA-mapped once for direct reads of it; `None` where it can.
+    pub premap_refused: Option<String>,
 }
 
 impl File {
@@ -38,15 +47,24 @@ impl File {
     }
 
     pub(crate) fn of(source: &Source) -> Self {
+        let direct_refused = source.direct_refused();
+        let premap_refused = match &direct_refused {
+            Some(why) => Some(why.clone()),
+            None => premap::refused(source),
+        };
+        let device = source.device(0);
         Self {
             path: source.path().to_path_buf(),
             size: source.size(),
             file_system: source.file_system(),
             align: source.align(),
             align_told: source.align_is_told(),
-            direct_refused: source.direct_refused(),
+            direct_refused,
             drops_behind: source.drops_behind(),
             in_memory: source.in_memory(),
+            translated: device.as_ref().is_some_and(Device::is_translated),
+            device: device.map(|device| device.name().to_string()),
+            premap_refused,
         }
     }
 }

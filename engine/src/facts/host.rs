@@ -41,6 +41,8 @@ pub struct Host {
     pub node: Option<u32>,
     /// Why io_uring cannot be used, by errno name; `None` where it can.
     pub uring_refused: Option<String>,
+    /// io_uring knows buffers that are DMA-mapped once for a file (`IORING_RSRC_UPDATE_EXTENDED`).
+    pub premaps: bool,
     /// A sysctl switches it off (`kernel.io_uring_disabled`).
     pub uring_disabled: bool,
     /// To a driver that maps a udmabuf for the CPU (`dma_buf_vmap`), all pages of a huge page look like
@@ -82,6 +84,7 @@ impl Host {
             cpus: host::cpus(),
             node: sys::numa::node(),
             uring_refused,
+            premaps: sys::uring::Ring::maps_once(),
             uring_disabled,
             udmabuf_vmaps_wrong: host::release()
                 .is_some_and(|release| ((6, 11)..(6, 13)).contains(&release)),

@@ -1,11 +1,12 @@
 //! What is true of the memory that a file's bytes are to come into: found by trying, before anything
 //! is decided.
 
+use super::premap;
 use crate::error::{Error, Result};
 use crate::exporter::ko::Ko;
 use crate::exporter::{heap, ko, udmabuf};
 use crate::message::{Message, Opt, message};
-use crate::options::{Allocation, Kind, Method, Pages};
+use crate::options::{Allocation, Io, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
 use crate::source::Source;
@@ -45,7 +46,7 @@ pub(crate) struct Existing {
 }
 
 /// What is true of a dma-buf.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DmaBufFacts {
     /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
     pub unpinnable: Option<Errno>,
@@ -53,6 +54,8 @@ pub(crate) struct DmaBufFacts {
     pub ko: Option<Ko>,
     /// It comes from a heap that reads files while it allocates.
     pub heap_reads: bool,
+    /// Why it cannot be mapped once for the disk of the file, where that was tried.
+    pub premap_refused: Option<String>,
 }
 
 impl Target {
@@ -89,7 +92,7 @@ impl Target {
     pub(crate) fn probe(request: &Request, source: &Source, log: &Reasons) -> Result<Self> {
         let kind = match &request.kind {
             Kind::DmaBuf => {
-                let best = best_dma_buf(request.pages, may_fuse(request, source), log);
+                let best = best_dma_buf(request, source, log);
                 best.map_err(|error| error.at("dma-buf"))?
             }
             kind => kind.clone(),
@@ -97,20 +100,21 @@ impl Target {
         let mut target = Self::of(kind);
         match &target.kind {
             Kind::Fd { fd, number, at } => {
-                let found = probe_fd(fd.as_fd(), *number, *at)?;
+                let found = probe_fd(fd.as_fd(), *number, *at, source)?;
                 (target.existing, target.dma_buf) = (Some(found.0), found.1);
                 target.copies = file::copies_range(source.buffered(0).0, fd.as_fd());
             }
             Kind::Heap(name) => {
                 let place = target.kind.to_string();
-                let facts = probe_heap(name).map_err(|error| error.at(place))?;
+                let facts = probe_heap(name, Some(source)).map_err(|error| error.at(place))?;
                 target.dma_buf = Some(facts);
             }
             Kind::Udmabuf => probe_udmabuf()?,
             Kind::Dmafile => {
                 // Its own method asks nothing of the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);
-                let facts = probe_ko(try_pin).map_err(|error| error.at("dmafile"))?;
+                let facts =
+                    probe_ko(try_pin.then_some(source)).map_err(|error| error.at("dmafile"))?;
                 target.dma_buf = Some(facts);
             }
             _ => {}
@@ -120,12 +124,13 @@ impl Target {
 
     /// dmafile.ko, where the memory is one of its dma-bufs.
     pub(crate) fn ko(&self) -> Option<Ko> {
-        self.dma_buf?.ko
+        self.dma_buf.as_ref()?.ko
     }
 
     /// A heap is to make the buffer, one that reads files while it allocates.
     pub(crate) fn heap_reads(&self) -> bool {
-        matches!(self.kind, Kind::Heap(_)) && self.dma_buf.is_some_and(|facts| facts.heap_reads)
+        matches!(self.kind, Kind::Heap(_))
+            && self.dma_buf.as_ref().is_some_and(|facts| facts.heap_reads)
     }
 }
 
@@ -138,15 +143,20 @@ fn may_fuse(request: &Request, source: &Source) -> bool {
         && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)
 }
 
+/// Whether a dma-buf could be mapped once for the disk, in a way that the request leaves open.
+fn may_map(request: &Request) -> bool {
+    request.io != Io::Buffered && matches!(request.method, Method::Auto | Method::Premap)
+}
+
 /// The first kind of dma-buf that can be made here, found by trying. The log says why it is this one
 /// and not one before it.
-fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
+fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kind> {
     type Probe = fn() -> Result<()>;
     let mut all: [(Kind, bool, Probe, &str); 3] = [
         (
             Kind::Dmafile,
             false,
-            || probe_ko(false).map(drop),
+            || probe_ko(None).map(drop),
             "the disk writes into its pages, and they come into being meanwhile",
         ),
         (
@@ -158,20 +168,29 @@ fn best_dma_buf(pages: Pages, may_fuse: bool, log: &Reasons) -> Result<Kind> {
         (
             Kind::Heap("system".to_string()),
             false,
-            || probe_heap("system").map(drop),
+            || probe_heap("system", None).map(drop),
             "what is left; its bytes are copied",
         ),
     ];
-    if may_fuse && probe_heap("system").is_ok_and(|facts| facts.heap_reads) {
+    let heap_first = match probe_heap("system", Some(source)) {
+        Ok(facts) if facts.heap_reads && may_fuse(request, source) => {
+            Some("it has the disk write into its pages, and they come into being meanwhile")
+        }
+        Ok(facts) if facts.premap_refused.is_none() && may_map(request) => {
+            Some("the disk writes into its pages, for which they are mapped once")
+        }
+        _ => None,
+    };
+    if let Some(why) = heap_first {
         all.swap(1, 2);
-        all[1].3 = "it has the disk write into its pages, and they come into being meanwhile";
+        all[1].3 = why;
     }
     let (mut refused, mut first) = (Vec::new(), None);
     for (kind, chooses_pages, probe, why) in all {
-        let probed = match pages {
+        let probed = match request.pages {
             Pages::Auto => probe(),
             _ if chooses_pages => probe(),
-            _ => Err(
+            pages => Err(
                 Error::new(Opt::Pages.set(pages), "its exporter chooses them")
                     .with_errno(Errno::OPNOTSUPP),
             ),
@@ -207,30 +226,32 @@ fn probe_udmabuf() -> Result<()> {
         .map_err(|error| error.at("udmabuf"))
 }
 
-/// What a heap's memory is like: tried with a page of it.
-fn probe_heap(name: &str) -> Result<DmaBufFacts> {
+/// What a heap's memory is like, for loads of the source if there is one: tried with a page of it.
+fn probe_heap(name: &str, source: Option<&Source>) -> Result<DmaBufFacts> {
     let node = heap::open(name)?;
     let fd = heap::allocate(&node, page_size())?;
     Ok(DmaBufFacts {
         unpinnable: first_page(fd.as_fd())?,
         heap_reads: dmabuf::reads_files(node.as_fd()),
+        premap_refused: source.and_then(|source| premap::dma_buf_refused(source, fd.as_fd())),
         ..DmaBufFacts::default()
     })
 }
 
-/// What dmafile.ko does here. With `try_pin`, also whether direct reads by others can land in the
-/// mapping of such a buffer: tried with a page of it.
-fn probe_ko(try_pin: bool) -> Result<DmaBufFacts> {
-    if !try_pin {
+/// What dmafile.ko does here. With a source, also whether direct reads by others can land in such a
+/// buffer: tried with a page of it.
+fn probe_ko(source: Option<&Source>) -> Result<DmaBufFacts> {
+    let Some(source) = source else {
         return Ok(DmaBufFacts {
             ko: Some(ko::open()?.1),
             ..DmaBufFacts::default()
         });
-    }
+    };
     let (fd, ko) = ko::allocate(page_size())?;
     Ok(DmaBufFacts {
         unpinnable: first_page(fd.as_fd())?,
         ko: Some(ko),
+        premap_refused: premap::dma_buf_refused(source, fd.as_fd()),
         ..DmaBufFacts::default()
     })
 }
@@ -247,6 +268,7 @@ fn probe_fd(
     fd: BorrowedFd<'_>,
     number: i32,
     at: Option<u64>,
+    source: &Source,
 ) -> Result<(Existing, Option<DmaBufFacts>)> {
     let refuse = |why: &str, errno, remedy: &str| {
         Error::new("cannot fill the descriptor", why)
@@ -285,6 +307,7 @@ fn probe_fd(
         let facts = DmaBufFacts {
             unpinnable,
             ko: ko::behind(fd),
+            premap_refused: premap::dma_buf_refused(source, fd),
             ..DmaBufFacts::default()
         };
         return Ok((existing, Some(facts)));

@@ -65,6 +65,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     let mut checks = vec![
         kernel(&host),
         io_uring(&host),
+        premap(&host),
         memlock(&host),
         thp(&host),
         memfd_thp(&host),
@@ -75,7 +76,7 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     checks.push(dmafile_ko());
     checks.push(memory(&host));
     checks.push(container(&host));
-    checks.push(file_system(path)?);
+    checks.push(file_system(path, &host)?);
     Ok(checks)
 }
 
@@ -105,6 +106,17 @@ fn io_uring(host: &Host) -> Check {
     };
     let found = format!("refused ({errno}); loads use a pool of threads");
     Check::new("io_uring", Health::Fair, found).remedy(host.uring_remedy())
+}
+
+fn premap(host: &Host) -> Check {
+    let name = "pre-mapped buffers";
+    if host.premaps {
+        let found = "io_uring maps memory for a disk once, where the disk's driver does";
+        return Check::new(name, Health::Good, found);
+    }
+    let found = "no: this kernel's io_uring has no extended buffer update";
+    Check::new(name, Health::Missing, found)
+        .remedy("a kernel with the series in kernel/linux-6.12, for dma-bufs without a copy")
 }
 
 fn memlock(host: &Host) -> Check {
@@ -364,7 +376,7 @@ fn container(host: &Host) -> Check {
 }
 
 /// A file tells most. Of a directory, the largest of its files speaks for the rest.
-fn file_system(path: &Path) -> Result<Check> {
+fn file_system(path: &Path, host: &Host) -> Result<Check> {
     const MOST: usize = 4096;
     let name = "file system";
     let mut file = path.to_path_buf();
@@ -393,10 +405,16 @@ fn file_system(path: &Path) -> Result<Check> {
     Ok(match &facts.direct_refused {
         None => {
             let source = if facts.align_told { "statx" } else { "tried" };
-            let found = format!(
+            let mut found = format!(
                 "{at}: {fs}, direct I/O in multiples of {} ({source})",
                 facts.align
             );
+            // A kernel that maps nothing has a line of its own.
+            match &facts.premap_refused {
+                _ if !host.premaps => {}
+                None => found += "; memory can be mapped once for its disk",
+                Some(why) => found += &format!("; memory cannot be mapped once: {why}"),
+            }
             Check::new(name, Health::Good, found)
         }
         Some(why) => {

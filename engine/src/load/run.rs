@@ -276,6 +276,7 @@ fn asks_for_residency(request: &Request) -> bool {
         request.method,
         Method::Auto
             | Method::Uring
+            | Method::Premap
             | Method::Threads
             | Method::Bounce
             | Method::Module

@@ -23,9 +23,8 @@ pub(super) struct Bounce<'m> {
     blocks: Region<'m>,
     block: u64,
     align: u64,
-    to: Region<'m>,
-    /// The CPU may touch `to` at any time.
-    never_faults: bool,
+    /// What is read is for.
+    job: &'m Job<'m>,
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -101,14 +100,14 @@ fn in_ring(
         never_faults: true,
         descriptor: None,
         dma_buf: None,
+        turns: None,
         ..*job
     };
     let bounce = Bounce {
         blocks,
         block,
         align: job.plan.tuning.align,
-        to: job.region,
-        never_faults: job.never_faults,
+        job,
     };
     reads(&inner, &bounce)
 }
@@ -132,16 +131,16 @@ impl Bounce<'_> {
     /// Copies the bytes of an extent from its block to where they belong.
     pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Stop> {
         let from = slot * self.block + extent.file % self.align;
-        if self.never_faults {
-            self.to
-                .copy_from(extent.at, &self.blocks, from, extent.need);
-            return Ok(());
+        let to = &self.job.region;
+        if self.job.never_faults {
+            let copy = || to.copy_from(extent.at, &self.blocks, from, extent.need);
+            return Ok(self.job.touch(copy)?);
         }
         let mut done = 0;
         while done < extent.need {
             let at = extent.at + done;
             let left = extent.need - done;
-            match file::copy_mapped(&self.blocks, from + done, &self.to, at, left) {
+            match file::copy_mapped(&self.blocks, from + done, to, at, left) {
                 Ok(0) | Err(Errno::FAULT) => return Err(vanished(at).into()),
                 Ok(got) => done += got,
                 // A sandbox: buffered reads need no such copy.

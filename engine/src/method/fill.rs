@@ -55,7 +55,8 @@ pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Sto
             true => file::pread_dropping,
             false => file::pread,
         };
-        let got = retry(|| read(fd, &job.region, extent.at, extent.len, offset))
+        let got = job
+            .touch(|| retry(|| read(fd, &job.region, extent.at, extent.len, offset)))?
             .map_err(|errno| failed(job.source, extent.file, errno))?;
         match judge(job, &extent, got, false)? {
             Rest::Nothing => return Ok(()),

@@ -10,6 +10,7 @@ mod heap_read;
 mod ko;
 mod mmap;
 mod pool;
+mod premap;
 mod sendfile;
 mod splice;
 mod uring;
@@ -24,6 +25,7 @@ use crate::plan::{Plan, Rung};
 use crate::source::Source;
 use crate::sys::file;
 use crate::sys::map::Region;
+use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
@@ -42,6 +44,8 @@ pub(crate) struct Job<'a> {
     pub descriptor: Option<BorrowedFd<'a>>,
     /// The dma-buf that the buffer is, where it is one, for the module that makes such.
     pub dma_buf: Option<BorrowedFd<'a>>,
+    /// Whose turn it is to touch that dma-buf.
+    pub turns: Option<&'a Turns>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
@@ -59,6 +63,16 @@ impl<'a> Job<'a> {
     fn target(&self) -> Result<BorrowedFd<'a>, Error> {
         self.descriptor
             .ok_or_else(|| Error::new("no descriptor", "this method writes into one"))
+    }
+
+    /// The CPU reads or writes the region, which may be a device's meanwhile.
+    fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
+        match self.turns {
+            Some(turns) => turns.touch(touch).map_err(|errno| {
+                Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)
+            }),
+            None => Ok(touch()),
+        }
     }
 
     /// Writing to a descriptor would make it long again, and as if nothing were lost, where its owner
@@ -96,6 +110,7 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
     match job.rung.method {
         Method::Auto => unreachable!("the plan has decided"),
         Method::Uring => uring::run(job),
+        Method::Premap => premap::run(job),
         Method::Threads => pool::run(job, job.plan.workers(job.rung)),
         Method::Read => pool::run(job, 1),
         Method::Mmap => mmap::run(job),

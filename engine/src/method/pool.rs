@@ -38,7 +38,9 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
         }
         // Errors, EAGAIN above all, mean only that the bytes must come another way.
         let (fd, offset) = job.source.buffered(left.file);
-        let got = file::pread_cached(fd, &job.region, left.at, left.len, offset).unwrap_or(0);
+        let got = job
+            .touch(|| file::pread_cached(fd, &job.region, left.at, left.len, offset))?
+            .unwrap_or(0);
         if got >= left.need {
             return Ok(false);
         }
@@ -57,7 +59,7 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     if !job.rung.direct {
         return read_buffered(job, left).map(|()| false);
     }
-    let read = match aligned && job.rung.lands_whole() {
+    let read = match aligned && job.rung.lands_by_address() {
         true => read_direct(job, left),
         false => bounce::once(job, &left),
     };

@@ -1,21 +1,28 @@
 //! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and
-//! registered buffers in windows where the pin limit allows. `bounce` reads by it too.
+//! registered buffers in windows where the pin limit allows. `bounce` and `premap` read by it too.
 
-use super::bounce::Bounce;
+use super::bounce::{self, Bounce};
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
+use super::premap::{self, Mapped};
 use super::{Job, Stop};
 use crate::error::Error;
 use crate::flow::feed::{Extent, Lane, Take};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
+use crate::options::Method;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
-use crate::sys::uring::{Done, Ring};
+use crate::sys::uring::{Done, Landing, Ring};
 use crate::sys::usage::Bell;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// The token of the bell; reads are numbered from 0.
 const BELL: u64 = u64::MAX;
+
+/// How often a read into mapped memory is submitted again that the kernel turns away (EAGAIN), as it does
+/// now and then while a device is reset.
+const MOST_TRIES: u32 = 100;
 
 /// A read in flight.
 #[derive(Clone, Copy)]
@@ -24,7 +31,9 @@ struct Flight {
     whole: Extent,
     /// What is left to be read of it after short reads, and where it lands.
     left: Extent,
-    window: Option<usize>,
+    slot: Option<usize>,
+    /// How often the kernel has turned it away.
+    tries: u32,
     start: Duration,
 }
 
@@ -41,11 +50,35 @@ struct Windows {
     slots: [Window; WINDOWS as usize],
     current: usize,
     largest: u64,
+    map: Map,
+}
+
+/// Whether windows are DMA-mapped when they are registered, for the file that the reads are of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Map {
+    No,
+    /// Where that is refused, they are only registered.
+    IfPossible,
+    Yes,
+}
+
+/// What is registered for reads to land in.
+enum Slots<'a> {
+    Nothing,
+    Windows(Windows),
+    DmaBuf(Mapped<'a>),
 }
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
-    pump(job, None, depth, ROW_READS, job.feed.bell.as_ref())
+    pump(job, None, None, depth, ROW_READS, job.feed.bell.as_ref())
+}
+
+/// Reads into a dma-buf that is mapped, and not by its addresses.
+pub(super) fn mapped(job: &Job<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
+    let depth = job.plan.tuning.queue_depth;
+    let bell = job.feed.bell.as_ref();
+    pump(job, None, Some(dma_buf), depth, ROW_READS, bell)
 }
 
 /// Reads into the blocks of a ring, as many at once as it has, and copies on what has landed. Several
@@ -59,12 +92,13 @@ pub(super) fn bounced(
     // One at most can listen to the bell, as whoever hears it hushes it; the others notice memory
     // that is added when their next read has landed.
     let bell = job.feed.bell.as_ref().filter(|_| row == 0);
-    pump(job, Some(bounce), slots as u32, ROW_READS + row, bell)
+    pump(job, Some(bounce), None, slots as u32, ROW_READS + row, bell)
 }
 
 fn pump(
     job: &Job<'_>,
     bounce: Option<&Bounce<'_>>,
+    dma_buf: Option<BorrowedFd<'_>>,
     depth: u32,
     row: u64,
     bell: Option<&Bell>,
@@ -73,10 +107,19 @@ fn pump(
     let files: Result<Vec<_>, Error> = starts.map(|at| Ok(job.input(at)?.0)).collect();
     let mut ring = Ring::new(files?, job.region, depth)
         .map_err(|errno| Stop::Refused(Error::os("no io_uring", errno)))?;
-    let windows = if job.rung.registered {
-        Some(Windows::open(&mut ring, job.plan.window)?)
-    } else {
-        None
+    let slots = match dma_buf {
+        Some(dma_buf) => Slots::DmaBuf(Mapped::open(&mut ring, job, dma_buf)?),
+        None if job.rung.registered => {
+            let map = match job.rung.method {
+                Method::Premap => Map::Yes,
+                // All that is read goes through the same blocks again and again. Other windows are read
+                // into once, and to map one takes as long as to map it read by read.
+                Method::Bounce if job.plan.tuning.premaps => Map::IfPossible,
+                _ => Map::No,
+            };
+            Slots::Windows(Windows::open(&mut ring, job.plan.window, map)?)
+        }
+        None => Slots::Nothing,
     };
     let depth = depth as usize;
     let mut pump = Pump {
@@ -85,7 +128,7 @@ fn pump(
         bell,
         row,
         ring,
-        windows,
+        slots,
         flights: vec![None; depth],
         free: (0..depth).rev().collect(),
         listening: false,
@@ -107,7 +150,7 @@ struct Pump<'a, 'j> {
     /// The first row of the trace that is its own.
     row: u64,
     ring: Ring<'a>,
-    windows: Option<Windows>,
+    slots: Slots<'a>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     listening: bool,
@@ -183,24 +226,28 @@ impl Pump<'_, '_> {
             Some(bounce) => (bounce.place(index as u64, &extent), u64::MAX),
             None => (extent, self.job.feed.frontier()),
         };
-        let window = match &mut self.windows {
-            Some(windows) => match windows.cover(&mut self.ring, present, &left) {
-                Ok(window) => window,
-                Err(errno) => {
-                    // The limit is shared with the user's other processes: it may be used up at
-                    // any time. The next rung reads without registered buffers.
-                    self.job.feed.put_back(extent);
-                    let error = Error::os("buffers cannot be registered", errno);
-                    let error = match errno {
-                        Errno::NOMEM => {
-                            error.with_remedy("raise the limit on locked memory: ulimit -l")
-                        }
-                        _ => error,
-                    };
-                    return self.end(Stop::Refused(error));
-                }
-            },
-            None => None,
+        let file = self.job.source.locate(left.file).0;
+        let covered = match &mut self.slots {
+            Slots::Nothing => Ok(None),
+            Slots::Windows(windows) => windows.cover(&mut self.ring, present, &left, file),
+            Slots::DmaBuf(mapped) => mapped.cover(&mut self.ring, file).map(Some),
+        };
+        let slot = match covered {
+            Ok(slot) => slot,
+            Err(errno) => {
+                // The limit is shared with the user's other processes: it may be used up at
+                // any time. The next rung reads without registered buffers.
+                self.job.feed.put_back(extent);
+                let error = Error::os("buffers cannot be registered", errno);
+                let error = match errno {
+                    Errno::NOMEM => {
+                        error.with_remedy("raise the limit on locked memory: ulimit -l")
+                    }
+                    Errno::NOSPC => error.with_remedy("raise the parameter nvme.premap_max_mb"),
+                    _ => error,
+                };
+                return self.end(Stop::Refused(error));
+            }
         };
         self.free.pop();
         let start = self.job.meter.now();
@@ -208,18 +255,24 @@ impl Pump<'_, '_> {
         let flight = Flight {
             whole: extent,
             left,
-            window,
+            slot,
+            tries: 0,
             start,
         };
         self.queue(index, flight);
     }
 
     fn queue(&mut self, index: usize, flight: Flight) {
-        let slot = flight.window.map(|window| window as u32);
         let left = flight.left;
-        let (file, offset) = self.job.source.locate(left.file);
-        self.ring
-            .read(index as u64, left.at, left.len, (file, offset), slot);
+        let landing = match (&self.slots, flight.slot) {
+            (Slots::DmaBuf(mapped), Some(slot)) => {
+                Landing::Window(mapped.offset(slot, left.at), slot as u32)
+            }
+            (_, Some(slot)) => Landing::Registered(left.at, slot as u32),
+            (_, None) => Landing::Region(left.at),
+        };
+        let place = self.job.source.locate(left.file);
+        self.ring.read(index as u64, landing, left.len, place);
         self.flights[index] = Some(flight);
     }
 
@@ -240,10 +293,13 @@ impl Pump<'_, '_> {
             return;
         }
         let (job, index) = (self.job, done.token as usize);
-        let flight = self.flights[index].expect("a completion belongs to a read in flight");
+        let mut flight = self.flights[index].expect("a completion belongs to a read in flight");
         let direct = job.rung.direct;
         let rest = match done.result {
             Ok(got) => judge(job, &flight.left, got, direct),
+            Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => {
+                self.turned_away(&mut flight, errno)
+            }
             // A read in a worker thread may be cut short by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
             // The ring will not wait for this one, so we do.
@@ -284,6 +340,37 @@ impl Pump<'_, '_> {
         }
     }
 
+    /// A read into a mapped dma-buf that the kernel did not do.
+    fn turned_away(&self, flight: &mut Flight, errno: Errno) -> Result<Rest, Stop> {
+        let job = self.job;
+        let (start, end) = (
+            flight.left.file + flight.left.head,
+            flight.left.file + flight.left.need,
+        );
+        match errno {
+            Errno::INTR => Ok(Rest::Again(flight.left)),
+            Errno::AGAIN if flight.tries < MOST_TRIES => {
+                flight.tries += 1;
+                Ok(Rest::Again(flight.left))
+            }
+            // The CPU would have to zero what has no pages.
+            Errno::FAULT if premap::has_hole(job.source, start, end) => {
+                bounce::once(job, &flight.left).map(|()| Rest::Nothing)
+            }
+            // The device, or the mapping, is gone; or the file is not read directly any more.
+            Errno::AGAIN
+            | Errno::FAULT
+            | Errno::BADF
+            | Errno::NODEV
+            | Errno::INVAL
+            | Errno::OPNOTSUPP => {
+                let error = Error::os("reads into mapped memory are refused", errno);
+                Err(Stop::Refused(error.at(job.source.place(flight.left.file))))
+            }
+            errno => Err(Stop::Failed(failed(job.source, flight.left.file, errno))),
+        }
+    }
+
     /// Takes what has landed to where it belongs.
     fn copy_on(&self, index: usize, extent: &Extent) -> Result<(), Stop> {
         if let Some(bounce) = self.bounce {
@@ -298,8 +385,10 @@ impl Pump<'_, '_> {
         self.flights[index] = None;
         self.free.push(index);
         self.job.meter.io_ends();
-        if let (Some(windows), Some(window)) = (&mut self.windows, flight.window) {
-            windows.slots[window].in_flight -= 1;
+        match (&mut self.slots, flight.slot) {
+            (Slots::Windows(windows), Some(slot)) => windows.slots[slot].in_flight -= 1,
+            (Slots::DmaBuf(mapped), Some(slot)) => mapped.landed(slot),
+            _ => {}
         }
     }
 
@@ -323,13 +412,14 @@ impl Pump<'_, '_> {
 }
 
 impl Windows {
-    fn open(ring: &mut Ring<'_>, largest: u64) -> Result<Self, Stop> {
+    fn open(ring: &mut Ring<'_>, largest: u64, map: Map) -> Result<Self, Stop> {
         ring.open_slots(WINDOWS as u32)
             .map_err(|errno| Stop::Refused(Error::os("buffers cannot be registered", errno)))?;
         Ok(Self {
             slots: Default::default(),
             current: 0,
             largest,
+            map,
         })
     }
 
@@ -341,6 +431,7 @@ impl Windows {
         ring: &mut Ring<'_>,
         present: u64,
         extent: &Extent,
+        file: usize,
     ) -> Result<Option<usize>, Errno> {
         let (start, end) = (extent.at, extent.at + extent.len);
         let window = &self.slots[self.current];
@@ -352,7 +443,7 @@ impl Windows {
             // As far as data and allocated memory reach: registering would allocate the rest.
             let reach = extent.run_end.min(present).min(start + self.largest);
             let reach = reach.max(end);
-            ring.fill_slot(next as u32, start, reach - start)?;
+            self.fill(ring, next as u32, (start, reach - start), file)?;
             self.slots[next] = Window {
                 start,
                 end: reach,
@@ -362,5 +453,22 @@ impl Windows {
         }
         self.slots[self.current].in_flight += 1;
         Ok(Some(self.current))
+    }
+
+    fn fill(
+        &mut self,
+        ring: &mut Ring<'_>,
+        slot: u32,
+        (at, len): (u64, u64),
+        file: usize,
+    ) -> Result<(), Errno> {
+        if self.map != Map::No {
+            let mapped = ring.fill_slot_mapped(slot, at, len, file);
+            if mapped.is_ok() || self.map == Map::Yes {
+                return mapped;
+            }
+            self.map = Map::No;
+        }
+        ring.fill_slot(slot, at, len)
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn decide(
             && matches!(request.allocation, Allocation::Auto | Allocation::Ahead),
         capacity,
     };
-    let mut ladder = ladder::ladder(request, file, host, target, pages, wanted, log)?;
+    let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, pages, wanted, log)?;
     let first = ladder[0];
     // One call reads in one way.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
@@ -62,9 +62,12 @@ pub(crate) fn decide(
         drop_behind,
         ..
     } = tuning;
-    let window = ladder::window(&mut ladder, host, pages, block, queue_depth, log);
+    let window = ladder::window(&mut ladder, host, target, pages, block, queue_depth, log);
     let first = ladder[0];
     describe_io(request, first, file, layout, log);
+    if to_read > 0 {
+        ladder::describe_mapping(&ladder, not_mapped, file, target, log);
+    }
     let why = ladder::describe(first, request.method, drop_behind);
     log.add("method", first, why);
     let fuses = fuses(target, first, one_run);

@@ -25,12 +25,18 @@ pub(crate) fn registered_need(page: u64) -> u64 {
     (DIRECT_BLOCK * u64::from(DIRECT_DEPTH) + 2 * page) * PINNED
 }
 
-/// Whether direct reads can land where the bytes belong, the first of which is byte `start`.
+/// Whether direct reads can land at the addresses where the bytes belong, the first of which is byte
+/// `start`.
 fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
-    if let Some(errno) = target.dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
+    if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
     }
+    congruent(target, file, start)
+}
+
+/// Whether whole blocks of the file land where the bytes belong.
+fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
     match target.existing {
         Some(memory)
             if memory.address.wrapping_add(memory.at.unwrap_or(0)) % file.align
@@ -61,7 +67,8 @@ pub(super) struct Wanted {
     pub capacity: u64,
 }
 
-/// The ways to try, in order, with the reasons for those left out.
+/// The ways to try, in order, with the reasons for those left out; and why memory is not mapped once, where
+/// that would have been one.
 pub(super) fn ladder(
     request: &Request,
     file: &File,
@@ -70,7 +77,7 @@ pub(super) fn ladder(
     pages: Pages,
     wanted: Wanted,
     log: &Reasons,
-) -> Result<Vec<Rung>> {
+) -> Result<(Vec<Rung>, Option<Message>)> {
     let Wanted {
         start,
         to_copy,
@@ -93,6 +100,12 @@ pub(super) fn ladder(
         rung(Method::Bounce, true, true),
         rung(Method::Bounce, true, false),
     ];
+    let premap = rung(Method::Premap, true, true);
+    // A dma-buf's pages can be reached by its mapping, or by a device that it is mapped for. Other memory
+    // is reached by its pages anyway, and each of them is read into once: mapping windows of it in
+    // advance pays only where an IOMMU makes many small mappings dear (docs/series.md).
+    let pays = target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none());
+    let mapped = pays.then_some(premap);
     // Whichever way most of the bytes come better.
     let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
         true => vec![rung(method, false, false)],
@@ -108,12 +121,14 @@ pub(super) fn ladder(
         Method::Auto if target.copies => {
             let last = rung(Method::Threads, false, false);
             let copies = in_one_call(Method::CopyFileRange);
-            copies.into_iter().chain([last]).collect()
+            let mapped = target.dma_buf.is_some() && to_copy <= to_read;
+            let mapped = mapped.then_some(premap);
+            mapped.into_iter().chain(copies).chain([last]).collect()
         }
         // What is left when the buffer could not be made that way after all.
         Method::Auto if target.heap_reads() && whole => {
             let heap = in_one_call(Method::HeapRead);
-            let direct = [bounce[0], bounce[1]].into_iter();
+            let direct = [premap, bounce[0], bounce[1]].into_iter();
             let last = [rung(Method::Threads, false, false)];
             heap.into_iter().chain(direct).chain(last).collect()
         }
@@ -121,15 +136,20 @@ pub(super) fn ladder(
         Method::Auto => match (&landing, request.io) {
             (Err(why), Io::Auto | Io::Direct) if file.direct_refused.is_none() => {
                 log.add("not", uring[1], why.clone());
-                vec![bounce[0], bounce[1], rung(Method::Threads, false, false)]
+                let last = [bounce[0], bounce[1], rung(Method::Threads, false, false)];
+                mapped.into_iter().chain(last).collect()
             }
-            _ => vec![
-                uring[0],
-                uring[1],
-                rung(Method::Threads, true, false),
-                rung(Method::Threads, false, false),
-            ],
+            _ => {
+                let last = [
+                    uring[0],
+                    uring[1],
+                    rung(Method::Threads, true, false),
+                    rung(Method::Threads, false, false),
+                ];
+                mapped.into_iter().chain(last).collect()
+            }
         },
+        Method::Premap => vec![premap],
         Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
         Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
@@ -141,15 +161,16 @@ pub(super) fn ladder(
     let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
         // Nothing for the disk to do.
-        return Ok(vec![rung(Method::Threads, false, false)]);
+        return Ok((vec![rung(Method::Threads, false, false)], None));
     }
-    let mut left_out = None;
+    let (mut left_out, mut not_mapped) = (None, None);
     let mut kept = Vec::new();
     for rung in all {
         let why = match (request.io, rung.direct) {
             (Io::Direct, false) | (Io::Buffered, true) => continue,
             (_, true) => match &file.direct_refused {
                 Some(why) => Err(Message::from(why.as_str())),
+                None if rung.method == Method::Premap => congruent(target, file, start),
                 None if !rung.lands_whole() => Ok(()),
                 None => landing.clone(),
             },
@@ -160,12 +181,18 @@ pub(super) fn ladder(
             _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
                 Err("a heap reads whole files, without holes, while it allocates".into())
             }
+            _ if rung.method == Method::Premap => maps_once(file, target),
             _ => serves(rung, target, pages),
         });
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
-                log.add("not", rung, why.clone());
+                // That has a line of its own.
+                if rung.method != Method::Premap {
+                    log.add("not", rung, why.clone());
+                } else {
+                    not_mapped = Some(why.clone());
+                }
                 left_out.get_or_insert((rung, why));
             }
         }
@@ -194,7 +221,63 @@ pub(super) fn ladder(
             .with_errno(rustix::io::Errno::OPNOTSUPP)
             .with_remedy(remedy));
     }
-    Ok(kept)
+    Ok((kept, not_mapped))
+}
+
+/// Whether the memory can be DMA-mapped once for the disk; why not.
+fn maps_once(file: &File, target: &Target) -> Result<(), Message> {
+    let of_dma_buf = target.dma_buf.as_ref();
+    let refused = file.premap_refused.as_ref();
+    let refused = refused.or_else(|| of_dma_buf?.premap_refused.as_ref());
+    refused.map_or(Ok(()), |why| Err(why.as_str().into()))
+}
+
+/// Says whether memory is mapped once, and why not where that would make a difference.
+pub(super) fn describe_mapping(
+    ladder: &[Rung],
+    refused: Option<Message>,
+    file: &File,
+    target: &Target,
+    log: &Reasons,
+) {
+    let first = ladder[0];
+    let device = file.device.as_deref().unwrap_or("the disk");
+    let possible = file.premap_refused.is_none();
+    let (choice, why) = match (first.method, refused) {
+        (Method::Premap, _) => {
+            let how = match target.dma_buf {
+                Some(_) => "mapped once",
+                // The memfd, of a udmabuf: that is made of it when all pages are there.
+                None => "mapped a window at a time",
+            };
+            let why = format!(
+                "{} {how} for {device}; reads go into it without a copy",
+                target.kind
+            );
+            ("yes", why.into())
+        }
+        (Method::Bounce, refused) if first.registered && possible => {
+            let why = format!("the ring is mapped once for {device}, and copied from");
+            let why = match refused {
+                Some(refused) => message![refused, "; ", why],
+                None => why.into(),
+            };
+            ("ring", why)
+        }
+        (Method::Bounce, Some(why)) if first.registered => (
+            "no",
+            message![why, "; reading into a registered ring, then copying"],
+        ),
+        (Method::Bounce, Some(why)) => ("no", message![why, "; reading into a ring, then copying"]),
+        (_, Some(why)) => ("no", why),
+        // The driver maps the same pages, and as often.
+        (Method::Uring, None) if first.registered && possible => (
+            "no",
+            "no IOMMU makes mappings dear, and each window is read into once".into(),
+        ),
+        _ => return,
+    };
+    log.add("pre-mapped", choice, why);
 }
 
 /// Why io_uring cannot read this file here; None where it can.
@@ -223,12 +306,18 @@ fn no_uring(host: &Host, file: &File) -> Option<String> {
 pub(super) fn window(
     ladder: &mut Vec<Rung>,
     host: &Host,
+    target: &Target,
     pages: Pages,
     block: u64,
     depth: u32,
     log: &Reasons,
 ) -> u64 {
-    let Some(registered) = ladder.iter().copied().find(|rung| rung.registered) else {
+    // What is mapped of a dma-buf pins nothing of this process: its exporter has charged it.
+    let pins = |rung: &&Rung| {
+        let mapped = rung.method == Method::Premap && target.dma_buf.is_some();
+        rung.registered && !mapped
+    };
+    let Some(registered) = ladder.iter().find(pins).copied() else {
         return 0;
     };
     // A page of which a window holds a part is counted whole, at either end.
@@ -244,8 +333,9 @@ pub(super) fn window(
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
     let most = (limit / windows).saturating_sub(margin);
-    if in_flight > most {
-        ladder.retain(|rung| !rung.registered);
+    let instead = ladder.iter().any(|rung| !pins(&rung));
+    if in_flight > most && instead {
+        ladder.retain(|rung| !pins(&rung));
         let each = (in_flight + margin) >> 10;
         let what = match windows {
             1 => format!("a ring of {each} KiB exceeds"),
@@ -263,7 +353,10 @@ pub(super) fn window(
     }
     match registered.method {
         Method::Bounce => in_flight,
-        _ => most.min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
+        // The kernel has the last word where there is no other way.
+        _ => most
+            .max(in_flight)
+            .min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
     }
 }
 
@@ -319,6 +412,7 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Read, true, _) => "one direct pread after the other",
         (Method::Read, false, _) => "one pread after the other, copied from the page cache",
         (Method::Mmap, ..) => "copied from a mapping of the file",
+        (Method::Premap, ..) => "the disk writes into memory that is mapped once for it, no copy",
         (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",

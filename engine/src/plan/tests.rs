@@ -28,6 +28,7 @@ fn host() -> Host {
         cpus: 2,
         node: None,
         uring_refused: None,
+        premaps: false,
         uring_disabled: false,
         udmabuf_vmaps_wrong: false,
     }
@@ -43,6 +44,18 @@ fn file(size: u64) -> File {
         direct_refused: None,
         drops_behind: false,
         in_memory: false,
+        device: Some("nvme0n1".to_string()),
+        translated: false,
+        premap_refused: Some("this kernel's io_uring has no extended buffer update".to_string()),
+    }
+}
+
+/// A file on a disk that memory is mapped for once, by an IOMMU or without one.
+fn premapping(size: u64, translated: bool) -> File {
+    File {
+        translated,
+        premap_refused: None,
+        ..file(size)
     }
 }
 
@@ -121,7 +134,7 @@ impl Asked {
     fn target(&self) -> Target {
         Target {
             existing: self.existing,
-            dma_buf: self.dma_buf,
+            dma_buf: self.dma_buf.clone(),
             copies: self.copies,
             ..Target::of(self.kind.clone())
         }
@@ -228,6 +241,174 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     // Who insists is told what it takes.
     let error = plan(Pages::Thp, GIB - 1).unwrap_err().to_string();
     assert!(error.contains("1073741824 bytes are needed"), "{error}");
+}
+
+/// A dma-buf that direct reads cannot land in by its mapping.
+fn unpinnable(method: Method) -> Asked {
+    Asked {
+        kind: Kind::Heap("system".to_string()),
+        method,
+        dma_buf: Some(DmaBufFacts {
+            unpinnable: Some(rustix::io::Errno::FAULT),
+            ..DmaBufFacts::default()
+        }),
+        ..Asked::default()
+    }
+}
+
+#[test]
+fn a_dma_buf_is_mapped_once_where_the_kernel_does_that() {
+    let bounces = [
+        "bounce direct registered",
+        "bounce direct",
+        "threads buffered",
+    ];
+    for translated in [false, true] {
+        let file = premapping(GIB, translated);
+        let plan = plan_for(&unpinnable(Method::Auto), &file, &host(), false).unwrap();
+        assert_eq!(ladder_of(&plan)[0], "premap direct");
+        assert_eq!(ladder_of(&plan)[1..], bounces);
+        assert_eq!(
+            why(&plan, "pre-mapped", "yes"),
+            "heap:system mapped once for nvme0n1; reads go into it without a copy"
+        );
+        assert_eq!((plan.block, plan.queue_depth), (Some(4 * MIB), Some(8)));
+        assert_eq!(plan.allocation, Allocation::InRead);
+    }
+    let plan = plan_for(&unpinnable(Method::Auto), &file(GIB), &host(), false).unwrap();
+    assert_eq!(ladder_of(&plan), bounces);
+    assert_eq!(
+        why(&plan, "pre-mapped", "no"),
+        "this kernel's io_uring has no extended buffer update; reading into a registered ring, \
+         then copying"
+    );
+    // What is mapped pins nothing of this process.
+    let poor = Host {
+        memlock: Some(0),
+        ..host()
+    };
+    let file = premapping(GIB, false);
+    let plan = plan_for(&unpinnable(Method::Auto), &file, &poor, false).unwrap();
+    assert_eq!(
+        ladder_of(&plan),
+        ["premap direct", "bounce direct", "threads buffered"]
+    );
+    // What nothing is read directly of needs no word about it.
+    let buffered = Asked {
+        io: Io::Buffered,
+        ..unpinnable(Method::Auto)
+    };
+    let plan = plan_for(&buffered, &file, &host(), false).unwrap();
+    assert!(
+        plan.reasons
+            .iter()
+            .all(|reason| reason.about != "pre-mapped")
+    );
+}
+
+#[test]
+fn what_cannot_be_mapped_goes_through_a_ring_that_can() {
+    let refuses = |asked: Asked| Asked {
+        dma_buf: asked.dma_buf.map(|facts| DmaBufFacts {
+            premap_refused: Some("its exporter does not map it".to_string()),
+            ..facts
+        }),
+        ..asked
+    };
+    let apart = |asked: Asked| Asked {
+        existing: Some(Existing {
+            at: Some(777),
+            ..full_memory()
+        }),
+        length: Some(MIB),
+        ..asked
+    };
+    for (asked, reason) in [
+        (
+            refuses(unpinnable(Method::Auto)),
+            "its exporter does not map it; ",
+        ),
+        (
+            apart(unpinnable(Method::Auto)),
+            "are not congruent modulo 512; ",
+        ),
+        (unpinnable(Method::Bounce), ""),
+    ] {
+        let plan = plan_for(&asked, &premapping(GIB, false), &host(), false).unwrap();
+        assert_eq!(ladder_of(&plan)[0], "bounce direct registered");
+        let why = why(&plan, "pre-mapped", "ring");
+        let ring = "the ring is mapped once for nvme0n1, and copied from";
+        assert!(why.ends_with(&format!("{reason}{ring}")), "{why}");
+    }
+}
+
+#[test]
+fn windows_of_other_memory_are_mapped_where_an_iommu_makes_that_pay() {
+    for kind in [Kind::Anon, Kind::Memfd, Kind::Udmabuf] {
+        let asked = Asked {
+            kind,
+            ..Asked::default()
+        };
+        let plan = |file: File| plan_for(&asked, &file, &host(), false).unwrap();
+        let (with, without) = (plan(premapping(GIB, true)), plan(premapping(GIB, false)));
+        assert_eq!(
+            ladder_of(&with)[..2],
+            ["premap direct", "uring direct registered"]
+        );
+        assert_eq!(
+            (with.window, with.allocation),
+            (without.window, without.allocation)
+        );
+        assert!(why(&with, "pre-mapped", "yes").contains("a window at a time for nvme0n1"));
+        assert_eq!(ladder_of(&without)[0], "uring direct registered");
+        assert!(why(&without, "pre-mapped", "no").contains("no IOMMU"));
+        // On other kernels there is nothing to say.
+        let stock = File {
+            translated: true,
+            ..file(GIB)
+        };
+        let stock = plan(stock);
+        assert_eq!(ladder_of(&stock)[0], "uring direct registered");
+        assert!(
+            stock
+                .reasons
+                .iter()
+                .all(|reason| reason.about != "pre-mapped")
+        );
+    }
+    // Windows are pinned.
+    let asked = Asked::default();
+    let poor = Host {
+        memlock: Some(8 * MIB),
+        ..host()
+    };
+    let plan = plan_for(&asked, &premapping(GIB, true), &poor, false).unwrap();
+    assert_eq!(ladder_of(&plan)[0], "uring direct");
+    let insist = Asked {
+        method: Method::Premap,
+        ..asked
+    };
+    let plan = plan_for(&insist, &premapping(GIB, false), &poor, false).unwrap();
+    assert_eq!(ladder_of(&plan), ["premap direct"]);
+    assert!(plan.window >= 32 * MIB);
+}
+
+#[test]
+fn who_insists_on_mapping_is_told_why_not() {
+    let error = plan_for(&unpinnable(Method::Premap), &file(GIB), &host(), false).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("no extended buffer update"), "{error}");
+    let no_uring = Host {
+        uring_refused: Some("EPERM".to_string()),
+        ..host()
+    };
+    let asked = unpinnable(Method::Premap);
+    let error = plan_for(&asked, &premapping(GIB, false), &no_uring, false).unwrap_err();
+    assert!(
+        error.to_string().contains("io_uring is refused (EPERM)"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub(crate) struct Tuning {
     pub allocators: usize,
     /// Pages that reads bring into the page cache are dropped behind them.
     pub drop_behind: bool,
+    /// Memory can be DMA-mapped once for the disk.
+    pub premaps: bool,
 }
 
 impl Tuning {
@@ -111,6 +113,7 @@ impl Tuning {
             threads: host.cpus.clamp(1, MOST_THREADS),
             allocators: allocators(host, first, alone.is_some(), wanted.capacity),
             drop_behind: alone.is_some(),
+            premaps: file.premap_refused.is_none(),
         })
     }
 }

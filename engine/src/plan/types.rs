@@ -24,6 +24,11 @@ impl Rung {
         self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
     }
 
+    /// Reads land at addresses of the memory's mapping, which the kernel pins.
+    pub(crate) fn lands_by_address(self) -> bool {
+        self.lands_whole() && self.method != Method::Premap
+    }
+
     /// The kernel moves all of it by itself, parts of blocks too, and in one way.
     pub(crate) fn moves_in_one_call(self) -> bool {
         matches!(
@@ -41,7 +46,8 @@ impl std::fmt::Display for Rung {
             self.method,
             if self.direct { "direct" } else { "buffered" }
         )?;
-        if self.registered {
+        // What is mapped is registered anyway.
+        if self.registered && self.method != Method::Premap {
             f.write_str(" registered")?;
         }
         Ok(())
@@ -148,7 +154,7 @@ impl Plan {
     /// Operations that a rung has in flight, at most.
     fn concurrency(&self, rung: Rung) -> u32 {
         match rung.method {
-            Method::Uring | Method::Module => self.tuning.queue_depth,
+            Method::Uring | Method::Premap | Method::Module => self.tuning.queue_depth,
             Method::Bounce if rung.registered => self.tuning.queue_depth,
             Method::Threads | Method::Bounce => self.workers(rung) as u32,
             _ => 1,

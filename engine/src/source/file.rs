@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sync;
+use crate::sys::block::Device;
 use crate::sys::file::{self, Stat};
 use crate::sys::map::Mapping;
 use crate::sys::{Errno, cache, retry, usage};
@@ -205,12 +206,17 @@ impl Input {
     pub(crate) fn file_system(&self) -> String {
         if self.stat.kind == FileType::BlockDevice {
             // Where its node lies says nothing.
-            return "block device".to_string();
+            return super::Source::BLOCK_DEVICE.to_string();
         }
         [DISK, MEMORY]
             .iter()
             .find_map(|list| named(list, self.stat.fs_magic))
             .map_or_else(|| format!("{:#x}", self.stat.fs_magic), str::to_string)
+    }
+
+    /// The block device that it is or lies on.
+    pub(crate) fn device(&self) -> Option<Device> {
+        Device::of(self.stat.device)
     }
 
     /// Offsets, lengths and memory of direct reads are multiples of this many bytes.

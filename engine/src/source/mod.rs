@@ -9,6 +9,7 @@ mod file;
 
 use crate::error::{Error, Result};
 use crate::sys::Errno;
+use crate::sys::block::Device;
 use file::Input;
 use serde::Serialize;
 use std::os::fd::BorrowedFd;
@@ -71,6 +72,9 @@ impl Part {
 }
 
 impl Source {
+    /// What stands for the file system of a block device.
+    pub(crate) const BLOCK_DEVICE: &str = "block device";
+
     /// Opens one file.
     ///
     /// # Errors
@@ -137,6 +141,16 @@ impl Source {
         names
             .max_by_key(|name| (name == "fuse", name == "overlayfs", name.starts_with("0x")))
             .expect("there is at least one file")
+    }
+
+    /// The name of the file system of the file that holds a byte.
+    pub(crate) fn file_system_at(&self, at: u64) -> String {
+        self.part(at).0.file.file_system()
+    }
+
+    /// The block device that the file with a byte is or lies on.
+    pub(crate) fn device(&self, at: u64) -> Option<Device> {
+        self.part(at).0.file.device()
     }
 
     /// Offsets, lengths and memory of direct reads are multiples of this many bytes.

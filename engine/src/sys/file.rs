@@ -12,6 +12,8 @@ pub(crate) struct Stat {
     pub kind: FileType,
     pub size: u64,
     pub identity: (u32, u32, u64),
+    /// The block device that it is or lies on, as major and minor number; major 0 where it is none.
+    pub device: (u32, u32),
     /// Memory and offset alignment of direct I/O, where the kernel tells (STATX_DIOALIGN, Linux
     /// 6.1). Zeros mean that it tells and says no.
     pub direct: Option<(u32, u32)>,
@@ -67,15 +69,18 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
     let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
     let fs = rustix::fs::fstatfs(fd)?;
     let kind = FileType::from_raw_mode(statx.stx_mode.into());
-    let size = if kind == FileType::BlockDevice {
-        rustix::fs::seek(fd, SeekFrom::End(0))?
+    // What stat says of a block device's size is 0.
+    let (size, device) = if kind == FileType::BlockDevice {
+        let size = rustix::fs::seek(fd, SeekFrom::End(0))?;
+        (size, (statx.stx_rdev_major, statx.stx_rdev_minor))
     } else {
-        statx.stx_size
+        (statx.stx_size, (statx.stx_dev_major, statx.stx_dev_minor))
     };
     Ok(Stat {
         kind,
         size,
         identity: (statx.stx_dev_major, statx.stx_dev_minor, statx.stx_ino),
+        device,
         direct: told.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align)),
         fs_magic: fs.f_type as u64,
         fs_block: fs.f_bsize as u64,

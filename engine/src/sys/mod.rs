@@ -4,6 +4,7 @@
 //! of plans, buffers or methods: descriptors, memory and numbers come in, an [`Errno`] comes out.
 #![allow(unsafe_code)]
 
+pub(crate) mod block;
 pub(crate) mod cache;
 pub(crate) mod dmabuf;
 pub(crate) mod file;
@@ -17,6 +18,7 @@ pub(crate) mod pagemap;
 pub(crate) mod pipe;
 pub(crate) mod process;
 pub(crate) mod socket;
+pub(crate) mod turn;
 pub(crate) mod uring;
 pub(crate) mod usage;
 

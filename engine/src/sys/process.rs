@@ -155,7 +155,8 @@ fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
         }
         let (address, len) = slot.split_once('/')?;
         let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        let len = len.parse().ok()?;
+        // Behind the length of one that is mapped once it says for which file.
+        let len = len.split_whitespace().next()?.parse().ok()?;
         // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is memory of
         // the kernel, lent to the ring by a block device (ublk) and not pinned.
         if address != u64::MAX && address != 0 && len != 0 {
@@ -211,8 +212,13 @@ mod tests {
         let new = "SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t4\n    0: <none>\n    \
                    1: 0x7f0000001000/4096\n    2: 0x7f0000200000/1073741824\n    3: 0x0/65536\n\
                    Personalities:\n    1\n\tUid:\t0\n";
+        // Of one that is mapped once it says for what file; a dma-buf has no address.
+        let mapped = "UserBufs:\t3\n    0: 0x7f0000001000/4096 pre-mapped for nvme0n1\n    \
+                      1: 0x0/65536 pre-mapped for nvme0n1, a dma-buf\n    \
+                      2: 0x7f0000200000/1073741824\nPollList:\n";
         assert_eq!(parse_registered(old), two);
         assert_eq!(parse_registered(new), two);
+        assert_eq!(parse_registered(mapped), two);
         assert_eq!(parse_registered("UserBufs:\t0\nPollList:\n"), Some(vec![]));
     }
 

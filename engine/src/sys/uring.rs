@@ -1,10 +1,74 @@
-//! One io_uring that reads files into one region.
+//! One io_uring that reads files into one region, or into dma-bufs.
 
 use super::map::{Region, iovec};
 use super::usage::Bell;
-use super::{Errno, errno, retry};
+use super::{Errno, errno, last_errno, retry};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
+
+/// struct io_uring_rsrc_update2 of linux/io_uring.h, with the flags that kernels have which map
+/// buffers once.
+#[repr(C)]
+struct Update {
+    offset: u32,
+    flags: u32,
+    data: u64,
+    tags: u64,
+    nr: u32,
+    resv2: u32,
+}
+
+const IORING_REGISTER_BUFFERS_UPDATE: u32 = 16;
+/// `data` is an array of [`Buffer`]; EINVAL where the kernel doesn't know it.
+const IORING_RSRC_UPDATE_EXTENDED: u32 = 1 << 1;
+
+/// struct io_uring_regbuf_desc.
+#[repr(C)]
+struct Buffer {
+    kind: u32,
+    flags: u32,
+    size: u64,
+    uaddr: u64,
+    dmabuf_fd: i32,
+    target_fd: i32,
+    resv: [u64; 6],
+}
+
+const IO_REGBUF_TYPE_EMPTY: u32 = 0;
+const IO_REGBUF_TYPE_UADDR: u32 = 1;
+const IO_REGBUF_TYPE_DMABUF: u32 = 2;
+/// The buffer is mapped for `target_fd`.
+const IO_REGBUF_PREMAP: u32 = 1 << 31;
+/// `target_fd` is the number of a registered file.
+const IO_REGBUF_TARGET_FIXED: u32 = 1 << 30;
+
+/// Empties a slot.
+const EMPTY: Buffer = Buffer {
+    kind: IO_REGBUF_TYPE_EMPTY,
+    flags: 0,
+    size: 0,
+    uaddr: 0,
+    dmabuf_fd: 0,
+    target_fd: 0,
+    resv: [0; 6],
+};
+
+/// Windows of dma-bufs that are mapped begin and end at multiples of this.
+pub(crate) const MAP_UNIT: u64 = 4096;
+/// Slots for registered buffers, at most (IORING_MAX_REG_BUFFERS).
+pub(crate) const MOST_SLOTS: usize = 1 << 14;
+
+/// Where a read lands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Landing {
+    /// At this byte of the region.
+    Region(u64),
+    /// At this byte of the region, which the buffer in a slot covers.
+    Registered(u64, u32),
+    /// At this byte of the window of a dma-buf that is mapped in a slot: no address.
+    Window(u64, u32),
+}
 
 /// A read that came back.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +142,24 @@ impl<'m> Ring<'m> {
         ring.submit_and_wait(1).map(drop).map_err(errno)
     }
 
+    /// Whether the kernel knows buffers that are mapped once for a file: tried, by emptying a slot that
+    /// is empty.
+    pub(crate) fn maps_once() -> bool {
+        static KNOWN: OnceLock<bool> = OnceLock::new();
+        if let Some(known) = KNOWN.get() {
+            return *known;
+        }
+        let asked = IoUring::new(2).and_then(|ring| {
+            ring.submitter().register_buffers_sparse(1)?;
+            Ok(update(&ring, 0, &EMPTY).is_ok())
+        });
+        match asked {
+            Ok(known) => *KNOWN.get_or_init(|| known),
+            // No ring now, for want of descriptors or memory: there may be one later.
+            Err(_) => false,
+        }
+    }
+
     /// Makes room for registered buffers, none of them filled.
     pub(crate) fn open_slots(&mut self, slots: u32) -> Result<(), Errno> {
         self.ring
@@ -102,18 +184,71 @@ impl<'m> Ring<'m> {
         .map(drop)
     }
 
-    /// Queues a read of `len` bytes into `at` of the region, from an offset of the file with this
-    /// number; through the registered buffer in `slot` when one is given, which must cover it. The
-    /// caller keeps to the depth the ring was made for.
+    /// As [`Ring::fill_slot`], mapped for direct reads of the file with this number. EOPNOTSUPP where that
+    /// file's driver does not map.
+    pub(crate) fn fill_slot_mapped(
+        &mut self,
+        slot: u32,
+        at: u64,
+        len: u64,
+        file: usize,
+    ) -> Result<(), Errno> {
+        if !self.registered_files {
+            return Err(Errno::BADF);
+        }
+        let buffer = Buffer {
+            kind: IO_REGBUF_TYPE_UADDR,
+            flags: IO_REGBUF_PREMAP | IO_REGBUF_TARGET_FIXED,
+            size: len,
+            uaddr: self.region.span(at, len).addr() as u64,
+            target_fd: file as i32,
+            ..EMPTY
+        };
+        update(&self.ring, slot, &buffer)
+    }
+
+    /// Maps `len` bytes at `at` of a dma-buf, in multiples of [`MAP_UNIT`], for direct reads of the file
+    /// with this number, until the slot is emptied.
+    pub(crate) fn map_slot(
+        &mut self,
+        slot: u32,
+        dma_buf: BorrowedFd<'_>,
+        (at, len): (u64, u64),
+        file: usize,
+    ) -> Result<(), Errno> {
+        let buffer = Buffer {
+            kind: IO_REGBUF_TYPE_DMABUF,
+            size: len,
+            uaddr: at,
+            dmabuf_fd: dma_buf.as_raw_fd(),
+            target_fd: self.files[file].as_raw_fd(),
+            ..EMPTY
+        };
+        update(&self.ring, slot, &buffer)
+    }
+
+    /// Empties a slot: what is mapped in it is unmapped behind the reads that it was named by.
+    pub(crate) fn empty_slot(&mut self, slot: u32) -> Result<(), Errno> {
+        update(&self.ring, slot, &EMPTY)
+    }
+
+    /// Queues a read of `len` bytes to where they are to land, from an offset of the file with this
+    /// number. A slot that is named must cover it. The caller keeps to the depth the ring was made for.
     pub(crate) fn read(
         &mut self,
         token: u64,
-        at: u64,
+        landing: Landing,
         len: u64,
         (file, offset): (usize, u64),
-        slot: Option<u32>,
     ) {
-        let target = self.region.span(at, len);
+        let (target, slot) = match landing {
+            Landing::Region(at) => (self.region.span(at, len), None),
+            Landing::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
+            // An offset, where others have an address.
+            Landing::Window(at, slot) => {
+                (std::ptr::without_provenance_mut(at as usize), Some(slot))
+            }
+        };
         let len = u32::try_from(len).expect("a block is at most 64 MiB");
         // The two ways to name a file are two types.
         macro_rules! read {
@@ -142,7 +277,8 @@ impl<'m> Ring<'m> {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the memory of a read lies in the region, which outlives this ring; dropping
-        // the ring waits for it. A bell is an eventfd and needs no memory.
+        // the ring waits for it. Or it lies in a dma-buf, which the slot holds, where the kernel checks
+        // that it is inside of what is mapped. A bell is an eventfd and needs no memory.
         unsafe { self.ring.submission().push(entry) }
             .expect("the queue has an entry for each read in flight");
         self.in_flight += 1;
@@ -183,13 +319,40 @@ impl Drop for Ring<'_> {
             }
         }
         if self.slots {
-            // Closing a ring unpins its buffers some time later; this does so now, so that the
-            // limit is free again and the memory can be sealed (F_SEAL_WRITE).
+            // Closing a ring unpins and unmaps its buffers some time later; this does so now, so that
+            // the limit is free again, the memory can be sealed (F_SEAL_WRITE), and no device reaches it.
             let _ = self.ring.submitter().unregister_buffers();
         }
         if self.registered_files {
             // Likewise for the files, or their file system could not be unmounted yet.
             let _ = self.ring.submitter().unregister_files();
         }
+    }
+}
+
+/// Registers a buffer in a slot, or empties it.
+fn update(ring: &IoUring, slot: u32, buffer: &Buffer) -> Result<(), Errno> {
+    let update = Update {
+        offset: slot,
+        flags: IORING_RSRC_UPDATE_EXTENDED,
+        data: std::ptr::from_ref(buffer).expose_provenance() as u64,
+        tags: 0,
+        nr: 1,
+        resv2: 0,
+    };
+    // SAFETY: both structures are laid out as the kernel's, which reads them during the call. Memory that
+    // is named in there lies in the region, which outlives the ring, and is pinned; a dma-buf is held.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_register,
+            ring.as_raw_fd(),
+            IORING_REGISTER_BUFFERS_UPDATE,
+            &raw const update,
+            size_of::<Update>(),
+        )
+    };
+    match done {
+        0.. => Ok(()),
+        _ => Err(last_errno()),
     }
 }

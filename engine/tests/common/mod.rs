@@ -147,9 +147,14 @@ fn first_word(text: &[u8]) -> String {
 }
 
 /// Every method that fills memory of whatever kind, on any kernel; `module` and `heap-read` fill
-/// dma-bufs of their own.
+/// dma-bufs of their own, and `premap` is of kernels that map buffers.
 pub fn methods() -> impl Iterator<Item = Method> {
-    let few = [Method::Module, Method::HeapRead, Method::CopyFileRange];
+    let few = [
+        Method::Module,
+        Method::HeapRead,
+        Method::CopyFileRange,
+        Method::Premap,
+    ];
     let any = move |method: &Method| !few.contains(method);
     Method::ALL.iter().copied().filter(any)
 }

@@ -331,6 +331,38 @@ def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
     passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
 
 
+MAPPING = {
+    ("6.12", "off"): "not",
+    ("6.12", "intel"): "not",
+    ("series", "off"): "maps",
+    ("series", "intel"): "translates",
+    ("series", "swiotlb"): "bounces",
+    ("series-debug", "intel"): "translates",
+}
+"""What tests/vm/inside/premap.py is to expect, by kernel and IOMMU."""
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(("kernel", "iommu"), MAPPING)
+def test_loads_into_memory_that_is_mapped_once(programs: Programs, kernel: str, iommu: str) -> None:
+    machine = (f"--kernel={kernel}", f"--iommu={iommu}")
+    how = MAPPING[kernel, iommu]
+    raw = (*machine, "--fs=raw", "--disk-size=16M")
+    passed(programs.run("premap", how, "raw", options=raw), "loads checked")
+    disks = DISKS[:3]
+    files = (*machine, *(f"--fs={fs}" for fs in disks))
+    passed(programs.run("premap", how, *MOUNTS[: len(disks)], options=files), "loads checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_loads_from_disks_that_refuse_to_map(programs: Programs) -> None:
+    kinds = ("raw-pi", "raw-zoned", "raw-multipath")
+    options = ("--kernel=series", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))
+    passed(programs.run("premap", "maps", *kinds, options=options), "loads checked")
+
+
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS))

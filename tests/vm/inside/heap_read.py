@@ -14,6 +14,8 @@ from tests.vm.inside.loads import MIB, File, Loads, setting
 KIND = "heap:system"
 IN_ORDER = "/sys/module/dma_heap_read/parameters/in_order"
 SIZES = (1, 4095, 4096, MIB + 1, 6 * MIB + 777)
+MAPPED = ("ext4", "xfs")
+"""File systems for whose files memory is mapped."""
 BUFFERED = ("tmpfs",)
 """File systems whose direct reads are copies from the page cache."""
 
@@ -63,12 +65,16 @@ def cached(loads: Loads, folder: Path) -> None:
 
 
 def best(loads: Loads, folder: Path) -> None:
-    """`dma-buf` is such a heap's for a whole file, and a udmabuf for a part of one."""
+    """`dma-buf` is such a heap's for a whole file; for a part of one, too, where that is mapped for
+    the disk, and a udmabuf elsewhere.
+    """
     file = File.of(folder / "file", 2 * MIB + 5)
     report = loads.load(file, "dma-buf")
     assert (report["kind"], report["method"]) == (KIND, "heap-read"), report
     report = loads.load(file, "dma-buf", "--offset=4096", start=4096)
-    assert report["kind"] == "udmabuf", report
+    mapped = file.file_system in MAPPED
+    assert report["kind"] == (KIND if mapped else "udmabuf"), report
+    assert (report["method"] == "premap") == mapped, report
 
 
 def main(dmafile: str, helpers: str, *folders: str) -> None:

@@ -1,0 +1,108 @@
+//! Whether memory can be DMA-mapped once for the disk that a file lies on: found by trying.
+
+use crate::error::errno_name;
+use crate::source::Source;
+use crate::sys::Errno;
+use crate::sys::block::Device;
+use crate::sys::map::{Mapping, page_size};
+use crate::sys::uring::Ring;
+use std::os::fd::BorrowedFd;
+
+/// What to say of a kernel that maps no buffer once.
+const NOT_IN_KERNEL: &str = "this kernel's io_uring has no extended buffer update; the driver maps \
+                             the buffer for each read";
+
+/// Why memory cannot be mapped once for the files of a source, which can be read past the page cache; None
+/// where it can: tried with a page.
+pub(super) fn refused(source: &Source) -> Option<String> {
+    if !Ring::maps_once() {
+        return Some(NOT_IN_KERNEL.to_string());
+    }
+    let tried = with_ring(source, |ring, file| {
+        ring.fill_slot_mapped(0, 0, page_size(), file)
+    });
+    let (at, errno) = tried?;
+    let device = source.device(at);
+    Some(why(device.as_ref(), &source.file_system_at(at), errno))
+}
+
+/// The same of a dma-buf: tried with the first page of it.
+pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Option<String> {
+    if let Some(why) = source.direct_refused().or_else(|| refused(source)) {
+        return Some(why);
+    }
+    let window = (0, page_size());
+    let tried = with_ring(source, |ring, file| ring.map_slot(0, dma_buf, window, file));
+    let (at, errno) = tried?;
+    let device = source.device(at);
+    let device = device.as_ref().map_or("the device", Device::name);
+    Some(match errno {
+        Errno::OPNOTSUPP => {
+            format!("the exporter of the dma-buf does not map it for {device} (EOPNOTSUPP)")
+        }
+        Errno::ACCESS => "the dma-buf is not open for writing (EACCES)".to_string(),
+        errno => limits(device, errno),
+    })
+}
+
+/// Tries something for each file, in a ring that has them all, and a page to land in. The place in the
+/// source of the first file for which it fails, and why.
+fn with_ring(
+    source: &Source,
+    mut attempt: impl FnMut(&mut Ring<'_>, usize) -> Result<(), Errno>,
+) -> Option<(u64, Errno)> {
+    let starts: Vec<u64> = source.files().map(|(_, start, _)| start).collect();
+    let files = starts.iter().map(|&at| source.direct(at));
+    // Who asks has seen that there are direct reads.
+    let files: Vec<_> = files.filter_map(|file| Some(file.ok()?.0)).collect();
+    let page = page_size() as usize;
+    let made = Mapping::anon(page, page);
+    let made = made.and_then(|memory| {
+        let mut ring = Ring::new(files, memory.region(), 1)?;
+        ring.open_slots(1)?;
+        let mut all = starts.iter().enumerate();
+        Ok(all.find_map(|(number, &at)| Some((at, attempt(&mut ring, number).err()?))))
+    });
+    made.unwrap_or_else(|errno| Some((0, errno)))
+}
+
+/// The words for an errno, of a file on a file system: what /sys says of the device explains it better.
+fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
+    let Some(device) = device else {
+        return format!(
+            "{file_system} is on no block device of its own ({})",
+            name(errno)
+        );
+    };
+    if errno != Errno::OPNOTSUPP {
+        return limits(device.name(), errno);
+    }
+    if let Some(what) = device.not_one_nvme() {
+        return format!("{what}, and not served by one NVMe controller (EOPNOTSUPP)");
+    }
+    if let Some(what) = device.namespace_refuses() {
+        return format!("the NVMe driver refused (EOPNOTSUPP): {what}");
+    }
+    let driver = format!("the driver of {} refused", device.name());
+    let bounces = "its DMA may go through bounce buffers";
+    match file_system {
+        Source::BLOCK_DEVICE => format!("{driver} (EOPNOTSUPP): {bounces}"),
+        _ => format!("{file_system} does not map buffers, or {driver} (EOPNOTSUPP): {bounces}"),
+    }
+}
+
+/// The words for what limits and permissions answer.
+fn limits(device: &str, errno: Errno) -> String {
+    let why = match errno {
+        Errno::PERM => "the parameter nvme.premap leaves it to CAP_SYS_RAWIO, or a sandbox refuses",
+        Errno::NOSPC => "more would be mapped than the parameter nvme.premap_max_mb allows",
+        Errno::NOMEM => "no memory, or more than RLIMIT_MEMLOCK allows",
+        Errno::NODEV => "the device is going away",
+        _ => return format!("mapping for {device} failed ({})", name(errno)),
+    };
+    format!("mapping for {device} failed ({}): {why}", name(errno))
+}
+
+fn name(errno: Errno) -> String {
+    errno_name(errno.raw_os_error())
+}

@@ -1,0 +1,166 @@
+//! `premap`: the disk writes into memory that is DMA-mapped once for it, on kernels that map buffers so
+//! (kernel/linux-6.12, PM-1 to PM-12). A dma-buf is mapped as a whole and reached without its pages, so
+//! that there is no copy where its mapping cannot be pinned. Of other memory windows are mapped.
+
+use super::{Job, Stop, uring};
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::source::Source;
+use crate::sys::uring::{MAP_UNIT, MOST_SLOTS, Ring};
+use crate::sys::{Errno, dmabuf};
+use std::os::fd::BorrowedFd;
+
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let Some(turns) = job.turns else {
+        return uring::run(job);
+    };
+    let lent = turns
+        .lend()
+        .map_err(|errno| refused("cannot hand the dma-buf to a device", errno))?;
+    // Its ring ends with it, and with the ring every mapping.
+    let done = uring::mapped(job, turns.fd());
+    match (done, lent.take_back()) {
+        (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
+        (_, Err(errno)) => {
+            Err(Error::os("cannot take the dma-buf back from a device", errno).into())
+        }
+        (done, Ok(())) => done,
+    }
+}
+
+/// Another way will do.
+fn refused(what: &str, errno: Errno) -> Stop {
+    Stop::Refused(Error::os(what, errno))
+}
+
+/// A part of the dma-buf: what the blocks of a file land in. Bytes from the dma-buf's first.
+#[derive(Clone, Copy)]
+struct Window {
+    start: u64,
+    end: u64,
+    mapped: bool,
+    in_flight: u32,
+}
+
+/// A dma-buf that is mapped. It has a slot for each file, as a mapping is for one.
+pub(super) struct Mapped<'a> {
+    dma_buf: BorrowedFd<'a>,
+    slots: Vec<Window>,
+}
+
+impl<'a> Mapped<'a> {
+    pub(super) fn open(
+        ring: &mut Ring<'_>,
+        job: &Job<'_>,
+        dma_buf: BorrowedFd<'a>,
+    ) -> Result<Self, Stop> {
+        let size = dmabuf::size(dma_buf);
+        let size = size.map_err(|errno| refused("cannot ask about the dma-buf", errno))?;
+        let files = job.source.files();
+        if files.len() > MOST_SLOTS {
+            return Err(refused("too many files to map a dma-buf for", Errno::MFILE));
+        }
+        let windows = files.map(|(_, start, bytes)| window(job.plan, (start, start + bytes), size));
+        let slots: Vec<_> = windows.collect();
+        ring.open_slots(slots.len() as u32)
+            .map_err(|errno| refused("buffers cannot be registered", errno))?;
+        Ok(Self { dma_buf, slots })
+    }
+
+    /// The slot for reads of the file with this number, mapped now if it is not yet.
+    pub(super) fn cover(&mut self, ring: &mut Ring<'_>, file: usize) -> Result<usize, Errno> {
+        if !self.slots[file].mapped {
+            self.unmap_idle(ring)?;
+            let window = &mut self.slots[file];
+            let range = (window.start, window.end - window.start);
+            ring.map_slot(file as u32, self.dma_buf, range, file)?;
+            window.mapped = true;
+        }
+        self.slots[file].in_flight += 1;
+        Ok(file)
+    }
+
+    /// Where in a slot's window a byte of memory lies.
+    pub(super) fn offset(&self, slot: usize, at: u64) -> u64 {
+        at - self.slots[slot].start
+    }
+
+    /// A read into a slot's window has ended.
+    pub(super) fn landed(&mut self, slot: usize) {
+        self.slots[slot].in_flight -= 1;
+    }
+
+    /// A mapping takes in all of the dma-buf, however small its window is. Reads go on from file to file:
+    /// what was mapped for those before is done with.
+    fn unmap_idle(&mut self, ring: &mut Ring<'_>) -> Result<(), Errno> {
+        for (slot, window) in self.slots.iter_mut().enumerate() {
+            if window.mapped && window.in_flight == 0 {
+                ring.empty_slot(slot as u32)?;
+                window.mapped = false;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the blocks of a file land in, which is `[start, end)` of the source, in a dma-buf of `size` bytes.
+fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> Window {
+    let align = plan.tuning.align;
+    let (first, last) = (plan.offset, plan.offset + plan.bytes);
+    // A file that nothing is wanted of has a window that nothing is read into.
+    let start = start.clamp(first, last);
+    let end = end.clamp(start, last);
+    let from = (start - first + plan.lead).saturating_sub(start % align);
+    let to = end.next_multiple_of(align) - first + plan.lead;
+    Window {
+        start: from - from % MAP_UNIT,
+        end: to.next_multiple_of(MAP_UNIT).min(size),
+        mapped: false,
+        in_flight: 0,
+    }
+}
+
+/// Whether `[start, end)` of the source, a part of one file, has a hole: there the kernel has nothing to
+/// read but zeros to write, and of what is mapped it has no pages.
+pub(super) fn has_hole(source: &Source, start: u64, end: u64) -> bool {
+    source.data(start, end, 0) != [(start, end)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Load;
+
+    /// A plan for a range of a file, and its window for the file `[start, end)` of the source.
+    fn window_of(offset: u64, length: u64, lead: u64, file: (u64, u64), size: u64) -> (u64, u64) {
+        let dir = crate::source::folder_on_disk();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [1; 4096]).unwrap();
+        let mut plan = Load::new(&path).plan().unwrap();
+        (plan.offset, plan.bytes, plan.lead) = (offset, length, lead);
+        plan.tuning.align = 512;
+        let window = window(&plan, file, size);
+        (window.start, window.end)
+    }
+
+    #[test]
+    fn windows_hold_all_blocks_of_a_file_and_lie_in_the_dma_buf() {
+        const MIB: u64 = 1 << 20;
+        // All of one file, whose last block reaches beyond its end.
+        assert_eq!(window_of(0, 5000, 0, (0, 5000), 8192), (0, 8192));
+        // Whose last block ends where the dma-buf does.
+        assert_eq!(window_of(0, 4096, 0, (0, 4096), 4096), (0, 4096));
+        // A range that begins inside of a block.
+        assert_eq!(window_of(9000, 100, 808, (0, MIB), 4096), (0, 4096));
+        // A part of somebody's dma-buf, to be written from byte 12288 on.
+        assert_eq!(window_of(8192, 4097, 12288, (0, MIB), MIB), (12288, 20480));
+        // The second one of two files.
+        let second = (2 * MIB, 2 * MIB + 777);
+        assert_eq!(
+            window_of(0, 2 * MIB + 777, 0, second, 4 * MIB),
+            (2 * MIB, 2 * MIB + 4096)
+        );
+        // One that a range does not reach.
+        assert_eq!(window_of(0, MIB, 0, second, 4 * MIB), (MIB, MIB));
+    }
+}

@@ -1,0 +1,201 @@
+//! What /sys says of block devices.
+
+use super::host::{number, text};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A block device that a file is or lies on.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    /// Its name, a partition's own.
+    name: String,
+    /// The folder of the whole disk, without links.
+    disk: PathBuf,
+}
+
+impl Device {
+    /// The one with this number; None where /sys has none, as for file systems without a device of
+    /// their own.
+    pub(crate) fn of((major, minor): (u32, u32)) -> Option<Self> {
+        Self::at(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
+    }
+
+    fn at(link: &Path) -> Option<Self> {
+        let folder = fs::canonicalize(link).ok()?;
+        let name = folder.file_name()?.to_string_lossy().into_owned();
+        let disk = match folder.join("partition").exists() {
+            true => folder.parent()?.to_path_buf(),
+            false => folder,
+        };
+        Some(Self { name, disk })
+    }
+
+    /// As in `/dev`.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why it is not an NVMe namespace behind one controller on PCI; None where it is one.
+    pub(crate) fn not_one_nvme(&self) -> Option<String> {
+        let name = self.disk.file_name()?.to_string_lossy();
+        let has = |what: &str| self.disk.join(what).exists();
+        let what = match &name {
+            _ if has("dm") => "is a device-mapper device",
+            _ if has("md") => "is an MD array",
+            _ if name.starts_with("loop") => "is a loop device",
+            _ if !name.starts_with("nvme") => "is not an NVMe disk",
+            // The head of a namespace with several paths has no controller.
+            _ if self
+                .disk
+                .components()
+                .any(|part| part.as_os_str() == "nvme-subsystem") =>
+            {
+                "is the head of several NVMe paths"
+            }
+            _ => match self.transport().as_deref() {
+                Some("pcie") | None => return None,
+                Some(other) => return Some(format!("{} is reached over {other}", self.name)),
+            },
+        };
+        Some(format!("{} {what}", self.name))
+    }
+
+    /// What keeps a driver from mapping buffers once for such a namespace, as far as /sys tells.
+    pub(crate) fn namespace_refuses(&self) -> Option<String> {
+        let attribute = |what: &str| text(self.disk.join(what));
+        if number("/sys/module/nvme/parameters/premap") == Some(0) {
+            return Some("the parameter nvme.premap is 0".to_string());
+        }
+        if attribute("queue/zoned").is_some_and(|zoned| zoned != "none") {
+            return Some(format!("{} is zoned", self.name));
+        }
+        let format = attribute("integrity/format");
+        let metadata = number(self.disk.join("metadata_bytes")).is_some_and(|bytes| bytes > 0);
+        if metadata || format.is_some_and(|format| format != "none") {
+            return Some(format!(
+                "{} has metadata or protection information",
+                self.name
+            ));
+        }
+        None
+    }
+
+    /// Whether the memory that it reaches is looked up by an IOMMU, in tables that each mapping changes.
+    pub(crate) fn is_translated(&self) -> bool {
+        // The disk's own folder has none, but its controller's.
+        let groups = self
+            .disk
+            .ancestors()
+            .map(|folder| folder.join("iommu_group/type"));
+        // "DMA" or "DMA-FQ"; "identity" looks nothing up.
+        groups
+            .filter_map(text)
+            .next()
+            .is_some_and(|kind| kind.starts_with("DMA"))
+    }
+
+    /// What the controller of an NVMe namespace is reached by.
+    fn transport(&self) -> Option<String> {
+        text(self.disk.join("device").join("transport"))
+            .or_else(|| text(self.disk.parent()?.join("transport")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is told of a disk whose folder has these files, or of its first partition: its name, why it
+    /// is not one NVMe namespace, and what such a one has against being mapped for.
+    fn told(
+        path: &str,
+        files: &[(&str, &str)],
+        partition: bool,
+    ) -> (String, Option<String>, Option<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut folder = dir.path().join(path);
+        fs::create_dir_all(&folder).unwrap();
+        for (file, text) in files {
+            let file = folder.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        if partition {
+            folder = folder.join("nvme0n1p1");
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("partition"), "1\n").unwrap();
+        }
+        let link = dir.path().join("259:0");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        let found = Device::at(&link).unwrap();
+        (
+            found.name().to_string(),
+            found.not_one_nvme(),
+            found.namespace_refuses(),
+        )
+    }
+
+    const NVME: &str = "pci/nvme/nvme0/nvme0n1";
+
+    #[test]
+    fn what_a_disk_is_its_folder_tells() {
+        for (path, files, why) in [
+            (
+                "virtual/block/dm-0",
+                &[("dm/name", "root")][..],
+                Some("dm-0 is a device-mapper device"),
+            ),
+            (
+                "virtual/block/md0",
+                &[("md/level", "raid0")],
+                Some("md0 is an MD array"),
+            ),
+            ("virtual/block/loop3", &[], Some("loop3 is a loop device")),
+            (
+                "pci/virtio0/block/vda",
+                &[],
+                Some("vda is not an NVMe disk"),
+            ),
+            (
+                "virtual/nvme-subsystem/nvme-subsys0/nvme0n1",
+                &[],
+                Some("nvme0n1 is the head of several NVMe paths"),
+            ),
+            (
+                NVME,
+                &[("../transport", "tcp")],
+                Some("nvme0n1 is reached over tcp"),
+            ),
+            (NVME, &[("../transport", "pcie")], None),
+        ] {
+            assert_eq!(told(path, files, false).1.as_deref(), why, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_partition_is_a_part_of_its_disk() {
+        let (name, not_nvme, refuses) = told(NVME, &[("queue/zoned", "host-managed")], true);
+        assert_eq!((name.as_str(), not_nvme), ("nvme0n1p1", None));
+        assert_eq!(refuses.as_deref(), Some("nvme0n1p1 is zoned"));
+    }
+
+    #[test]
+    fn what_a_namespace_has_beside_its_data_counts() {
+        for (files, refuses) in [
+            (
+                &[("integrity/format", "none"), ("queue/zoned", "none")][..],
+                false,
+            ),
+            (&[("integrity/format", "T10-DIF-TYPE1-CRC")], true),
+            (&[("metadata_bytes", "8")], true),
+            (&[("metadata_bytes", "0")], false),
+        ] {
+            assert_eq!(told(NVME, files, false).2.is_some(), refuses, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_number_is_no_device() {
+        assert!(Device::of((0, 4096)).is_none());
+    }
+}
