@@ -112,7 +112,7 @@ shift
 limit=/sys/module/udmabuf/parameters/size_limit_mb
 [ ! -e $limit ] || echo 4096 >$limit
 echo about $(uname -r) >&2
-exec /tmp/ways rounds /mnt/file "$@"
+exec /tmp/ways rounds "${RAW:-/mnt/file}" "$@"
 """
 
 
@@ -126,8 +126,12 @@ def measure(
     profile: str = "release",
     module: bool = True,
     kernel: str = "6.12",
+    raw: bool = False,
 ) -> Measured:
-    """Boots once; ends with CalledProcessError, and what was said, where that fails."""
+    """Boots once; ends with CalledProcessError, and what was said, where that fails.
+
+    The file is on ext4, or a disk without a file system, of its size.
+    """
     # Before it runs: what is edited meanwhile is not what is measured.
     ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     # The file's content to compare with, the page cache, and what is filled; and the pool that huge
@@ -140,8 +144,9 @@ def measure(
         (folder / "candidates").write_text("".join(f"{line}\n" for line in lines))
         command = [str(ROOT / "vm/run"), "--marks", str(marks), "--timeout", str(timeout)]
         command += [f"--kernel={kernel}", *(["--module"] if module else [])]
-        command += [f"--memory={memory}M", f"--disk-size={max(2048, 1024 + 2 * mib)}M"]
-        command += ["--fs=ext4", "--", "sh", "-c", INSIDE, "sh"]
+        disk = mib if raw else max(2048, 1024 + 2 * mib)
+        command += [f"--memory={memory}M", f"--disk-size={disk}M"]
+        command += [f"--fs={'raw' if raw else 'ext4'}", "--", "sh", "-c", INSIDE, "sh"]
         command += [str(program), str(size >> 10), str(rounds), str(seed)]
         command.append(str(folder / "candidates"))
         result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.instructions.measure import said_by
+from bench.instructions.measure import STEPS, Measured, measure, said_by, step, whole
 from bench.instructions.tables import ratio_text
 from bench.runs import ROOT, Rows, Run
-from bench.words import size_text
+from bench.words import size_text, thousands
 from vm.compiled import static
 
 BASE, SERIES = "base", "series"
@@ -27,6 +27,12 @@ PER_REQUEST, ONCE = WAYS = ("request", "once")
 BATCHES, DEPTH = 10, 8
 """As in premap.c."""
 NEVER_SPLIT = 128 << 10
+
+LOADS = {
+    "through a ring, and copied": "load to=heap:system method=bounce io=direct",
+    "mapped once": "load to=heap:system method=premap io=direct",
+}
+"""Ways from a raw disk into a heap's dma-buf."""
 
 Sample = Mapping[str, Any]
 
@@ -43,7 +49,13 @@ def measured(rounds: int) -> Run:
         print(f"{kernel}, {IOMMUS[iommu]}", flush=True)
         guest, found = one_machine(kernel, iommu, rounds)
         guests.append(guest)
-        samples += ({"kernel": kernel, "iommu": iommu, **one} for one in found)
+        samples += ({"part": "reads", "kernel": kernel, "iommu": iommu, **one} for one in found)
+    for kernel in (BASE, SERIES):
+        print(f"{kernel}, loads", flush=True)
+        # Only the first where nothing is mapped once.
+        lines = list(LOADS.values())[: 1 if kernel == BASE else None]
+        loads = measure(lines, rounds=rounds, kernel=kernel, module=False, raw=True)
+        samples += loads.samples(part="loads", kernel=kernel)
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guests[0],
@@ -112,7 +124,7 @@ def paired(said: Sequence[str], marks: Sequence[str]) -> Iterator[dict[str, Any]
 
 
 def about(run: Run) -> str:
-    of, rounds = run.machine["machine"], max(one["round"] for one in run.samples)
+    of, rounds = run.machine["machine"], max(one["round"] for one in reads(run))
     return (
         f"{of['date']}, Linux {of['guest']} in QEMU {of['qemu']}, dmafile {of['dmafile']}, "
         f"{rounds} rounds."
@@ -121,13 +133,18 @@ def about(run: Run) -> str:
 
 def tables(run: Run) -> dict[str, Rows]:
     """Of such a run, by name."""
-    found = {ring: table_of(run.samples, ring) for ring in RINGS}
+    samples = reads(run)
     return {
-        **found,
-        "published": table_beside_published(run.samples),
-        "unmapped": table_of_others(run.samples),
-        "commands": table_of_commands(run.samples),
+        **{ring: table_of(samples, ring) for ring in RINGS},
+        "published": table_beside_published(samples),
+        "unmapped": table_of_others(samples),
+        "commands": table_of_commands(samples),
+        "loads": table_of_loads([one for one in run.samples if one["part"] == "loads"]),
     }
+
+
+def reads(run: Run) -> list[Sample]:
+    return [one for one in run.samples if one["part"] == "reads"]
 
 
 def values(samples: Sequence[Sample], what: str = "instructions", **wanted: Any) -> list[float]:
@@ -253,3 +270,20 @@ def table_of_commands(samples: Sequence[Sample]) -> Rows:
     for name in IOMMUS.values():
         head += [f"{name}: per request", "once"]
     return head, rows
+
+
+def table_of_loads(samples: Sequence[Sample]) -> Rows:
+    """Thousands of instructions per MiB, each step's."""
+    rows = []
+    first = None
+    for kernel in (BASE, SERIES):
+        found = Measured.of({}, [one for one in samples if one["kernel"] == kernel])
+        for name, line in LOADS.items():
+            if line not in found.candidates:
+                continue
+            row = [thousands(found.per_mib(line, step(one))) for one in STEPS]
+            every = found.per_mib(line, whole)
+            first = first or every
+            ratio = statistics.median(every) / statistics.median(first)
+            rows.append([f"{kernel}: {name}", *row, thousands(every), f"{ratio:.3f}"])
+    return ["", *STEPS, "all", "to the first"], rows
