@@ -16,6 +16,7 @@
 #include <linux/io_uring.h>
 #include <linux/mm.h>
 #include <linux/nospec.h>
+#include <linux/overflow.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 
@@ -104,6 +105,21 @@ void io_premap_show(struct seq_file *m, unsigned int i,
 	seq_printf(m, "%5u: 0x%llx/%llu pre-mapped for %s%s\n", i, pm->start,
 		   pm->len, file_dentry(pm->tag->file)->d_iname,
 		   pm->imu->dmabuf ? ", a dma-buf" : "");
+}
+
+/* As io_import_fixed(), of a buffer that is mapped */
+int io_premap_import(int ddir, struct iov_iter *iter, struct io_mapped_ubuf *imu,
+		     u64 addr, size_t len)
+{
+	const struct io_premap *pm = imu->premap;
+	u64 end;
+
+	if (unlikely(check_add_overflow(addr, (u64)len, &end)))
+		return -EFAULT;
+	if (unlikely(addr < pm->start || end > pm->start + pm->len))
+		return -EFAULT;
+	iov_iter_dma_tag(iter, ddir, pm->tag, addr - pm->start, len);
+	return 0;
 }
 
 static struct file *io_premap_target(struct io_ring_ctx *ctx,

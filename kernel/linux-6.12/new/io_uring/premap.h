@@ -3,7 +3,6 @@
 #define IOU_PREMAP_H
 
 #include <linux/dma-tag.h>
-#include <linux/overflow.h>
 #include <linux/uio.h>
 
 /**
@@ -38,19 +37,7 @@ void io_premap_drop_files(struct io_ring_ctx *ctx);
 bool io_premap_any(struct io_ring_ctx *ctx);
 void io_premap_show(struct seq_file *m, unsigned int i,
 		    const struct io_premap *pm);
-
-static inline int io_premap_import(int ddir, struct iov_iter *iter,
-				   const struct io_premap *pm, u64 addr,
-				   size_t len)
-{
-	u64 end;
-
-	if (unlikely(check_add_overflow(addr, (u64)len, &end)))
-		return -EFAULT;
-	if (unlikely(addr < pm->start || end > pm->start + pm->len))
-		return -EFAULT;
-	iov_iter_dma_tag(iter, ddir, pm->tag, addr - pm->start, len);
-	return 0;
-}
+int io_premap_import(int ddir, struct iov_iter *iter, struct io_mapped_ubuf *imu,
+		     u64 addr, size_t len);
 
 #endif
