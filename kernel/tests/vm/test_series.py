@@ -399,8 +399,7 @@ def premap(selftests: Path, kernel: str, skipped: int, *options: str, mode: str 
     """The selftest of pre-mapped buffers on a disk, or where there is none on a file."""
     path = "" if any(word.startswith("--fs=raw") for word in options) else MOUNTS[0]
     command = ("sh", "-c", PREMAP, "sh", str(selftests / "premap"), path, mode)
-    # Twenty seconds without debugging.
-    result = vm(f"--kernel={kernel}", "--timeout=1800", *options, "--", *command)
+    result = vm(f"--kernel={kernel}", *options, "--", *command)
     said = result.stdout.decode()
     assert result.returncode == 0, said + result.stderr.decode()
     totals = rf"(?m)^# Totals: pass:[1-9]\d* fail:0 xfail:0 xpass:0 skip:{skipped} error:0$"

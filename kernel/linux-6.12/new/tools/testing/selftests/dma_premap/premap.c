@@ -64,6 +64,8 @@ struct desc {
 #define PAGE	4096
 #define DISK	(16U << 20)		/* of which the tests make use */
 #define BUFFER	(6U << 20)
+/* Seconds for a test: an end, where emulation and a busy machine take long */
+#define LONG	3600
 
 struct ring {
 	int fd;
@@ -432,7 +434,7 @@ static bool at_the_ends(FIXTURE_DATA(premap) * self, unsigned char *mem,
 	return true;
 }
 
-TEST_F_TIMEOUT(premap, lengths, 3600)
+TEST_F_TIMEOUT(premap, lengths, LONG)
 {
 	struct ring *r = &self->ring;
 	static const size_t offsets[] = { 0, 4, 512, 4092 };
@@ -460,7 +462,7 @@ TEST_F_TIMEOUT(premap, lengths, 3600)
 	}
 }
 
-TEST_F(premap, outside)
+TEST_F_TIMEOUT(premap, outside, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -476,7 +478,7 @@ TEST_F(premap, outside)
 }
 
 /* The mapping goes with the registered file, behind the requests so far. */
-TEST_F(premap, file_replaced)
+TEST_F_TIMEOUT(premap, file_replaced, LONG)
 {
 	struct ring *r = &self->ring;
 	struct io_uring_rsrc_update2 up = { .data = (uintptr_t)&self->disk, .nr = 1 };
@@ -503,7 +505,7 @@ TEST_F(premap, file_replaced)
 	}
 }
 
-TEST_F(premap, another_file)
+TEST_F_TIMEOUT(premap, another_file, LONG)
 {
 	struct ring *r = &self->ring;
 	struct io_uring_sqe sqe;
@@ -525,7 +527,7 @@ TEST_F(premap, another_file)
 	close(sqe.fd);
 }
 
-TEST_F(premap, direct_io_taken_away)
+TEST_F_TIMEOUT(premap, direct_io_taken_away, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -543,7 +545,7 @@ TEST_F(premap, direct_io_taken_away)
 	ASSERT_TRUE(check_disk(mem + PAGE, PAGE, PAGE));
 }
 
-TEST_F(premap, emptied_with_requests_in_flight)
+TEST_F_TIMEOUT(premap, emptied_with_requests_in_flight, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -565,7 +567,7 @@ TEST_F(premap, emptied_with_requests_in_flight)
 }
 
 /* Mapped and unmapped while it stays registered */
-TEST_F(premap, mapped_afterwards)
+TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 {
 	struct ring *r = &self->ring;
 	const struct desc map = { .flags = PREMAP | TARGET_FIXED };
@@ -589,7 +591,7 @@ TEST_F(premap, mapped_afterwards)
 	}
 }
 
-TEST_F(premap, refused)
+TEST_F_TIMEOUT(premap, refused, LONG)
 {
 	struct ring *r = &self->ring;
 	struct desc uaddr = {
@@ -680,7 +682,7 @@ static void die(int disk, int (*dmabuf)(void), unsigned char *own)
 	raise(SIGKILL);
 }
 
-TEST_F(premap, killed)
+TEST_F_TIMEOUT(premap, killed, LONG)
 {
 	for (int round = 0; round < 10; round++) {
 		pid_t child = fork();
@@ -694,7 +696,7 @@ TEST_F(premap, killed)
 }
 
 /* Two requests fill two sectors of a page while the CPU writes the other ones. */
-TEST_F(premap, neighbours)
+TEST_F_TIMEOUT(premap, neighbours, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -726,7 +728,7 @@ TEST_F(premap, neighbours)
 }
 
 /* Buffers still say when they are gone. */
-TEST_F(premap, tags_of_buffers)
+TEST_F_TIMEOUT(premap, tags_of_buffers, LONG)
 {
 	struct desc desc = {
 		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
@@ -752,7 +754,7 @@ TEST_F(premap, tags_of_buffers)
 		close(desc.dmabuf_fd);
 }
 
-TEST_F(premap, files_unregistered)
+TEST_F_TIMEOUT(premap, files_unregistered, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -769,7 +771,7 @@ TEST_F(premap, files_unregistered)
 }
 
 /* What the file was opened for is what the device may do. */
-TEST_F(premap, modes_of_files)
+TEST_F_TIMEOUT(premap, modes_of_files, LONG)
 {
 	static const int modes[] = { O_RDONLY, O_WRONLY };
 	struct ring *r = &self->ring;
@@ -793,7 +795,7 @@ TEST_F(premap, modes_of_files)
 }
 
 /* A dma-buf that may only be read is nothing for a device that writes to it. */
-TEST_F(premap, modes_of_dmabufs)
+TEST_F_TIMEOUT(premap, modes_of_dmabufs, LONG)
 {
 	struct desc desc = { .type = DMABUF };
 
@@ -826,7 +828,7 @@ static void *toggle(void *arg)
 }
 
 /* O_DIRECT comes and goes at any moment: right bytes or an error, and an end. */
-TEST_F_TIMEOUT(premap, direct_io_toggled, 600)
+TEST_F_TIMEOUT(premap, direct_io_toggled, LONG)
 {
 	struct ring *r = &self->ring;
 	int disk = self->disk, done = 0;
@@ -856,7 +858,7 @@ TEST_F_TIMEOUT(premap, direct_io_toggled, 600)
 }
 
 /* The child has the pages as they were; the parent's are still the mapped ones. */
-TEST_F(premap, forked)
+TEST_F_TIMEOUT(premap, forked, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -882,7 +884,7 @@ TEST_F(premap, forked)
 }
 
 /* Memory that the process has given back stays the device's until it is unmapped. */
-TEST_F(premap, unmapped_by_the_process)
+TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -906,7 +908,7 @@ static bool put(const char *path, const char *text)
 }
 
 /* No page may go to somebody else while a device can reach it. */
-TEST_F(premap, unmapped_before_it_is_unpinned)
+TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 {
 	int unmapped = 0, unpinned = 0;
 	unsigned char *mem;
@@ -982,7 +984,7 @@ static void may_fail(const char *what)
 }
 
 /* Each allocation fails once: while it is mapped, and while its list is copied. */
-TEST_F_TIMEOUT(premap, no_memory, 600)
+TEST_F_TIMEOUT(premap, no_memory, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned int nth;
@@ -1047,7 +1049,7 @@ TEST_F_TIMEOUT(premap, no_memory, 600)
 }
 
 /* A partition is the disk from elsewhere. */
-TEST_F(premap, partition)
+TEST_F_TIMEOUT(premap, partition, LONG)
 {
 	struct blkpg_partition part = { .start = 1 << 20, .length = 4 << 20, .pno = 1 };
 	struct blkpg_ioctl_arg arg = { .op = BLKPG_ADD_PARTITION, .data = &part,
@@ -1099,7 +1101,7 @@ static int target(struct ring *r, int *fd)
 }
 
 /* Data, a hole, allocated blocks, data, half a block */
-TEST_F(premap, holes)
+TEST_F_TIMEOUT(premap, holes, LONG)
 {
 	const size_t part = 65536, end = 5 * part - 2048;
 	struct ring *r = &self->ring;
@@ -1156,7 +1158,7 @@ TEST_F(premap, holes)
 }
 
 /* A file shrinks and grows while it is read: its bytes, or zeros, or an end. */
-TEST_F(premap, truncated)
+TEST_F_TIMEOUT(premap, truncated, LONG)
 {
 	const size_t size = 1 << 20, small = 65536;
 	struct ring *r = &self->ring;
@@ -1192,7 +1194,7 @@ TEST_F(premap, truncated)
 }
 
 /* Blocks of two files are written to by one of them only. */
-TEST_F(premap, reflinked)
+TEST_F_TIMEOUT(premap, reflinked, LONG)
 {
 	const size_t size = 1 << 20;
 	struct ring *r = &self->ring;
@@ -1241,7 +1243,7 @@ static int control(const char *where, const char *what)
 }
 
 /* A reset has the requests done again, by the same lists. */
-TEST_F_TIMEOUT(premap, controller_reset, 300)
+TEST_F_TIMEOUT(premap, controller_reset, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -1294,7 +1296,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 }
 
 /* Protection information needs a list of its own, which is not there. */
-TEST_F_TIMEOUT(premap, formatted, 300)
+TEST_F_TIMEOUT(premap, formatted, LONG)
 {
 	struct ring *r = &self->ring;
 	struct desc desc = {
@@ -1321,7 +1323,7 @@ TEST_F_TIMEOUT(premap, formatted, 300)
 }
 
 /* The disk is gone before the mapping is; so are the next requests, with an error. */
-TEST_F_TIMEOUT(premap, controller_removed, 300)
+TEST_F_TIMEOUT(premap, controller_removed, LONG)
 {
 	struct ring *r = &self->ring;
 	unsigned char *mem;
@@ -1367,7 +1369,7 @@ TEST_F_TIMEOUT(premap, controller_removed, 300)
 	}
 }
 
-TEST_F(premap, refused_by_the_device)
+TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
 {
 	struct desc desc = {
 		.type = UADDR, .uaddr = (uintptr_t)self->mem, .size = BUFFER,
