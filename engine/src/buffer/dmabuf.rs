@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::sys::map::{Mapping, Region, View, page_size};
 use crate::sys::turn::Turns;
 use crate::sys::{Errno, dmabuf, file};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// One dma-buf while it is filled.
@@ -93,11 +93,7 @@ impl Filling for ToFill {
         self.map.region()
     }
 
-    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.piece.fd.as_fd())
-    }
-
-    fn turns(&self) -> Option<&Turns> {
+    fn dma_buf(&self) -> Option<&Turns> {
         Some(&self.turns)
     }
 

@@ -28,13 +28,8 @@ pub(crate) trait Filling: CopyOut {
         None
     }
 
-    /// The dma-buf that it is, for the exporter that moves bytes into such.
-    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// The same, and whose turn it is to touch it.
-    fn turns(&self) -> Option<&Turns> {
+    /// The dma-buf that it is, and whose turn it is to touch it.
+    fn dma_buf(&self) -> Option<&Turns> {
         None
     }
 

@@ -26,10 +26,14 @@ pub(super) fn refused(source: &Source) -> Option<String> {
     Some(why(device.as_ref(), &source.file_system_at(at), errno))
 }
 
-/// The same of a dma-buf: tried with the first page of it.
+/// The same of a dma-buf: tried with the first page of it. Where no memory can be mapped, this answers,
+/// too, that it cannot; [`refused`] has the better words for it.
 pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Option<String> {
-    if let Some(why) = source.direct_refused().or_else(|| refused(source)) {
+    if let Some(why) = source.direct_refused() {
         return Some(why);
+    }
+    if !Ring::maps_once() {
+        return Some(NOT_IN_KERNEL.to_string());
     }
     let window = (0, page_size());
     let tried = with_ring(source, |ring, file| ring.map_slot(0, dma_buf, window, file));
@@ -53,7 +57,7 @@ fn with_ring(
 ) -> Option<(u64, Errno)> {
     let starts: Vec<u64> = source.files().map(|(_, start, _)| start).collect();
     let files = starts.iter().map(|&at| source.direct(at));
-    // Who asks has seen that there are direct reads.
+    // The caller has seen that there are direct reads.
     let files: Vec<_> = files.filter_map(|file| Some(file.ok()?.0)).collect();
     let page = page_size() as usize;
     let made = Mapping::anon(page, page);

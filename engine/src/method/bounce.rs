@@ -100,7 +100,6 @@ fn in_ring(
         never_faults: true,
         descriptor: None,
         dma_buf: None,
-        turns: None,
         ..*job
     };
     let bounce = Bounce {

@@ -10,7 +10,7 @@ use crate::sys::{Errno, file};
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let to = match job.dma_buf {
-        Some(dma_buf) => dma_buf,
+        Some(dma_buf) => dma_buf.fd(),
         None => job.target()?,
     };
     // One call after the other: within one the kernel keeps many reads in flight.

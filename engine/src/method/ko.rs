@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::source::Source;
 use crate::sync;
 use crate::sys::ko::{BUFFERED, How, Moved, Progress, Range};
+use crate::sys::turn::Turns;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex};
@@ -29,6 +30,7 @@ const FIRST_GATHER: u64 = 2 << 20;
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
+        .map(Turns::fd)
         .ok_or_else(|| Error::new("no dma-buf", "this method writes into one"))?;
     let (node, ko) = ko::open().map_err(Stop::Refused)?;
     let mut next = job.feed.wait(Lane::Main);

@@ -42,10 +42,8 @@ pub(crate) struct Job<'a> {
     pub never_faults: bool,
     /// The buffer's descriptor, for methods that write into one.
     pub descriptor: Option<BorrowedFd<'a>>,
-    /// The dma-buf that the buffer is, where it is one, for the module that makes such.
-    pub dma_buf: Option<BorrowedFd<'a>>,
-    /// Whose turn it is to touch that dma-buf.
-    pub turns: Option<&'a Turns>,
+    /// The dma-buf that the buffer is, where it is one, and whose turn it is to touch it.
+    pub dma_buf: Option<&'a Turns>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
@@ -67,7 +65,7 @@ impl<'a> Job<'a> {
 
     /// The CPU reads or writes the region, which may be a device's meanwhile.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
-        match self.turns {
+        match self.dma_buf {
             Some(turns) => turns.touch(touch).map_err(|errno| {
                 Error::os("cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)", errno)
             }),

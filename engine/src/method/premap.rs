@@ -11,14 +11,14 @@ use crate::sys::{Errno, dmabuf};
 use std::os::fd::BorrowedFd;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    let Some(turns) = job.turns else {
+    let Some(dma_buf) = job.dma_buf else {
         return uring::run(job);
     };
-    let lent = turns
+    let lent = dma_buf
         .lend()
         .map_err(|errno| refused("cannot hand the dma-buf to a device", errno))?;
     // Its ring ends with it, and with the ring every mapping.
-    let done = uring::mapped(job, turns.fd());
+    let done = uring::mapped(job, dma_buf.fd());
     match (done, lent.take_back()) {
         (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
         (_, Err(errno)) => {

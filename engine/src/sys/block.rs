@@ -105,7 +105,7 @@ impl Device {
 mod tests {
     use super::*;
 
-    /// What is told of a disk whose folder has these files, or of its first partition: its name, why it
+    /// What [`Device`] says of a disk whose folder has these files, or of its first partition: name, why it
     /// is not one NVMe namespace, and what such a one has against being mapped for.
     fn told(
         path: &str,

@@ -18,7 +18,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// The CPU's writing has begun (DMA_BUF_IOCTL_SYNC), and is ended by who has begun it.
+    /// For a dma-buf to which CPU writes have begun (DMA_BUF_IOCTL_SYNC); the caller ends them.
     pub(crate) fn new(fd: &Arc<OwnedFd>) -> Self {
         Self {
             fd: Arc::clone(fd),

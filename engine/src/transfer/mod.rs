@@ -148,7 +148,6 @@ impl Transfer<'_> {
                     || self.work.plan.allocation != Allocation::InRead),
             descriptor: self.memory.descriptor(),
             dma_buf: self.memory.dma_buf(),
-            turns: self.memory.turns(),
             feed,
             meter: self.work.meter,
             cancel: self.work.cancel,

@@ -34,7 +34,7 @@ MAPPED = ("ext4", "xfs")
 HEAP = "heap:system"
 MADE = (HEAP, "udmabuf", "memfd", "anon")
 FILLED = (HEAP, "udmabuf")
-"""dma-bufs of somebody else."""
+"""dma-bufs of another process."""
 RANGES = (
     (0, 1),
     (0, 512),
@@ -176,7 +176,7 @@ class Premap:
             self.loads.count += 1
 
     def filled(self, file: File, mapped: bool, copies: bool) -> None:
-        """Into dma-bufs of somebody else: all of it, with what lies behind zeroed; a part, and
+        """Into dma-bufs of another process: all of it, with what lies behind zeroed; a part, and
         nothing around it is touched. `copies`: the kernel has another way where nothing is mapped.
         """
         for kind in FILLED:
@@ -313,8 +313,8 @@ class Premap:
         assert len(done) > 1, "no reset"
 
     def turned_away(self, disk: File) -> None:
-        """Reads that are refused in the middle are left to the next way, and what has come is kept:
-        the file loses O_DIRECT, as somebody else who has it may take it away.
+        """Reads refused in the middle go the next way, and what has been read is kept. The reason
+        here: another process that shares the file clears O_DIRECT.
         """
         # So many reads that somebody can come in between; now and then nobody does.
         slow = ("--method=auto", "--offset=4096", "--io=direct", "--block=4096", "--queue-depth=1")

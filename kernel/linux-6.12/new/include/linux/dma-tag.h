@@ -43,8 +43,8 @@ struct dma_tag_ops {
  * @live: the device can reach the buffer; cleared only when @queue is dead
  * @needs_sync: bytes have to be synced for each request
  *
- * The driver embeds this in its own object.  Nobody counts references: whoever
- * holds a tag sees to it that no request names it before it is unmapped.
+ * The driver embeds this in its own object.  There is no reference count: the
+ * owner of a tag unmaps it when no request can name it any more.
  */
 struct dma_tag {
 	const struct dma_tag_ops	*ops;

@@ -907,7 +907,7 @@ static bool put(const char *path, const char *text)
 	return done;
 }
 
-/* No page may go to somebody else while a device can reach it. */
+/* No page may be reused while a device can reach it. */
 TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 {
 	int unmapped = 0, unpinned = 0;
