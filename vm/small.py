@@ -23,7 +23,7 @@ CONFIGS = {
     "base-debug": ("base", "debug"),
     "base-kcsan": ("base", "kcsan"),
     "series": ("base", "series"),
-    "series-debug": ("base", "debug", "series"),
+    "series-debug": ("base", "debug", "series", "series-debug"),
 }
 """Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
 PATCHED = ("series", "series-debug")

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * put_page() where an unpin was due, caught in the act: each change of a page's
+ * reference count is looked at, by the tracepoints of CONFIG_DEBUG_PAGE_REF.
+ */
+
+#include <linux/init.h>
+#include <linux/page_ref.h>
+#include <trace/events/page_ref.h>
+
+#include "internal.h"
+#include "pin_owner.h"
+
+/*
+ * A pin is on the books after its references are taken and is off them before they
+ * are given back: so there are never fewer.  The two are not read at once.
+ */
+#define LOOKS 8
+
+static void look(struct page *page)
+{
+	struct folio *folio = page_folio(page);
+	int each = folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS;
+	struct page_ext *page_ext = page_ext_get(&folio->page);
+	struct pin_ext *pins;
+	int refs = 0, nr = 0, i;
+
+	if (!page_ext)
+		return;
+	pins = pin_ext(page_ext);
+	for (i = 0; i < LOOKS; i++) {
+		nr = pin_ext_count(pins);
+		refs = folio_ref_count(folio);
+		if (!nr || refs >= nr * each)
+			break;
+	}
+	if (unlikely(i == LOOKS))
+		pin_owner_bug(PIN_PUT,
+			      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
+			      folio_pfn(folio), refs, nr);
+	page_ext_put(page_ext);
+}
+
+static void changed(void *data, struct page *page, int by)
+{
+	if (by < 0)
+		look(page);
+}
+
+static void changed_and_tested(void *data, struct page *page, int by, int ret)
+{
+	/* It is being freed: __pin_owner_free() looks at it. */
+	if (by < 0 && !ret)
+		look(page);
+}
+
+static int __init pin_ref_init(void)
+{
+	if (!pin_owner_on())
+		return 0;
+	register_trace_page_ref_mod(changed, NULL);
+	register_trace_page_ref_mod_and_test(changed_and_tested, NULL);
+	return 0;
+}
+core_initcall(pin_ref_init);

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What the pin tracker tells in debugfs, checks when it is asked to, adds to
+ * dump_page(), and remembers of memory that could not be moved.
+ */
+
+#include <linux/debugfs.h>
+#include <linux/kallsyms.h>
+#include <linux/memory_hotplug.h>
+#include <linux/migrate.h>
+#include <linux/mutex.h>
+#include <linux/pagemap.h>
+#include <linux/pid.h>
+#include <linux/pid_namespace.h>
+#include <linux/seq_file.h>
+#include <linux/timekeeping.h>
+
+#include "internal.h"
+#include "pin_owner.h"
+
+#include <trace/events/pin_owner.h>
+
+#define LOOKS 8
+
+/* Why something did not move: the last ones */
+#define BLOCKED 256
+
+struct blocked {
+	u64 when;
+	unsigned long pfn;
+	const char *why;
+	unsigned int order;
+	unsigned int times;
+	int pins;
+	int longs;
+	int unexplained;
+	u32 region;
+	u32 tgid;
+	u32 age;
+	unsigned long site;
+	bool anon;
+	bool file;
+};
+
+static struct blocked blocked[BLOCKED];
+static unsigned int nr_blocked;
+static DEFINE_SPINLOCK(blocked_lock);
+
+static void symbol(struct seq_file *m, unsigned long site)
+{
+	char name[KSYM_NAME_LEN];
+
+	if (site && !lookup_symbol_name(site, name))
+		seq_puts(m, name);
+	else
+		seq_putc(m, '0');
+}
+
+/* The next pinned folio, from @pfn on: its entry under RCU, or NULL */
+static struct page_ext *next_pinned(unsigned long *pfn)
+{
+	for (; *pfn < max_pfn; ++*pfn) {
+		struct page *page = pfn_to_online_page(*pfn);
+		struct page_ext *page_ext;
+
+		if (!page) {
+			*pfn |= PAGES_PER_SECTION - 1;
+			continue;
+		}
+		if (!(*pfn % 1024))
+			cond_resched();
+		page_ext = page_ext_get(page);
+		if (page_ext && pin_ext_count(pin_ext(page_ext)))
+			return page_ext;
+		page_ext_put(page_ext);
+	}
+	return NULL;
+}
+
+/* Neither NULL nor SEQ_START_TOKEN */
+static void *from_pfn(unsigned long pfn)
+{
+	return (void *)(pfn + 2);
+}
+
+static unsigned long to_pfn(void *v)
+{
+	return (unsigned long)v - 2;
+}
+
+static void *pages_find(struct seq_file *m, loff_t *pos)
+{
+	unsigned long pfn = *pos ? *pos - 1 : 0;
+	struct page_ext *page_ext;
+
+	if (!*pos)
+		return SEQ_START_TOKEN;
+	page_ext = next_pinned(&pfn);
+	*pos = pfn + 1;
+	if (!page_ext)
+		return NULL;
+	page_ext_put(page_ext);
+	return from_pfn(pfn);
+}
+
+static void *pages_start(struct seq_file *m, loff_t *pos)
+{
+	return pages_find(m, pos);
+}
+
+static void *pages_next(struct seq_file *m, void *v, loff_t *pos)
+{
+	++*pos;
+	return pages_find(m, pos);
+}
+
+static void pages_stop(struct seq_file *m, void *v)
+{
+}
+
+static int pages_show(struct seq_file *m, void *v)
+{
+	struct page_ext *page_ext;
+	struct page *page;
+	struct pin_ext *pins;
+
+	if (v == SEQ_START_TOKEN) {
+		seq_puts(m, "pfn order pins long region short-tgid short-ms short-site\n");
+		return 0;
+	}
+	page = pfn_to_online_page(to_pfn(v));
+	page_ext = page ? page_ext_get(page) : NULL;
+	if (!page_ext)
+		return 0;
+	pins = pin_ext(page_ext);
+	seq_printf(m, "%#lx %u %d %d %u%s ", page_to_pfn(page), compound_order(page),
+		   pin_ext_count(pins), atomic_read(&pins->long_pins),
+		   atomic_read(&pins->long_pins) ?
+		   READ_ONCE(pins->region) & ~PIN_EXT_SHARED : 0,
+		   READ_ONCE(pins->region) & PIN_EXT_SHARED ? "+" : "");
+	if (atomic_read(&pins->short_pins)) {
+		seq_printf(m, "%u %u ", READ_ONCE(pins->tgid),
+			   jiffies_to_msecs(pin_ext_age(pins)));
+		symbol(m, pin_ext_site(pins));
+		seq_putc(m, '\n');
+	} else {
+		seq_puts(m, "- - -\n");
+	}
+	page_ext_put(page_ext);
+	return 0;
+}
+
+static const struct seq_operations pages_sops = {
+	.start = pages_start,
+	.next = pages_next,
+	.stop = pages_stop,
+	.show = pages_show,
+};
+DEFINE_SEQ_ATTRIBUTE(pages);
+
+static void owner(struct seq_file *m, const struct pin_region *region)
+{
+	pid_t pid = region->tgid ? pid_nr_ns(region->tgid, task_active_pid_ns(current)) : 0;
+
+	if (!region->tgid)
+		seq_puts(m, "- ");
+	else if (pin_region_gone(region))
+		seq_puts(m, "gone ");
+	else
+		seq_printf(m, "%d ", pid);
+	seq_printf(m, "%u ", from_kuid_munged(current_user_ns(), region->uid));
+	seq_escape(m, region->comm, " \t\n\\");
+	seq_putc(m, ' ');
+}
+
+static int regions_show(struct seq_file *m, void *v)
+{
+	struct pin_region *region;
+	unsigned long id;
+
+	rcu_read_lock();
+	xa_for_each(&pin_regions, id, region) {
+		unsigned long *stack;
+		unsigned int nr;
+
+		seq_printf(m, "%lu ", id);
+		owner(m, region);
+		pin_region_show(m, region);
+		if (!region->stack)
+			continue;
+		nr = stack_depot_fetch(region->stack, &stack);
+		for (unsigned int i = 0; i < nr; i++)
+			seq_printf(m, "    %pS\n", (void *)stack[i]);
+	}
+	rcu_read_unlock();
+	if (atomic_long_read(&pin_region_unknown.held) > 1)
+		seq_printf(m, "0 - 0 unknown %ld pins, for which there was no memory\n",
+			   atomic_long_read(&pin_region_unknown.held) - 1);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(regions);
+
+static const char * const stat_names[PIN_STATS] = {
+	[PIN_UNTRACKED] = "untracked",
+	[PIN_GUESSED] = "guessed",
+	[PIN_LOST] = "lost",
+	[PIN_NOT_PINNED] = "unpinned-not-pinned",
+	[PIN_FREED] = "freed-while-pinned",
+	[PIN_PUT] = "put-while-pinned",
+	[PIN_LEAKED] = "leaked",
+	[PIN_BOOKS] = "books-disagree",
+};
+
+static int stats_show(struct seq_file *m, void *v)
+{
+	long tracked = global_node_page_state(NR_FOLL_PIN_ACQUIRED) -
+		       global_node_page_state(NR_FOLL_PIN_RELEASED) -
+		       atomic_long_read(&pin_stats[PIN_UNTRACKED]);
+	struct pin_region *region;
+	unsigned long id, nr = 0;
+
+	xa_for_each(&pin_regions, id, region)
+		nr++;
+	seq_printf(m, "tracked %ld\n", tracked);
+	for (int i = 0; i < PIN_STATS; i++)
+		seq_printf(m, "%s %ld\n", stat_names[i], atomic_long_read(&pin_stats[i]));
+	seq_printf(m, "regions %lu\nnodes %ld\n", nr, atomic_long_read(&pin_nodes));
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(stats);
+
+static int blocked_show(struct seq_file *m, void *v)
+{
+	unsigned int nr, i;
+	struct blocked one;
+
+	spin_lock_irq(&blocked_lock);
+	nr = nr_blocked;
+	spin_unlock_irq(&blocked_lock);
+	for (i = nr > BLOCKED ? nr - BLOCKED : 0; i < nr; i++) {
+		spin_lock_irq(&blocked_lock);
+		one = blocked[i % BLOCKED];
+		spin_unlock_irq(&blocked_lock);
+		seq_printf(m, "%llu %s pfn=%#lx order=%u of=%s times=%u pins=%d long=%d region=%u unexplained=%d",
+			   one.when, one.why, one.pfn, one.order,
+			   one.anon ? "anon" : one.file ? "file" : "other", one.times,
+			   one.pins, one.longs, one.region, one.unexplained);
+		if (one.tgid) {
+			seq_printf(m, " short-tgid=%u short-ms=%u short-site=", one.tgid,
+				   one.age);
+			symbol(m, one.site);
+		}
+		seq_putc(m, '\n');
+	}
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(blocked);
+
+/**
+ * pin_owner_blocked() - Remember what could not be moved, and what holds it
+ * @page: any page of it, of which the caller needs no reference
+ * @why: what failed; it must stay
+ * @held: references of the caller's own
+ *
+ * The same page again for the same reason only adds to a number.
+ */
+void pin_owner_blocked(struct page *page, const char *why, int held)
+{
+	struct folio *folio = page_folio(page);
+	struct blocked one = {}, *last;
+	struct page_ext *page_ext;
+	struct pin_ext *pins;
+	unsigned long flags;
+
+	if (!pin_owner_on() || !folio_try_get(folio))
+		return;
+	if (unlikely(page_folio(page) != folio))
+		goto out;
+	one.when = ktime_get_boottime_ns();
+	one.pfn = folio_pfn(folio);
+	one.why = why;
+	one.order = folio_order(folio);
+	one.times = 1;
+	one.anon = folio_test_anon(folio);
+	one.file = !one.anon && folio_mapping(folio);
+	page_ext = page_ext_get(&folio->page);
+	if (page_ext) {
+		pins = pin_ext(page_ext);
+		one.longs = atomic_read(&pins->long_pins);
+		one.pins = one.longs + atomic_read(&pins->short_pins);
+		if (one.longs)
+			one.region = READ_ONCE(pins->region) & ~PIN_EXT_SHARED;
+		if (one.pins > one.longs) {
+			one.tgid = READ_ONCE(pins->tgid);
+			one.age = jiffies_to_msecs(pin_ext_age(pins));
+			one.site = pin_ext_site(pins);
+		}
+		page_ext_put(page_ext);
+	}
+	/* Neither of mappings and caches, nor of pins, nor the caller's, nor the one just taken */
+	one.unexplained = folio_ref_count(folio) - folio_expected_ref_count(folio) - held - 1 -
+			  one.pins * (folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS);
+	trace_pin_owner_blocked(one.pfn, why, one.pins, one.region);
+	spin_lock_irqsave(&blocked_lock, flags);
+	last = &blocked[(nr_blocked - 1) % BLOCKED];
+	if (nr_blocked && last->pfn == one.pfn && last->why == why) {
+		one.times = last->times + 1;
+		*last = one;
+	} else {
+		blocked[nr_blocked++ % BLOCKED] = one;
+	}
+	spin_unlock_irqrestore(&blocked_lock, flags);
+out:
+	folio_put(folio);
+}
+
+/**
+ * pin_owner_not_migrated() - Remember what migrate_pages() leaves where it is
+ * @folios: isolated ones
+ * @reason: MR_*; what may stay where it is is not remembered
+ */
+void pin_owner_not_migrated(struct list_head *folios, int reason)
+{
+	struct folio *folio;
+
+	switch (reason) {
+	case MR_MEMORY_FAILURE:
+	case MR_MEMORY_HOTPLUG:
+	case MR_SYSCALL:
+	case MR_CONTIG_RANGE:
+	case MR_LONGTERM_PIN:
+		/* Isolation holds one reference. */
+		list_for_each_entry(folio, folios, lru)
+			pin_owner_blocked(&folio->page, migrate_reason_names[reason], 1);
+	}
+}
+
+/**
+ * pin_owner_dump() - Say in the kernel's log by whom a page is pinned
+ * @page: which nobody need hold: what is found may be garbage
+ */
+void pin_owner_dump(const struct page *page)
+{
+	const struct page *head = compound_head(page);
+	struct pin_region *region;
+	struct page_ext *page_ext;
+	struct pin_ext *pins;
+
+	if (!pin_owner_on() || !pfn_valid(page_to_pfn(head)))
+		return;
+	page_ext = page_ext_get(head);
+	if (!page_ext)
+		return;
+	pins = pin_ext(page_ext);
+	if (atomic_read(&pins->short_pins))
+		pr_alert("pin_owner: %d short pins, the first by %u at %ps, %u ms ago\n",
+			 atomic_read(&pins->short_pins), READ_ONCE(pins->tgid),
+			 (void *)pin_ext_site(pins), jiffies_to_msecs(pin_ext_age(pins)));
+	if (atomic_read(&pins->long_pins)) {
+		region = pin_region_find(READ_ONCE(pins->region) & ~PIN_EXT_SHARED);
+		pr_alert("pin_owner: %d long-term pins, the last by %d (%s%s) at %ps, %llu ms ago%s\n",
+			 atomic_read(&pins->long_pins),
+			 region->tgid ? pid_nr(region->tgid) : 0, region->comm,
+			 pin_region_gone(region) ? ", gone" : "", (void *)region->site,
+			 (ktime_get_boottime_ns() - region->since) / NSEC_PER_MSEC,
+			 READ_ONCE(pins->region) & PIN_EXT_SHARED ? ", and others" : "");
+	}
+	page_ext_put(page_ext);
+}
+EXPORT_SYMBOL_GPL(pin_owner_dump);
+
+enum wrong { RIGHT, PUT, COUNT };
+
+/* What is wrong with a folio's counts, in each of several looks */
+static enum wrong look(struct folio *folio, struct pin_ext *pins, bool *alone)
+{
+	enum wrong wrong = RIGHT;
+
+	for (int i = 0; i < LOOKS; i++) {
+		int nr = pin_ext_count(pins), refs = folio_ref_count(folio);
+
+		if (folio_test_large(folio)) {
+			*alone = refs == nr;
+			if (refs >= nr && atomic_read(&folio->_pincount) == nr)
+				return RIGHT;
+			wrong = refs < nr ? PUT : COUNT;
+		} else {
+			*alone = refs == nr * GUP_PIN_COUNTING_BIAS;
+			if ((unsigned int)refs >= nr * GUP_PIN_COUNTING_BIAS)
+				return RIGHT;
+			wrong = refs ? PUT : COUNT;
+		}
+		cpu_relax();
+	}
+	return wrong;
+}
+
+static unsigned int check_pages(struct seq_file *m)
+{
+	struct page_ext *page_ext;
+	unsigned int wrong = 0;
+
+	for (unsigned long pfn = 0; (page_ext = next_pinned(&pfn)); pfn++) {
+		struct page *page = pfn_to_page(pfn);
+		struct pin_ext *pins = pin_ext(page_ext);
+		bool alone = false;
+		enum wrong how = PageTail(page) ? COUNT : look(page_folio(page), pins, &alone);
+		int nr = pin_ext_count(pins);
+
+		if (how == PUT)
+			pin_owner_bug(PIN_PUT,
+				      "pfn %#lx has fewer references than its %d pins: put_page() was called where an unpin was due\n",
+				      pfn, nr);
+		else if (how == COUNT)
+			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, which its page denies\n",
+				      pfn, nr);
+		if (how != RIGHT) {
+			seq_printf(m, "pfn %#lx: %d pins, %d references\n", pfn, nr,
+				   page_ref_count(page));
+			wrong++;
+		}
+		if (atomic_read(&pins->long_pins))
+			pin_region_see(pfn, pins, alone);
+		page_ext_put(page_ext);
+	}
+	return wrong;
+}
+
+/* Regions whose pins are not those of all pages, in sum */
+static unsigned int check_regions(struct seq_file *m)
+{
+	struct pin_region *region;
+	unsigned int wrong = 0;
+	unsigned long id;
+
+	rcu_read_lock();
+	xa_for_each(&pin_regions, id, region) {
+		long held = atomic_long_read(&region->held);
+
+		if (held != region->seen) {
+			wrong++;
+			if (m)
+				seq_printf(m, "region %lu: %ld pins, of which pages have %ld\n",
+					   id, held, region->seen);
+		}
+		if (m && held && region->alone == held && pin_region_gone(region)) {
+			seq_printf(m, "region %lu: nothing else holds its pages, and its process is gone\n",
+				   id);
+			pin_owner_bug(PIN_LEAKED,
+				      "region %lu: %ld pins are left by %d (%s, gone) at %ps, and nothing else holds their pages\n",
+				      id, held, pid_nr(region->tgid), region->comm,
+				      (void *)region->site);
+		}
+	}
+	rcu_read_unlock();
+	return wrong;
+}
+
+static int check_show(struct seq_file *m, void *v)
+{
+	static DEFINE_MUTEX(lock);
+	struct pin_region *region;
+	unsigned int wrong = 0;
+	unsigned long id;
+	int err;
+
+	err = mutex_lock_interruptible(&lock);
+	if (err)
+		return err;
+	/* What is pinned meanwhile is not seen whole. */
+	for (int i = 0; i < LOOKS; i++) {
+		rcu_read_lock();
+		xa_for_each(&pin_regions, id, region)
+			region->seen = region->alone = 0;
+		rcu_read_unlock();
+		m->count = 0;
+		wrong = check_pages(m);
+		if (!check_regions(NULL))
+			break;
+	}
+	id = check_regions(m);
+	if (id)
+		pin_owner_bug(PIN_BOOKS, "%lu regions have other pins than pages have of them\n", id);
+	if (!wrong && !id)
+		seq_puts(m, "consistent\n");
+	mutex_unlock(&lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(check);
+
+static int __init pin_report_init(void)
+{
+	struct dentry *dir;
+
+	if (!pin_owner_on())
+		return 0;
+	dir = debugfs_create_dir("pin_owner", NULL);
+	debugfs_create_file("regions", 0400, dir, NULL, &regions_fops);
+	debugfs_create_file("pages", 0400, dir, NULL, &pages_fops);
+	debugfs_create_file("blocked", 0400, dir, NULL, &blocked_fops);
+	debugfs_create_file("stats", 0400, dir, NULL, &stats_fops);
+	debugfs_create_file("check", 0400, dir, NULL, &check_fops);
+	return 0;
+}
+late_initcall(pin_report_init);
