@@ -125,6 +125,7 @@ static void bury(struct work_struct *work)
 		call_rcu(&region->rcu, free_rcu);
 	}
 }
+
 static DECLARE_WORK(burial, bury);
 
 /* In any context, without locks */

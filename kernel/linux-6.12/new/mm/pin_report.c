@@ -317,7 +317,7 @@ out:
 /**
  * pin_owner_not_migrated() - Remember what migrate_pages() leaves where it is
  * @folios: isolated ones
- * @reason: MR_*; what may stay where it is is not remembered
+ * @reason: MR_*; only those that fail something are remembered
  */
 void pin_owner_not_migrated(struct list_head *folios, int reason)
 {
@@ -444,7 +444,7 @@ static unsigned int check_regions(struct seq_file *m)
 					   id, held, region->seen);
 		}
 		if (m && held && region->alone == held && pin_region_gone(region)) {
-			seq_printf(m, "region %lu: nothing else holds its pages, and its process is gone\n",
+			seq_printf(m, "region %lu: its process is gone, and nothing else holds its pages\n",
 				   id);
 			pin_owner_bug(PIN_LEAKED,
 				      "region %lu: %ld pins are left by %d (%s, gone) at %ps, and nothing else holds their pages\n",
@@ -470,8 +470,10 @@ static int check_show(struct seq_file *m, void *v)
 	/* What is pinned meanwhile is not seen whole. */
 	for (int i = 0; i < LOOKS; i++) {
 		rcu_read_lock();
-		xa_for_each(&pin_regions, id, region)
-			region->seen = region->alone = 0;
+		xa_for_each(&pin_regions, id, region) {
+			region->seen = 0;
+			region->alone = 0;
+		}
 		rcu_read_unlock();
 		m->count = 0;
 		wrong = check_pages(m);
@@ -480,7 +482,7 @@ static int check_show(struct seq_file *m, void *v)
 	}
 	id = check_regions(m);
 	if (id)
-		pin_owner_bug(PIN_BOOKS, "%lu regions have other pins than pages have of them\n", id);
+		pin_owner_bug(PIN_BOOKS, "%lu regions have other pins than their pages\n", id);
 	if (!wrong && !id)
 		seq_puts(m, "consistent\n");
 	mutex_unlock(&lock);
