@@ -452,3 +452,11 @@ def test_mapping_that_is_refused(selftests: Path, how: str) -> None:
 def test_mapped_buffers_with_all_checks(selftests: Path) -> None:
     premap(selftests, "series-debug", OF_DISKS - FAILURES, *DISK)
     premap(selftests, "series-debug", FILES["ext4"] - FAILURES, "--fs=ext4", *DISK[1:])
+
+
+@matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+def test_who_pins_memory(selftests: Path, kernel: str) -> None:
+    command = ("sh", "-c", RUN, "sh", str(selftests / "pin_owner"), "/tmp")
+    result = vm(f"--kernel={kernel}", "--append=pin_owner=on", "--", *command)
+    passed(result, "selftests passed")
