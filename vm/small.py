@@ -23,10 +23,11 @@ CONFIGS = {
     "base-debug": ("base", "debug"),
     "base-kcsan": ("base", "kcsan"),
     "series": ("base", "series"),
+    "series-unpinned": ("base", "series", "unpinned"),
     "series-debug": ("base", "debug", "series", "series-debug"),
 }
 """Per kernel the files in CONFIG, of which a later one may take back what an earlier one says."""
-PATCHED = ("series", "series-debug")
+PATCHED = ("series", "series-unpinned", "series-debug")
 
 Settings = Mapping[str, str]
 """What is asked of, or true for, each option: y, m, n, a number, or a string in its quotes."""

@@ -68,23 +68,23 @@ unsigned int pin_ext_age(const struct pin_ext *pins)
  * says more than that, and whoever has seen no pin after a barrier is seen by
  * GUP-fast, which looks at the page table again (folio_try_share_anon_rmap_*()).
  */
-void __pin_owner_pin(struct folio *folio, int nr)
+void __pin_owner_pin(struct folio *folio, int nr, unsigned int flags)
 {
-	struct page_ext *page_ext = page_ext_get(&folio->page);
-	struct pin_ext *pins;
+	struct pin_ext *pins = pin_ext_get(&folio->page);
 
 	/* ZONE_DEVICE */
-	if (!page_ext) {
+	if (unlikely(!pins)) {
 		atomic_long_add(nr, &pin_stats[PIN_UNTRACKED]);
 		return;
 	}
-	pins = pin_ext(page_ext);
-	if (atomic_add_return(nr, &pins->short_pins) == nr) {
-		WRITE_ONCE(pins->since, (u32)jiffies);
-		WRITE_ONCE(pins->tgid, current->tgid);
-		WRITE_ONCE(pins->site, current->pin_site - (unsigned long)_stext);
+	if (!(flags & FOLL_LONGTERM) || !pin_region_grab(folio, pins, nr)) {
+		if (atomic_add_return(nr, &pins->short_pins) == nr) {
+			WRITE_ONCE(pins->since, (u32)jiffies);
+			WRITE_ONCE(pins->tgid, current->tgid);
+			WRITE_ONCE(pins->site, current->pin_site - (unsigned long)_stext);
+		}
 	}
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 }
 
 /* Takes up to @nr off @count, which stays at 0 or above; returns how many. */
@@ -118,6 +118,25 @@ static void not_pinned(struct folio *folio, struct pin_ext *pins, int nr, unsign
 			      folio_pfn(folio), nr, nr > 1 ? "s" : "", (void *)site);
 }
 
+/* Where there are long-term pins, or too few short ones; returns how many there were. */
+static noinline int unpin_others(struct folio *folio, struct pin_ext *pins, int nr,
+				 unsigned long site)
+{
+	int left = nr;
+
+	if (pin_longs(pins) && atomic_read(&pins->short_pins)) {
+		pin_region_guessed(pin_last(pins));
+		if (pin_region_ends(site))
+			left -= pin_region_put(folio, pins, left, site);
+	}
+	left -= pin_ext_take(&pins->short_pins, left);
+	if (left)
+		left -= pin_region_put(folio, pins, left, site);
+	if (unlikely(left))
+		not_pinned(folio, pins, left, site);
+	return nr - left;
+}
+
 /**
  * pin_owner_unpin() - Take pins off the books
  * @folio: what is unpinned
@@ -133,27 +152,19 @@ static void not_pinned(struct folio *folio, struct pin_ext *pins, int nr, unsign
  */
 int pin_owner_unpin(struct folio *folio, int nr, unsigned long site)
 {
-	struct page_ext *page_ext = page_ext_get(&folio->page);
-	struct pin_ext *pins;
-	int left = nr;
+	struct pin_ext *pins = pin_ext_get(&folio->page);
+	int shorts;
 
-	if (!page_ext) {
+	if (unlikely(!pins)) {
 		atomic_long_sub(nr, &pin_stats[PIN_UNTRACKED]);
 		return nr;
 	}
-	pins = pin_ext(page_ext);
-	if (unlikely(atomic_read(&pins->long_pins) && atomic_read(&pins->short_pins))) {
-		pin_region_guessed(READ_ONCE(pins->region));
-		if (pin_region_ends(site))
-			left -= pin_region_put(folio, pins, left, site);
-	}
-	left -= pin_ext_take(&pins->short_pins, left);
-	if (unlikely(left))
-		left -= pin_region_put(folio, pins, left, site);
-	if (unlikely(left))
-		not_pinned(folio, pins, left, site);
-	page_ext_put(page_ext);
-	return nr - left;
+	shorts = atomic_read(&pins->short_pins);
+	if (pin_longs(pins) || shorts < nr ||
+	    !atomic_try_cmpxchg(&pins->short_pins, &shorts, shorts - nr))
+		nr = unpin_others(folio, pins, nr, site);
+	pin_ext_put(pins);
+	return nr;
 }
 
 /* Says it once for each kind, and counts all.  Nothing panics of it. */
@@ -174,16 +185,14 @@ void pin_owner_bug(enum pin_stat kind, const char *format, ...)
 
 static void look_at_freed(struct page *page)
 {
-	struct page_ext *page_ext = page_ext_get(page);
-	struct pin_ext *pins;
+	struct pin_ext *pins = pin_ext_get(page);
 	int nr, longs;
 
-	if (!page_ext)
+	if (!pins)
 		return;
-	pins = pin_ext(page_ext);
 	nr = pin_ext_count(pins);
 	if (unlikely(nr)) {
-		longs = atomic_read(&pins->long_pins);
+		longs = pin_longs(pins);
 		pin_owner_bug(PIN_FREED,
 			      "pfn %#lx is freed while it is pinned %d time%s: a pin was undone with put_page()\n",
 			      page_to_pfn(page), nr, nr > 1 ? "s" : "");
@@ -191,7 +200,7 @@ static void look_at_freed(struct page *page)
 		atomic_set(&pins->short_pins, 0);
 		pin_region_put(page_folio(page), pins, longs, _RET_IP_);
 	}
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 }
 
 void __pin_owner_free(struct page *page, unsigned int order)
@@ -218,18 +227,18 @@ EXPORT_SYMBOL_GPL(pin_owner_pinned);
  */
 int folio_pin_count(const struct folio *folio)
 {
-	struct page_ext *page_ext;
+	struct pin_ext *pins;
 	int nr;
 
 	if (folio_test_large(folio))
 		return atomic_read(&folio->_pincount);
 	if (!pin_owner_on())
 		return -ENODATA;
-	page_ext = page_ext_get(&folio->page);
-	if (!page_ext)
+	pins = pin_ext_get(&folio->page);
+	if (!pins)
 		return -ENODATA;
-	nr = pin_ext_count(pin_ext(page_ext));
-	page_ext_put(page_ext);
+	nr = pin_ext_count(pins);
+	pin_ext_put(pins);
 	return nr;
 }
 EXPORT_SYMBOL_GPL(folio_pin_count);

@@ -6,7 +6,6 @@
 #include <linux/atomic.h>
 #include <linux/cred.h>
 #include <linux/jump_label.h>
-#include <linux/llist.h>
 #include <linux/mm.h>
 #include <linux/page_ext.h>
 #include <linux/pin_owner.h>
@@ -21,11 +20,11 @@ struct seq_file;
 /**
  * struct pin_ext - pins of a folio, in the page_ext of its first page
  * @short_pins: pins of no region: short ones, or not assigned to one yet
- * @long_pins: pins of regions
- * @region: number of the region that was added last; PIN_EXT_SHARED if others
- *	are in the side table
  * @since: jiffies when @short_pins left 0
- * @tgid: process that made it leave 0
+ * @longs: pins of regions: their number in the lower half, in the upper one the
+ *	number of the region that was added last, and PIN_SHARED if others are
+ *	in the side table
+ * @tgid: process that made @short_pins leave 0
  * @site: its call site, relative to _stext
  *
  * A pinned folio can be neither split nor freed, so its first page stays the
@@ -33,14 +32,29 @@ struct seq_file;
  */
 struct pin_ext {
 	atomic_t short_pins;
-	atomic_t long_pins;
-	u32 region;
 	u32 since;
+	atomic64_t longs;
 	u32 tgid;
 	s32 site;
 };
 
-#define PIN_EXT_SHARED	0x80000000U
+#define PIN_SHARED	BIT_ULL(63)
+
+static inline int pin_longs(struct pin_ext *pins)
+{
+	return (u32)atomic64_read(&pins->longs);
+}
+
+static inline bool pin_shared(struct pin_ext *pins)
+{
+	return atomic64_read(&pins->longs) & PIN_SHARED;
+}
+
+/* The region that was added last */
+static inline u32 pin_last(struct pin_ext *pins)
+{
+	return (atomic64_read(&pins->longs) & ~PIN_SHARED) >> 32;
+}
 
 enum pin_stat {
 	PIN_UNTRACKED,		/* pins of folios without an entry, now */
@@ -68,17 +82,42 @@ static inline bool pin_owner_on(void)
 #endif
 }
 
-static inline struct pin_ext *pin_ext(struct page_ext *page_ext)
+/**
+ * pin_ext_get() - Find the entry of a folio
+ * @page: its first page
+ *
+ * What page_ext_get() does, in line: preemption that is off
+ * holds up synchronize_rcu(), too.
+ *
+ * Return: NULL of memory of devices, early in boot, and of sections that come or
+ * go; else what is valid until pin_ext_put().
+ */
+static inline struct pin_ext *pin_ext_get(const struct page *page)
 {
-	return page_ext_data(page_ext, &pin_owner_ops);
+	unsigned long pfn = page_to_pfn(page);
+	unsigned long base;
+
+	preempt_disable();
+	base = (unsigned long)READ_ONCE(__pfn_to_section(pfn)->page_ext);
+	/* Bit 0 is set while it is being taken away. */
+	if (likely(base && !(base & 1)))
+		return (void *)(base + page_ext_size * pfn + pin_owner_ops.offset);
+	preempt_enable();
+	return NULL;
+}
+
+static inline void pin_ext_put(struct pin_ext *pins)
+{
+	if (pins)
+		preempt_enable();
 }
 
 static inline int pin_ext_count(struct pin_ext *pins)
 {
-	return atomic_read(&pins->short_pins) + atomic_read(&pins->long_pins);
+	return atomic_read(&pins->short_pins) + pin_longs(pins);
 }
 
-void __pin_owner_pin(struct folio *folio, int pins);
+void __pin_owner_pin(struct folio *folio, int pins, unsigned int flags);
 int pin_owner_unpin(struct folio *folio, int pins, unsigned long site);
 int pin_ext_take(atomic_t *count, int pins);
 void __pin_owner_free(struct page *page, unsigned int order);
@@ -86,19 +125,11 @@ void __printf(2, 3) pin_owner_bug(enum pin_stat kind, const char *format, ...);
 unsigned long pin_ext_site(const struct pin_ext *pins);
 unsigned int pin_ext_age(const struct pin_ext *pins);
 
-/* Remembers the call site of what pins from now on. */
-static inline void pin_owner_enter(unsigned long site)
-{
-#ifdef CONFIG_PIN_OWNER
-	if (pin_owner_on())
-		current->pin_site = site;
-#endif
-}
-
-static inline void pin_owner_pin(struct folio *folio, int pins)
+/* With FOLL_LONGTERM between pin_owner_begin() and pin_owner_end() */
+static inline void pin_owner_pin(struct folio *folio, int pins, unsigned int flags)
 {
 	if (pin_owner_on())
-		__pin_owner_pin(folio, pins);
+		__pin_owner_pin(folio, pins, flags);
 }
 
 static inline void pin_owner_free(struct page *page, unsigned int order)
@@ -109,7 +140,7 @@ static inline void pin_owner_free(struct page *page, unsigned int order)
 
 #define PIN_REGION_WRITE	BIT(0)
 #define PIN_REGION_MEMFD	BIT(1)
-#define PIN_REGION_MAX		(BIT(28) - 1)
+#define PIN_REGION_MAX		((1U << 28) - 1)
 
 /**
  * struct pin_region - long-term pins that one call made, or several in a row
@@ -125,6 +156,7 @@ static inline void pin_owner_free(struct page *page, unsigned int order)
  * @tgid: the process that pinned; NULL of region 0
  * @mm: whose addresses they are; to be compared only
  * @guessed: whether a pin that ended may have been another's
+ * @left: whether pins could not be assigned as they were made
  * @uid: of the process
  * @stack: with pin_owner=on,stack
  * @seen: pins that the check that runs has found
@@ -147,6 +179,7 @@ struct pin_region {
 	struct pid *tgid;
 	const void *mm;
 	bool guessed;
+	bool left;
 	kuid_t uid;
 	depot_stack_handle_t stack;
 	long seen;
@@ -155,22 +188,19 @@ struct pin_region {
 	u64 ino;
 	char comm[TASK_COMM_LEN];
 	char name[32];
-	union {
-		struct llist_node dead;
-		struct rcu_head rcu;
-	};
+	struct rcu_head rcu;
 };
 
 #ifdef CONFIG_PIN_REGION
 extern struct xarray pin_regions;
-extern struct pin_region pin_region_unknown;
 extern atomic_long_t pin_nodes;
 
 void __init pin_region_init(void);
-void pin_region_add(struct mm_struct *mm, unsigned long start, struct page **pages,
-		    long nr, unsigned int flags);
-void pin_region_add_memfd(struct file *memfd, loff_t start, loff_t end,
-			  struct folio **folios, long nr);
+void pin_region_begin(struct mm_struct *mm, unsigned long start, unsigned int flags);
+void pin_region_begin_memfd(struct file *memfd, loff_t start);
+void pin_region_end(struct page **pages, long nr);
+void pin_region_end_memfd(loff_t start, loff_t end, struct folio **folios, long nr);
+bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr);
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site);
 bool pin_region_ends(unsigned long site);
 void pin_region_guessed(u32 id);
@@ -180,10 +210,17 @@ void pin_region_show(struct seq_file *m, const struct pin_region *region);
 void pin_region_see(unsigned long pfn, struct pin_ext *pins, bool alone);
 #else
 static inline void pin_region_init(void) {}
-static inline void pin_region_add(struct mm_struct *mm, unsigned long start,
-				  struct page **pages, long nr, unsigned int flags) {}
-static inline void pin_region_add_memfd(struct file *memfd, loff_t start, loff_t end,
-					struct folio **folios, long nr) {}
+static inline void pin_region_begin(struct mm_struct *mm, unsigned long start,
+				    unsigned int flags) {}
+static inline void pin_region_begin_memfd(struct file *memfd, loff_t start) {}
+static inline void pin_region_end(struct page **pages, long nr) {}
+static inline void pin_region_end_memfd(loff_t start, loff_t end, struct folio **folios,
+					long nr) {}
+static inline bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr)
+{
+	return false;
+}
+
 static inline int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr,
 				 unsigned long site)
 {
@@ -199,22 +236,40 @@ static inline bool pin_region_ends(unsigned long site)
 #endif
 
 /*
- * What the functions of pin_user_pages() end with: @nr pages are pinned, for
- * a long time if @flags says so.
+ * Around what makes pins, where pin_owner_on(): from which place, and for a long
+ * time if @flags say so; @nr is what it returns.
  */
-static inline long pin_owner_keep(struct mm_struct *mm, unsigned long start,
-				  struct page **pages, unsigned int flags, long nr)
+static inline void pin_owner_begin(struct mm_struct *mm, unsigned long start,
+				   unsigned int flags, unsigned long site)
 {
-	if (pin_owner_on() && (flags & FOLL_LONGTERM) && nr > 0)
-		pin_region_add(mm, start, pages, nr, flags);
+#ifdef CONFIG_PIN_OWNER
+	current->pin_site = site;
+#endif
+	if (flags & FOLL_LONGTERM)
+		pin_region_begin(mm, start, flags);
+}
+
+static inline long pin_owner_end(struct page **pages, unsigned int flags, long nr)
+{
+	if (flags & FOLL_LONGTERM)
+		pin_region_end(pages, nr);
 	return nr;
 }
 
-static inline long pin_owner_keep_memfd(struct file *memfd, loff_t start, loff_t end,
-					struct folio **folios, long nr)
+static inline void pin_owner_begin_memfd(struct file *memfd, loff_t start, unsigned long site)
 {
-	if (pin_owner_on() && nr > 0)
-		pin_region_add_memfd(memfd, start, end, folios, nr);
+#ifdef CONFIG_PIN_OWNER
+	if (!pin_owner_on())
+		return;
+	current->pin_site = site;
+	pin_region_begin_memfd(memfd, start);
+#endif
+}
+
+static inline long pin_owner_end_memfd(loff_t start, loff_t end, struct folio **folios, long nr)
+{
+	if (pin_owner_on())
+		pin_region_end_memfd(start, end, folios, nr);
 	return nr;
 }
 

@@ -21,13 +21,11 @@ static void look(struct page *page)
 {
 	struct folio *folio = page_folio(page);
 	int each = folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS;
-	struct page_ext *page_ext = page_ext_get(&folio->page);
-	struct pin_ext *pins;
+	struct pin_ext *pins = pin_ext_get(&folio->page);
 	int refs = 0, nr = 0, i;
 
-	if (!page_ext)
+	if (!pins)
 		return;
-	pins = pin_ext(page_ext);
 	for (i = 0; i < LOOKS; i++) {
 		nr = pin_ext_count(pins);
 		refs = folio_ref_count(folio);
@@ -38,7 +36,7 @@ static void look(struct page *page)
 		pin_owner_bug(PIN_PUT,
 			      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
 			      folio_pfn(folio), refs, nr);
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 }
 
 static void changed(void *data, struct page *page, int by)

@@ -3,9 +3,11 @@
  * Regions: long-term pins, each with the process that made them, from where, and
  * when.
  *
- * A folio's entry names the region that was added last.  If it is in several, a
- * table has a node for each of the others; the last one's pins are what is left.
- * What belongs to a folio changes under a lock that is chosen by its pfn.
+ * Pins are assigned to their region as they are made: its number and how many
+ * there are make one word of the folio's entry, which is exchanged as a whole.  A
+ * folio in several regions has PIN_SHARED set; then the word names the one that
+ * was added last, a table has a node for each of the others, and both change
+ * under a lock that is chosen by the folio's pfn.
  */
 
 #include <linux/file.h>
@@ -13,12 +15,12 @@
 #include <linux/hash.h>
 #include <linux/kallsyms.h>
 #include <linux/moduleparam.h>
+#include <linux/percpu.h>
 #include <linux/pid.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/stacktrace.h>
 #include <linux/timekeeping.h>
-#include <linux/workqueue.h>
 
 #include "internal.h"
 #include "pin_owner.h"
@@ -50,13 +52,22 @@ module_param(extra, uint, 0600);
 MODULE_PARM_DESC(extra, "most folios that are remembered for more than one region [1048576]");
 
 atomic_long_t pin_nodes;
-DEFINE_XARRAY_FLAGS(pin_regions, XA_FLAGS_ALLOC1);
+DEFINE_XARRAY_FLAGS(pin_regions, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_IRQ);
 static u32 next_region;
 static struct kmem_cache *region_cache __ro_after_init;
-static LLIST_HEAD(dead);
 
-/* Of all pins for which there was no memory */
-struct pin_region pin_region_unknown = {
+/* The region that this CPU saw last, unless one has ended since */
+struct last_seen {
+	unsigned int ended;
+	struct pin_region *region;
+};
+
+static struct pin_region unknown;
+static DEFINE_PER_CPU(struct last_seen, last_seen) = { .ended = -1, .region = &unknown };
+static unsigned int ended;
+
+/* Number 0: of all pins for which there was no memory. It never ends. */
+static struct pin_region unknown = {
 	.held = ATOMIC_LONG_INIT(1),
 	.comm = "unknown",
 };
@@ -67,6 +78,7 @@ void __init pin_region_init(void)
 	buckets = kvcalloc(BUCKETS, sizeof(*buckets), GFP_KERNEL | __GFP_NOFAIL);
 	for (int i = 0; i < LOCKS; i++)
 		raw_spin_lock_init(&locks[i]);
+	xa_store_irq(&pin_regions, 0, &unknown, GFP_KERNEL | __GFP_NOFAIL);
 }
 
 static struct hlist_head *bucket_of(unsigned long pfn)
@@ -79,13 +91,39 @@ static raw_spinlock_t *lock_of(unsigned long pfn)
 	return &locks[hash_long(pfn, BUCKETS_SHIFT) % LOCKS];
 }
 
-/* Under RCU; a region that holds pins stays. */
+/**
+ * pin_region_find() - Find a region by its number
+ * @id: of one that has pins, or else what is returned may be another's
+ *
+ * Return: what is valid as long as it has pins, or until preemption and RCU allow
+ * it to go.
+ */
 struct pin_region *pin_region_find(u32 id)
 {
-	return id ? xa_load(&pin_regions, id) ?: &pin_region_unknown : &pin_region_unknown;
+	struct last_seen *seen;
+	struct pin_region *region;
+	unsigned int since;
+
+	preempt_disable();
+	seen = this_cpu_ptr(&last_seen);
+	/* Before the region: an interrupt may have seen a later one. */
+	since = READ_ONCE(seen->ended);
+	barrier();
+	region = READ_ONCE(seen->region);
+	if (since != READ_ONCE(ended) || region->id != id) {
+		WRITE_ONCE(seen->ended, -1);
+		since = READ_ONCE(ended);
+		region = xa_load(&pin_regions, id) ?: &unknown;
+		barrier();
+		WRITE_ONCE(seen->region, region);
+		barrier();
+		WRITE_ONCE(seen->ended, since);
+	}
+	preempt_enable();
+	return region;
 }
 
-/* Whether the process that made it has ended; memory of its may live on. */
+/* Whether the process that made it has ended; its memory may live on. */
 bool pin_region_gone(const struct pin_region *region)
 {
 	return region->tgid && !pid_task(region->tgid, PIDTYPE_TGID);
@@ -94,7 +132,7 @@ bool pin_region_gone(const struct pin_region *region)
 void pin_region_guessed(u32 id)
 {
 	atomic_long_inc(&pin_stats[PIN_GUESSED]);
-	WRITE_ONCE(pin_region_find(id & ~PIN_EXT_SHARED)->guessed, true);
+	WRITE_ONCE(pin_region_find(id)->guessed, true);
 }
 
 /* Call sites that have ended long-term pins where there were no others */
@@ -108,7 +146,7 @@ bool pin_region_ends(unsigned long site)
 	return READ_ONCE(*site_slot(site)) == site;
 }
 
-static void free_rcu(struct rcu_head *rcu)
+static void free_region(struct rcu_head *rcu)
 {
 	struct pin_region *region = container_of(rcu, struct pin_region, rcu);
 
@@ -116,29 +154,67 @@ static void free_rcu(struct rcu_head *rcu)
 	kmem_cache_free(region_cache, region);
 }
 
-static void bury(struct work_struct *work)
-{
-	struct pin_region *region, *next;
-
-	llist_for_each_entry_safe(region, next, llist_del_all(&dead), dead) {
-		xa_erase(&pin_regions, region->id);
-		call_rcu(&region->rcu, free_rcu);
-	}
-}
-
-static DECLARE_WORK(burial, bury);
-
 /* In any context, without locks */
 static void put_region(struct pin_region *region, long nr)
 {
-	if (atomic_long_sub_return(nr, &region->held) || region == &pin_region_unknown)
+	unsigned long flags;
+
+	if (atomic_long_sub_return(nr, &region->held) || region == &unknown)
 		return;
 	trace_pin_owner_release(region);
-	llist_add(&region->dead, &dead);
-	schedule_work(&burial);
+	xa_lock_irqsave(&pin_regions, flags);
+	__xa_erase(&pin_regions, region->id);
+	/* -1 is of CPUs that have seen none. */
+	WRITE_ONCE(ended, ended + 1 == -1U ? 0 : ended + 1);
+	xa_unlock_irqrestore(&pin_regions, flags);
+	call_rcu(&region->rcu, free_region);
 }
 
-/* Those of others than the region that was added last: with the lock */
+static u64 word(u32 id, u32 nr)
+{
+	return (u64)id << 32 | nr;
+}
+
+static u32 id_of(u64 longs)
+{
+	return (longs & ~PIN_SHARED) >> 32;
+}
+
+static u32 nr_of(u64 longs)
+{
+	return longs;
+}
+
+/**
+ * pin_region_grab() - Make pins those of the region that this task has begun
+ * @folio: what is pinned
+ * @pins: its entry
+ * @nr: how many times
+ *
+ * Return: false if the folio is in another region: pin_region_end() will have to
+ * look at it.
+ */
+bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr)
+{
+	struct pin_region *region = pin_region_find(current->pin_region);
+	s64 old = atomic64_read(&pins->longs);
+	u32 id = region->id;
+
+	/* First: the unpin of another's may take these for its own at any time. */
+	atomic_long_add(nr, &region->held);
+	do {
+		if ((old & PIN_SHARED) || (nr_of(old) && id_of(old) != id)) {
+			atomic_long_sub(nr, &region->held);
+			WRITE_ONCE(region->left, true);
+			return false;
+		}
+	} while (!atomic64_try_cmpxchg(&pins->longs, &old, word(id, nr_of(old) + nr)));
+	if (!nr_of(old))
+		atomic_long_add(folio_size(folio), &region->bytes);
+	return true;
+}
+
+/* Of all regions but the one that was added last: with the lock */
 static int others(unsigned long pfn)
 {
 	struct pin_node *node;
@@ -171,78 +247,119 @@ static struct pin_node *other(unsigned long pfn)
 	return NULL;
 }
 
+static struct pin_node *new_node(void)
+{
+	if (atomic_long_read(&pin_nodes) >= extra)
+		return NULL;
+	return kmalloc(sizeof(struct pin_node), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+}
+
 /*
- * Makes @nr short pins of a folio long ones of a region.  The sum never dips: they
- * are added first.
+ * Pins of @region become another's, as there is no memory for a node.  With the
+ * lock; *@late has @nr pins too many if it fails.
  */
+static bool lose(struct pin_region *region, struct pin_ext *pins, int nr,
+		 struct pin_region **late)
+{
+	s64 old = atomic64_read(&pins->longs);
+	struct pin_region *last = pin_region_find(id_of(old));
+
+	if (!nr_of(old) || !atomic_long_add_unless(&last->held, nr, 0))
+		return false;
+	if (!atomic64_try_cmpxchg(&pins->longs, &old, old + nr)) {
+		*late = last;
+		return false;
+	}
+	atomic_long_sub(nr, &region->held);
+	atomic_long_add(nr, &pin_stats[PIN_LOST]);
+	WRITE_ONCE(last->guessed, true);
+	WRITE_ONCE(region->guessed, true);
+	return true;
+}
+
+/*
+ * Adds pins to a folio that is another region's, too.  With the lock; what comes
+ * and goes without it is over once PIN_SHARED is set.  Returns whether it could
+ * be done: with *@spare, which is NULL if it was needed, or without.
+ */
+static bool add_shared(struct pin_region *region, struct folio *folio, struct pin_ext *pins,
+		       int nr, struct pin_node **spare)
+{
+	unsigned long pfn = folio_pfn(folio);
+	s64 old = atomic64_read(&pins->longs);
+	struct pin_node *node;
+
+	while (!nr_of(old) || id_of(old) == region->id) {
+		u64 new = (old & PIN_SHARED) | word(region->id, nr_of(old) + nr);
+
+		if (!atomic64_try_cmpxchg(&pins->longs, &old, new))
+			continue;
+		if (!nr_of(old))
+			atomic_long_add(folio_size(folio), &region->bytes);
+		return true;
+	}
+	node = old & PIN_SHARED ? find_node(pfn, region->id) : NULL;
+	if (node) {
+		node->nr += nr;
+		atomic64_add(nr, &pins->longs);
+		return true;
+	}
+	node = *spare;
+	if (!node ||
+	    !atomic64_try_cmpxchg(&pins->longs, &old,
+				  PIN_SHARED | word(region->id, nr_of(old) + nr)))
+		return false;
+	node->pfn = pfn;
+	node->region = id_of(old);
+	node->nr = nr_of(old) - (old & PIN_SHARED ? others(pfn) : 0);
+	hlist_add_head(&node->list, bucket_of(pfn));
+	*spare = NULL;
+	atomic_long_inc(&pin_nodes);
+	atomic_long_add(folio_size(folio), &region->bytes);
+	return true;
+}
+
+/* Assigns what pin_region_grab() could not.  The sum never dips: up first. */
 static void assign(struct pin_region *region, struct folio *folio, int nr)
 {
-	unsigned long flags, pfn = folio_pfn(folio);
-	raw_spinlock_t *lock = lock_of(pfn);
-	struct pin_node *spare = NULL, *node;
-	struct pin_region *to = region;
-	struct page_ext *page_ext;
+	raw_spinlock_t *lock = lock_of(folio_pfn(folio));
+	struct pin_node *spare = NULL;
+	bool done = false, lost = false;
 	struct pin_ext *pins;
-	bool tried = false, first = true;
-	u32 last;
+	unsigned long flags;
 	int left;
 
-again:
-	page_ext = page_ext_get(&folio->page);
-	if (!page_ext)
-		goto out;
-	pins = pin_ext(page_ext);
-	raw_spin_lock_irqsave(lock, flags);
-	last = pins->region & ~PIN_EXT_SHARED;
-	node = NULL;
-	if (!atomic_read(&pins->long_pins)) {
-		WRITE_ONCE(pins->region, region->id);
-	} else if (last == region->id) {
-		first = false;
-	} else {
-		node = find_node(pfn, region->id);
-		if (node) {
-			node->nr += nr;
-			first = false;
-		} else if (spare) {
-			spare->pfn = pfn;
-			spare->region = last;
-			spare->nr = atomic_read(&pins->long_pins) - others(pfn);
-			hlist_add_head(&spare->list, bucket_of(pfn));
-			atomic_long_inc(&pin_nodes);
-			spare = NULL;
-			WRITE_ONCE(pins->region, region->id | PIN_EXT_SHARED);
-		} else if (!tried) {
-			raw_spin_unlock_irqrestore(lock, flags);
-			page_ext_put(page_ext);
-			tried = true;
-			if (atomic_long_read(&pin_nodes) < extra)
-				spare = kmalloc(sizeof(*spare), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-			goto again;
-		} else {
-			/* The other one stands for it. */
-			to = pin_region_find(last);
-			first = false;
-			atomic_long_add(nr, &pin_stats[PIN_LOST]);
-			WRITE_ONCE(to->guessed, true);
-			WRITE_ONCE(region->guessed, true);
+	atomic_long_add(nr, &region->held);
+	while (!done) {
+		struct pin_region *late = NULL;
+
+		pins = pin_ext_get(&folio->page);
+		/* They may have been assigned as they were made. */
+		if (!pins || (pin_longs(pins) && !pin_shared(pins) &&
+			      pin_last(pins) == region->id)) {
+			pin_ext_put(pins);
+			put_region(region, nr);
+			break;
+		}
+		raw_spin_lock_irqsave(lock, flags);
+		done = add_shared(region, folio, pins, nr, &spare);
+		if (!done && lost)
+			done = lose(region, pins, nr, &late);
+		left = done ? nr - pin_ext_take(&pins->short_pins, nr) : 0;
+		raw_spin_unlock_irqrestore(lock, flags);
+		/* Undone already, by somebody who had no pin */
+		if (unlikely(left))
+			pin_region_put(folio, pins, left, _RET_IP_);
+		if (late)
+			put_region(late, nr);
+		pin_ext_put(pins);
+		if (!done && !spare) {
+			spare = new_node();
+			lost = !spare;
 		}
 	}
-	atomic_add(nr, &pins->long_pins);
-	left = nr - pin_ext_take(&pins->short_pins, nr);
-	if (unlikely(left)) {
-		/* Undone already, by somebody who had no pin */
-		atomic_sub(left, &pins->long_pins);
-		if (node)
-			node->nr -= left;
-	}
-	atomic_long_add(nr - left, &to->held);
-	if (first)
-		atomic_long_add(folio_size(folio), &to->bytes);
-	raw_spin_unlock_irqrestore(lock, flags);
-	page_ext_put(page_ext);
-out:
-	kfree(spare);
+	if (spare)
+		kfree(spare);
 }
 
 /* Whose pin ends: the caller's own before others', then where it was so before */
@@ -267,55 +384,48 @@ static struct pin_node *choose(unsigned long pfn, u32 last, unsigned long site)
 }
 
 /* Ends pins of one of a folio's regions; returns how many. */
-static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
+static int put_shared(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
 {
 	unsigned long flags, pfn = folio_pfn(folio);
 	raw_spinlock_t *lock = lock_of(pfn);
-	struct pin_node *node = NULL, *gone = NULL;
+	struct pin_node *node, *gone = NULL;
 	struct pin_region *region;
+	u64 longs;
+	u32 id;
 	int had;
-	bool shared;
-	u32 last;
 
 	raw_spin_lock_irqsave(lock, flags);
-	had = atomic_read(&pins->long_pins);
-	shared = pins->region & PIN_EXT_SHARED;
-	last = pins->region & ~PIN_EXT_SHARED;
-	if (shared) {
-		node = choose(pfn, last, site);
-		had = node ? node->nr : had - others(pfn);
-	}
-	region = pin_region_find(node ? node->region : last);
-	nr = min(nr, had);
-	if (nr <= 0) {
+	longs = atomic64_read(&pins->longs);
+	if (!(longs & PIN_SHARED)) {
 		raw_spin_unlock_irqrestore(lock, flags);
 		return 0;
 	}
-	if (!atomic_read(&pins->short_pins))
-		WRITE_ONCE(*site_slot(site), site);
-	atomic_sub(nr, &pins->long_pins);
+	id = id_of(longs);
+	node = choose(pfn, id, site);
+	had = node ? node->nr : nr_of(longs) - others(pfn);
+	region = pin_region_find(node ? node->region : id);
+	nr = min(nr, had);
 	if (node)
 		node->nr -= nr;
 	if (nr == had) {
-		atomic_long_sub(folio_size(folio), &region->bytes);
 		/* The place of the last one is taken by another. */
 		gone = node ?: other(pfn);
-		if (gone) {
-			hlist_del(&gone->list);
-			last = node ? last : gone->region;
-			WRITE_ONCE(pins->region, last | (other(pfn) ? PIN_EXT_SHARED : 0));
-		}
+		hlist_del(&gone->list);
+		id = node ? id : gone->region;
 	}
-	if (shared) {
-		WRITE_ONCE(region->guessed, true);
-		atomic_long_inc(&pin_stats[PIN_GUESSED]);
-	}
+	longs = word(id, nr_of(longs) - nr) | (other(pfn) ? PIN_SHARED : 0);
+	/* Without the lock nobody changes it while it is shared. */
+	atomic64_set(&pins->longs, longs);
+	WRITE_ONCE(region->guessed, true);
 	WRITE_ONCE(region->unpinner, site);
+	atomic_long_inc(&pin_stats[PIN_GUESSED]);
 	raw_spin_unlock_irqrestore(lock, flags);
 	if (gone) {
 		atomic_long_dec(&pin_nodes);
 		kfree(gone);
 	}
+	if (nr == had)
+		atomic_long_sub(folio_size(folio), &region->bytes);
 	put_region(region, nr);
 	return nr;
 }
@@ -323,7 +433,7 @@ static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned 
 /**
  * pin_region_put() - End long-term pins of a folio
  * @folio: what is unpinned
- * @pins: its entry, under RCU
+ * @pins: its entry
  * @nr: how many
  * @site: who unpins
  *
@@ -331,12 +441,29 @@ static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned 
  */
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
 {
+	s64 old = atomic64_read(&pins->longs);
+	struct pin_region *region;
 	int done = 0, part;
 
-	do {
-		part = put_some(folio, pins, nr - done, site);
+	while (done < nr && nr_of(old)) {
+		if (old & PIN_SHARED) {
+			done += put_shared(folio, pins, nr - done, site);
+			old = atomic64_read(&pins->longs);
+			continue;
+		}
+		part = min_t(int, nr - done, nr_of(old));
+		if (!atomic64_try_cmpxchg(&pins->longs, &old, old - part))
+			continue;
+		region = pin_region_find(id_of(old));
+		WRITE_ONCE(region->unpinner, site);
+		if (!atomic_read(&pins->short_pins) && !pin_region_ends(site))
+			WRITE_ONCE(*site_slot(site), site);
+		if (part == nr_of(old))
+			atomic_long_sub(folio_size(folio), &region->bytes);
+		put_region(region, part);
 		done += part;
-	} while (part && done < nr);
+		old -= part;
+	}
 	return done;
 }
 
@@ -347,7 +474,7 @@ static struct pin_region *make(const struct pin_region *like)
 
 	region = kmem_cache_alloc(region_cache, GFP_KERNEL | __GFP_NOWARN);
 	if (!region)
-		return &pin_region_unknown;
+		return &unknown;
 	*region = *like;
 	region->since = ktime_get_boottime_ns();
 	region->tgid = get_pid(task_tgid(current));
@@ -356,127 +483,148 @@ static struct pin_region *make(const struct pin_region *like)
 	if (pin_owner_stacks)
 		region->stack = stack_depot_save(stack, stack_trace_save(stack, 16, 2),
 						 GFP_KERNEL | __GFP_NOWARN);
-	if (xa_alloc_cyclic(&pin_regions, &region->id, region,
-			    XA_LIMIT(1, PIN_REGION_MAX), &next_region,
-			    GFP_KERNEL | __GFP_NOWARN) < 0) {
+	if (xa_alloc_cyclic_irq(&pin_regions, &region->id, region,
+				XA_LIMIT(1, PIN_REGION_MAX), &next_region,
+				GFP_KERNEL | __GFP_NOWARN) < 0) {
 		put_pid(region->tgid);
 		kmem_cache_free(region_cache, region);
-		return &pin_region_unknown;
+		return &unknown;
 	}
-	current->pin_region = region->id;
 	return region;
 }
 
-/*
- * The region of this task's call before, if this one goes on where that ended.
- * The caller owns one of its pins.
- */
-static struct pin_region *go_on(const struct pin_region *like)
+/* Whether this call goes on where the task's last one ended: then it holds that. */
+static bool goes_on(const struct pin_region *like)
+{
+	struct pin_region *region;
+	bool same;
+
+	rcu_read_lock();
+	region = xa_load(&pin_regions, current->pin_region);
+	if (!region || region == &unknown || !atomic_long_inc_not_zero(&region->held)) {
+		rcu_read_unlock();
+		return false;
+	}
+	rcu_read_unlock();
+	same = region->tgid == task_tgid(current) && region->mm == like->mm &&
+	       region->flags == like->flags && region->site == like->site &&
+	       region->dev == like->dev && region->ino == like->ino &&
+	       region->start + READ_ONCE(region->pages) * PAGE_SIZE == like->start;
+	if (!same)
+		put_region(region, 1);
+	return same;
+}
+
+/* From here to end() the region has one pin more, so that it can't end. */
+static void begin(struct pin_region *like)
 {
 	struct pin_region *region;
 
-	rcu_read_lock();
-	region = pin_region_find(current->pin_region);
-	if (region != &pin_region_unknown && atomic_long_inc_not_zero(&region->held)) {
-		if (region->tgid == task_tgid(current) && region->mm == like->mm &&
-		    region->flags == like->flags && region->site == like->site &&
-		    region->dev == like->dev && region->ino == like->ino &&
-		    region->start + region->pages * PAGE_SIZE == like->start) {
-			rcu_read_unlock();
-			WRITE_ONCE(region->pages, region->pages + like->pages);
-			return region;
-		}
-		put_region(region, 1);
-	}
-	rcu_read_unlock();
-	return NULL;
-}
-
-/* Gets a region to which the caller may assign pins */
-static struct pin_region *begin(struct pin_region *like)
-{
-	struct pin_region *region = go_on(like);
-
-	if (region)
-		return region;
+	if (goes_on(like))
+		return;
 	atomic_long_set(&like->held, 1);
 	region = make(like);
-	if (region == &pin_region_unknown)
+	if (region == &unknown)
 		atomic_long_inc(&region->held);
-	return region;
+	current->pin_region = region->id;
 }
 
-static void end(struct pin_region *region)
+static void end(struct pin_region *region, unsigned long pages)
 {
-	trace_pin_owner_region(region);
+	WRITE_ONCE(region->pages, region->pages + pages);
+	if (pages)
+		trace_pin_owner_region(region);
 	put_region(region, 1);
 }
 
 /**
- * pin_region_add() - Note long-term pins of a process's memory
+ * pin_region_begin() - Begin to pin a process's memory for a long time
  * @mm: whose
  * @start: from this address on
- * @pages: what has been pinned
- * @nr: how many
  * @gup_flags: FOLL_WRITE, or not
  */
-void pin_region_add(struct mm_struct *mm, unsigned long start, struct page **pages,
-		    long nr, unsigned int gup_flags)
+void pin_region_begin(struct mm_struct *mm, unsigned long start, unsigned int gup_flags)
 {
 	struct pin_region like = {
 		.flags = gup_flags & FOLL_WRITE ? PIN_REGION_WRITE : 0,
 		.start = start & PAGE_MASK,
-		.pages = nr,
 		.site = current->pin_site,
 		.mm = mm,
 	};
-	struct pin_region *region = begin(&like);
-	long i, next;
 
-	for (i = 0; i < nr; i = next) {
-		struct folio *folio = page_folio(pages[i]);
-
-		for (next = i + 1; next < nr && page_folio(pages[next]) == folio; next++)
-			;
-		if (!is_zero_folio(folio))
-			assign(region, folio, next - i);
-		cond_resched();
-	}
-	end(region);
+	begin(&like);
 }
 
 /**
- * pin_region_add_memfd() - Note the pins of memfd_pin_folios()
- * @memfd: whose
- * @from: first offset
- * @to: last offset
- * @folios: what has been pinned, which may be less
- * @nr: how many
+ * pin_region_end() - What has been begun is pinned
+ * @pages: what is pinned
+ * @nr: how many, or an error
  */
-void pin_region_add_memfd(struct file *memfd, loff_t from, loff_t to, struct folio **folios,
-			  long nr)
+void pin_region_end(struct page **pages, long nr)
+{
+	struct pin_region *region = pin_region_find(current->pin_region);
+	long i, next;
+
+	if (READ_ONCE(region->left)) {
+		for (i = 0; i < nr; i = next) {
+			struct folio *folio = page_folio(pages[i]);
+
+			for (next = i + 1; next < nr && page_folio(pages[next]) == folio; next++)
+				;
+			if (!is_zero_folio(folio))
+				assign(region, folio, next - i);
+			cond_resched();
+		}
+	}
+	end(region, max(nr, 0L));
+}
+
+/**
+ * pin_region_begin_memfd() - Begin to pin a memfd's memory
+ * @memfd: whose
+ * @start: from this offset on
+ */
+void pin_region_begin_memfd(struct file *memfd, loff_t start)
 {
 	struct inode *inode = file_inode(memfd);
 	struct pin_region like = {
 		.flags = PIN_REGION_WRITE | PIN_REGION_MEMFD,
-		.start = from & PAGE_MASK,
+		.start = start & PAGE_MASK,
 		.site = current->pin_site,
 		.dev = inode->i_sb->s_dev,
 		.ino = inode->i_ino,
 	};
-	loff_t size = -(loff_t)(from & (folio_size(folios[0]) - 1));
-	struct pin_region *region;
 
-	for (long i = 0; i < nr; i++)
-		size += folio_size(folios[i]);
-	like.pages = PAGE_ALIGN(min(from + size, to + 1) - like.start) >> PAGE_SHIFT;
 	strscpy(like.name, memfd->f_path.dentry->d_name.name, sizeof(like.name));
-	region = begin(&like);
-	for (long i = 0; i < nr; i++) {
-		assign(region, folios[i], 1);
-		cond_resched();
+	begin(&like);
+}
+
+/**
+ * pin_region_end_memfd() - What has been begun of a memfd is pinned
+ * @from: first offset
+ * @to: last offset
+ * @folios: what is pinned, which may be less
+ * @nr: how many, or an error
+ */
+void pin_region_end_memfd(loff_t from, loff_t to, struct folio **folios, long nr)
+{
+	struct pin_region *region = pin_region_find(current->pin_region);
+	unsigned long pages = 0;
+	loff_t size;
+
+	if (nr > 0) {
+		size = -(loff_t)(from & (folio_size(folios[0]) - 1));
+		for (long i = 0; i < nr; i++)
+			size += folio_size(folios[i]);
+		pages = PAGE_ALIGN(min(from + size, to + 1) - (from & PAGE_MASK)) >> PAGE_SHIFT;
 	}
-	end(region);
+	if (READ_ONCE(region->left)) {
+		for (long i = 0; i < nr; i++) {
+			assign(region, folios[i], 1);
+			cond_resched();
+		}
+	}
+	end(region, pages);
 }
 
 /**
@@ -513,9 +661,11 @@ void pin_region_show(struct seq_file *m, const struct pin_region *region)
 	seq_putc(m, '\n');
 }
 
-/*
- * Adds a folio's pins to @seen of each of its regions, and to @alone if nothing
- * else holds it.  Under RCU.
+/**
+ * pin_region_see() - Add a folio's pins to what the check has seen of its regions
+ * @pfn: of the folio
+ * @pins: its entry
+ * @alone: whether nothing else holds it
  */
 void pin_region_see(unsigned long pfn, struct pin_ext *pins, bool alone)
 {
@@ -523,21 +673,25 @@ void pin_region_see(unsigned long pfn, struct pin_ext *pins, bool alone)
 	struct pin_region *region;
 	struct pin_node *node;
 	unsigned long flags;
+	u64 longs;
+	int nr;
 
 	raw_spin_lock_irqsave(lock, flags);
-	region = pin_region_find(pins->region & ~PIN_EXT_SHARED);
-	region->seen += atomic_read(&pins->long_pins);
-	region->alone += alone ? atomic_read(&pins->long_pins) : 0;
-	hlist_for_each_entry(node, bucket_of(pfn), list) {
-		if (node->pfn != pfn)
-			continue;
-		region->seen -= node->nr;
-		pin_region_find(node->region)->seen += node->nr;
-		if (alone) {
-			region->alone -= node->nr;
-			pin_region_find(node->region)->alone += node->nr;
+	longs = atomic64_read(&pins->longs);
+	nr = nr_of(longs);
+	if (longs & PIN_SHARED) {
+		hlist_for_each_entry(node, bucket_of(pfn), list) {
+			if (node->pfn != pfn)
+				continue;
+			region = pin_region_find(node->region);
+			region->seen += node->nr;
+			region->alone += alone ? node->nr : 0;
+			nr -= node->nr;
 		}
 	}
+	region = pin_region_find(id_of(longs));
+	region->seen += nr;
+	region->alone += alone ? nr : 0;
 	raw_spin_unlock_irqrestore(lock, flags);
 }
 
@@ -585,23 +739,21 @@ int pin_owner_show(struct seq_file *m, struct task_struct *task)
 u64 pin_owner_word(const struct page *page)
 {
 	const struct folio *folio = page_folio(page);
-	struct page_ext *page_ext = pin_owner_on() ? page_ext_get(&folio->page) : NULL;
-	struct pin_ext *pins;
+	struct pin_ext *pins = pin_owner_on() ? pin_ext_get(&folio->page) : NULL;
 	u64 word;
 
-	if (!page_ext) {
+	if (!pins) {
 		if (folio_test_large(folio))
 			return (u32)atomic_read(&folio->_pincount) | BIT_ULL(33) | BIT_ULL(35);
 		return folio_maybe_dma_pinned((struct folio *)folio) | BIT_ULL(35);
 	}
-	pins = pin_ext(page_ext);
 	word = (u32)pin_ext_count(pins) | BIT_ULL(33);
-	if (atomic_read(&pins->long_pins)) {
+	if (pin_longs(pins)) {
 		word |= BIT_ULL(32);
-		if (READ_ONCE(pins->region) & PIN_EXT_SHARED)
+		if (pin_shared(pins))
 			word |= BIT_ULL(34);
-		word |= (u64)(READ_ONCE(pins->region) & ~PIN_EXT_SHARED) << 36;
+		word |= (u64)pin_last(pins) << 36;
 	}
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 	return word;
 }

@@ -56,12 +56,12 @@ static void symbol(struct seq_file *m, unsigned long site)
 		seq_putc(m, '0');
 }
 
-/* The next pinned folio, from @pfn on: its entry under RCU, or NULL */
-static struct page_ext *next_pinned(unsigned long *pfn)
+/* The next pinned folio, from @pfn on: its entry, or NULL */
+static struct pin_ext *next_pinned(unsigned long *pfn)
 {
 	for (; *pfn < max_pfn; ++*pfn) {
 		struct page *page = pfn_to_online_page(*pfn);
-		struct page_ext *page_ext;
+		struct pin_ext *pins;
 
 		if (!page) {
 			*pfn |= PAGES_PER_SECTION - 1;
@@ -69,10 +69,10 @@ static struct page_ext *next_pinned(unsigned long *pfn)
 		}
 		if (!(*pfn % 1024))
 			cond_resched();
-		page_ext = page_ext_get(page);
-		if (page_ext && pin_ext_count(pin_ext(page_ext)))
-			return page_ext;
-		page_ext_put(page_ext);
+		pins = pin_ext_get(page);
+		if (pins && pin_ext_count(pins))
+			return pins;
+		pin_ext_put(pins);
 	}
 	return NULL;
 }
@@ -91,15 +91,15 @@ static unsigned long to_pfn(void *v)
 static void *pages_find(struct seq_file *m, loff_t *pos)
 {
 	unsigned long pfn = *pos ? *pos - 1 : 0;
-	struct page_ext *page_ext;
+	struct pin_ext *pins;
 
 	if (!*pos)
 		return SEQ_START_TOKEN;
-	page_ext = next_pinned(&pfn);
+	pins = next_pinned(&pfn);
 	*pos = pfn + 1;
-	if (!page_ext)
+	if (!pins)
 		return NULL;
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 	return from_pfn(pfn);
 }
 
@@ -120,24 +120,20 @@ static void pages_stop(struct seq_file *m, void *v)
 
 static int pages_show(struct seq_file *m, void *v)
 {
-	struct page_ext *page_ext;
-	struct page *page;
 	struct pin_ext *pins;
+	struct page *page;
 
 	if (v == SEQ_START_TOKEN) {
 		seq_puts(m, "pfn order pins long region short-tgid short-ms short-site\n");
 		return 0;
 	}
 	page = pfn_to_online_page(to_pfn(v));
-	page_ext = page ? page_ext_get(page) : NULL;
-	if (!page_ext)
+	pins = page ? pin_ext_get(page) : NULL;
+	if (!pins)
 		return 0;
-	pins = pin_ext(page_ext);
 	seq_printf(m, "%#lx %u %d %d %u%s ", page_to_pfn(page), compound_order(page),
-		   pin_ext_count(pins), atomic_read(&pins->long_pins),
-		   atomic_read(&pins->long_pins) ?
-		   READ_ONCE(pins->region) & ~PIN_EXT_SHARED : 0,
-		   READ_ONCE(pins->region) & PIN_EXT_SHARED ? "+" : "");
+		   pin_ext_count(pins), pin_longs(pins), pin_longs(pins) ? pin_last(pins) : 0,
+		   pin_shared(pins) ? "+" : "");
 	if (atomic_read(&pins->short_pins)) {
 		seq_printf(m, "%u %u ", READ_ONCE(pins->tgid),
 			   jiffies_to_msecs(pin_ext_age(pins)));
@@ -146,7 +142,7 @@ static int pages_show(struct seq_file *m, void *v)
 	} else {
 		seq_puts(m, "- - -\n");
 	}
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 	return 0;
 }
 
@@ -183,6 +179,9 @@ static int regions_show(struct seq_file *m, void *v)
 		unsigned long *stack;
 		unsigned int nr;
 
+		/* Region 0 is there all the time. */
+		if (!id && atomic_long_read(&region->held) == 1)
+			continue;
 		seq_printf(m, "%lu ", id);
 		owner(m, region);
 		pin_region_show(m, region);
@@ -193,9 +192,6 @@ static int regions_show(struct seq_file *m, void *v)
 			seq_printf(m, "    %pS\n", (void *)stack[i]);
 	}
 	rcu_read_unlock();
-	if (atomic_long_read(&pin_region_unknown.held) > 1)
-		seq_printf(m, "0 - 0 unknown %ld pins, for which there was no memory\n",
-			   atomic_long_read(&pin_region_unknown.held) - 1);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(regions);
@@ -219,7 +215,7 @@ static int stats_show(struct seq_file *m, void *v)
 	struct pin_region *region;
 	unsigned long id, nr = 0;
 
-	xa_for_each(&pin_regions, id, region)
+	xa_for_each_start(&pin_regions, id, region, 1)
 		nr++;
 	seq_printf(m, "tracked %ld\n", tracked);
 	for (int i = 0; i < PIN_STATS; i++)
@@ -268,7 +264,6 @@ void pin_owner_blocked(struct page *page, const char *why, int held)
 {
 	struct folio *folio = page_folio(page);
 	struct blocked one = {}, *last;
-	struct page_ext *page_ext;
 	struct pin_ext *pins;
 	unsigned long flags;
 
@@ -283,19 +278,18 @@ void pin_owner_blocked(struct page *page, const char *why, int held)
 	one.times = 1;
 	one.anon = folio_test_anon(folio);
 	one.file = !one.anon && folio_mapping(folio);
-	page_ext = page_ext_get(&folio->page);
-	if (page_ext) {
-		pins = pin_ext(page_ext);
-		one.longs = atomic_read(&pins->long_pins);
+	pins = pin_ext_get(&folio->page);
+	if (pins) {
+		one.longs = pin_longs(pins);
 		one.pins = one.longs + atomic_read(&pins->short_pins);
 		if (one.longs)
-			one.region = READ_ONCE(pins->region) & ~PIN_EXT_SHARED;
+			one.region = pin_last(pins);
 		if (one.pins > one.longs) {
 			one.tgid = READ_ONCE(pins->tgid);
 			one.age = jiffies_to_msecs(pin_ext_age(pins));
 			one.site = pin_ext_site(pins);
 		}
-		page_ext_put(page_ext);
+		pin_ext_put(pins);
 	}
 	/* Neither of mappings and caches, nor of pins, nor the caller's, nor the one just taken */
 	one.unexplained = folio_ref_count(folio) - folio_expected_ref_count(folio) - held - 1 -
@@ -343,29 +337,29 @@ void pin_owner_dump(const struct page *page)
 {
 	const struct page *head = compound_head(page);
 	struct pin_region *region;
-	struct page_ext *page_ext;
 	struct pin_ext *pins;
 
 	if (!pin_owner_on() || !pfn_valid(page_to_pfn(head)))
 		return;
-	page_ext = page_ext_get(head);
-	if (!page_ext)
+	pins = pin_ext_get(head);
+	if (!pins)
 		return;
-	pins = pin_ext(page_ext);
 	if (atomic_read(&pins->short_pins))
 		pr_alert("pin_owner: %d short pins, the first by %u at %ps, %u ms ago\n",
 			 atomic_read(&pins->short_pins), READ_ONCE(pins->tgid),
 			 (void *)pin_ext_site(pins), jiffies_to_msecs(pin_ext_age(pins)));
-	if (atomic_read(&pins->long_pins)) {
-		region = pin_region_find(READ_ONCE(pins->region) & ~PIN_EXT_SHARED);
+	if (pin_longs(pins)) {
+		rcu_read_lock();
+		region = pin_region_find(pin_last(pins));
 		pr_alert("pin_owner: %d long-term pins, the last by %d (%s%s) at %ps, %llu ms ago%s\n",
-			 atomic_read(&pins->long_pins),
+			 pin_longs(pins),
 			 region->tgid ? pid_nr(region->tgid) : 0, region->comm,
 			 pin_region_gone(region) ? ", gone" : "", (void *)region->site,
 			 (ktime_get_boottime_ns() - region->since) / NSEC_PER_MSEC,
-			 READ_ONCE(pins->region) & PIN_EXT_SHARED ? ", and others" : "");
+			 pin_shared(pins) ? ", and others" : "");
+		rcu_read_unlock();
 	}
-	page_ext_put(page_ext);
+	pin_ext_put(pins);
 }
 EXPORT_SYMBOL_GPL(pin_owner_dump);
 
@@ -397,12 +391,11 @@ static enum wrong look(struct folio *folio, struct pin_ext *pins, bool *alone)
 
 static unsigned int check_pages(struct seq_file *m)
 {
-	struct page_ext *page_ext;
+	struct pin_ext *pins;
 	unsigned int wrong = 0;
 
-	for (unsigned long pfn = 0; (page_ext = next_pinned(&pfn)); pfn++) {
+	for (unsigned long pfn = 0; (pins = next_pinned(&pfn)); pfn++) {
 		struct page *page = pfn_to_page(pfn);
-		struct pin_ext *pins = pin_ext(page_ext);
 		bool alone = false;
 		enum wrong how = PageTail(page) ? COUNT : look(page_folio(page), pins, &alone);
 		int nr = pin_ext_count(pins);
@@ -419,9 +412,9 @@ static unsigned int check_pages(struct seq_file *m)
 				   page_ref_count(page));
 			wrong++;
 		}
-		if (atomic_read(&pins->long_pins))
+		if (pin_longs(pins))
 			pin_region_see(pfn, pins, alone);
-		page_ext_put(page_ext);
+		pin_ext_put(pins);
 	}
 	return wrong;
 }
@@ -435,7 +428,7 @@ static unsigned int check_regions(struct seq_file *m)
 
 	rcu_read_lock();
 	xa_for_each(&pin_regions, id, region) {
-		long held = atomic_long_read(&region->held);
+		long held = atomic_long_read(&region->held) - !id;
 
 		if (held != region->seen) {
 			wrong++;
