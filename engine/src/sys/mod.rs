@@ -13,6 +13,7 @@ mod ioctl;
 pub(crate) mod ko;
 pub(crate) mod map;
 pub(crate) mod memfd;
+pub(crate) mod netlink;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
 pub(crate) mod pipe;
