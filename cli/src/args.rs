@@ -316,6 +316,16 @@ pub struct PinsArgs {
     #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
     pub subject: Option<Subject>,
 
+    /// Count who pins and unpins from now on, by process and place in the kernel, for SECONDS or until
+    /// Ctrl-C; as root. It adds probes to the kernel, and removes them
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub watch: Option<Option<u32>>,
+
+    /// With --watch, count pins of direct I/O and the like as well: each such read costs a probe then
+    #[arg(long, requires = "watch")]
+    pub all: bool,
+
     /// Print it as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -2,6 +2,7 @@
 
 mod file;
 mod holders;
+mod watch;
 
 use crate::Failure;
 use crate::args::{PinsArgs, Subject};
@@ -11,6 +12,9 @@ use indicatif::BinaryBytes;
 use std::fmt::Write;
 
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
+    if let Some(seconds) = args.watch {
+        return watch::run(args, seconds);
+    }
     let pid = match &args.subject {
         Some(Subject::File(path)) => return file::run(path, args.json),
         Some(Subject::Process(pid)) => Some(*pid),

@@ -19,6 +19,7 @@ pub(crate) mod pagemap;
 pub(crate) mod pipe;
 pub(crate) mod process;
 pub(crate) mod socket;
+pub(crate) mod tracefs;
 pub(crate) mod turn;
 pub(crate) mod uring;
 pub(crate) mod usage;

@@ -1,7 +1,8 @@
 //! All sources in one list: who holds what in place, in which way.
 
 use super::{Process, dmabufs, rdma, vfio, xdp};
-use crate::sys::process::Status;
+use crate::error::errno_name;
+use crate::sys::{Errno, process::Status};
 use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;
@@ -74,6 +75,12 @@ pub struct Absent {
     pub by: Maker,
     /// Why.
     pub why: String,
+}
+
+/// Why a list of the kernel's is not there.
+pub(super) fn refusal(errno: Errno) -> String {
+    let name = errno_name(errno.raw_os_error());
+    format!("netlink refuses the list ({name})")
 }
 
 /// A process and its descriptors: what each is open to.

@@ -3,17 +3,22 @@
 //! Nothing is kept: every number is read from the kernel when it is asked for, and other processes go
 //! on meanwhile. `docs/pins.md` says where the kernel makes each of them. A file here is a source.
 
+mod btf;
 mod dmabufs;
 mod file;
+mod hist;
 mod holders;
 mod rdma;
 mod rings;
+mod sites;
 mod vfio;
+mod watch;
 mod xdp;
 
 pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Holder, Maker};
 pub use rings::{RegisteredBuffer, Ring};
+pub use watch::{Place, Row, Watch, Watched, watch};
 
 use crate::error::{Error, Result};
 use crate::sys::{Errno, host, map::page_size, process};

@@ -1,7 +1,7 @@
 //! Memory regions of RDMA devices, by netlink (`rdma resource show mr` asks the same): how much, and
 //! whose. Their addresses the kernel tells nobody.
 
-use super::holders::{Holder, Maker, Person};
+use super::holders::{Holder, Maker, Person, refusal};
 use crate::sys::netlink::{self, Family, attribute, attributes};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,12 +12,12 @@ const NLDEV: u16 = 5 << 10;
 const DEVICES: u16 = NLDEV | 1;
 const REGIONS: u16 = NLDEV | 13;
 // RDMA_NLDEV_ATTR_*
-const DEV_INDEX: u16 = 2;
-const DEV_NAME: u16 = 3;
-const RES_PID: u16 = 29;
-const RES_KERN_NAME: u16 = 30;
-const RES_MR: u16 = 41;
-const RES_MRLEN: u16 = 46;
+const DEV_INDEX: u16 = 1;
+const DEV_NAME: u16 = 2;
+const RES_PID: u16 = 28;
+const RES_KERN_NAME: u16 = 29;
+const RES_MR: u16 = 40;
+const RES_MRLEN: u16 = 45;
 
 /// A region and the process it is for; none where that has ended or cannot be seen from here.
 type Region = (Option<u32>, u64);
@@ -32,10 +32,7 @@ pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
     {
         match regions() {
             Ok(regions) => (sums(&regions, people), None),
-            Err(errno) => (
-                Vec::new(),
-                Some(format!("netlink refuses the list ({errno:?})")),
-            ),
+            Err(errno) => (Vec::new(), Some(refusal(errno))),
         }
     } else {
         (Vec::new(), Some(format!("no device in {folder}")))
@@ -129,7 +126,7 @@ mod tests {
     #[test]
     fn regions_of_processes_are_read_and_those_of_the_kernel_left_out() {
         let length = |bytes: u64| nested(RES_MRLEN, &bytes.to_ne_bytes());
-        let region = |inside: &[u8]| nested(42, inside);
+        let region = |inside: &[u8]| nested(41, inside);
         let list = [
             region(&[length(20480), attribute(RES_PID, 213).to_vec()].concat()),
             region(&[nested(RES_KERN_NAME, b"ib_srp\0"), length(4096)].concat()),

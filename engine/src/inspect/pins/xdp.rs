@@ -1,7 +1,7 @@
 //! Packet memory of AF_XDP sockets (umem), by sock_diag(7), which `ss --xdp` asks as well: those of
 //! this network namespace.
 
-use super::holders::{Holder, Maker, Person};
+use super::holders::{Holder, Maker, Person, refusal};
 use crate::sys::netlink::{self, Family, attributes};
 use crate::sys::{Errno, host};
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
         Err(errno) => {
             let why = match errno {
                 Errno::NOENT => "the kernel has no list of them (CONFIG_XDP_SOCKETS_DIAG)".into(),
-                errno => format!("netlink refuses the list ({errno:?})"),
+                errno => refusal(errno),
             };
             return (Vec::new(), Some(format!("{there} here, but {why}")));
         }
