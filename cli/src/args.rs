@@ -316,6 +316,11 @@ pub struct PinsArgs {
     #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
     pub subject: Option<Subject>,
 
+    /// Show which pages are pinned now, who maps them and which cgroup has them; as root. Reads
+    /// 16 MiB of kernel memory for each GiB
+    #[arg(long, conflicts_with = "watch")]
+    pub pages: bool,
+
     /// Count who pins and unpins from now on, by process and place in the kernel, for SECONDS or until
     /// Ctrl-C; as root. It adds probes to the kernel, and removes them
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]

@@ -2,6 +2,7 @@
 
 mod file;
 mod holders;
+mod pages;
 mod watch;
 
 use crate::Failure;
@@ -14,6 +15,9 @@ use std::fmt::Write;
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
     if let Some(seconds) = args.watch {
         return watch::run(args, seconds);
+    }
+    if args.pages {
+        return pages::run(args);
     }
     let pid = match &args.subject {
         Some(Subject::File(path)) => return file::run(path, args.json),

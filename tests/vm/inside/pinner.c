@@ -136,8 +136,8 @@ static void udmabuf(const char *maker, size_t size, unsigned int flags, int gone
 		create.memfd = -1;
 	}
 	hold(create.memfd, fd, -1);
-	printf("{\"maker\": \"%s\", \"bytes\": %zu, \"inode\": %lu, \"memfd\": %lu, \"memfd_fd\": %d, \"fd\": %d}\n", maker, size,
-	       inode(fd), below, create.memfd, fd);
+	printf("{\"maker\": \"%s\", \"address\": %lu, \"bytes\": %zu, \"inode\": %lu, \"memfd\": %lu, \"memfd_fd\": %d, \"fd\": %d}\n",
+	       maker, (unsigned long)at, size, inode(fd), below, create.memfd, fd);
 }
 
 static void xdp(void)
@@ -159,7 +159,7 @@ static void xdp(void)
 		if (errno != EBUSY || !tries-- || usleep(100000))
 			err(1, "AF_XDP");
 	hold(fd, -1, -1);
-	printf("{\"maker\": \"xdp\", \"bytes\": %zu, \"inode\": %lu}\n", size, inode(fd));
+	printf("{\"maker\": \"xdp\", \"address\": %lu, \"bytes\": %zu, \"inode\": %lu}\n", (unsigned long)at, size, inode(fd));
 }
 
 /* One command to uverbs, as libibverbs writes it. */
@@ -230,7 +230,7 @@ static void mapped(void)
 		*at = 1;
 	}
 	hold(fd, -1, -1);
-	printf("{\"maker\": \"mapped\", \"bytes\": 0, \"memfd\": %lu}\n", inode(fd));
+	printf("{\"maker\": \"mapped\", \"bytes\": 0, \"memfd\": %lu, \"memfd_fd\": %d}\n", inode(fd), fd);
 }
 
 /* One page in two buffers. */

@@ -23,6 +23,10 @@ PATIENCE = 300
 TRACING = Path("/sys/kernel/tracing")
 OLD = os.uname().release.startswith("6.1.")
 
+GROUP = Path("/sys/fs/cgroup/pinned")
+ENTER = f'echo $$ >{GROUP}/cgroup.procs && exec "$0" "$@"'
+"""Before a command, puts it into that cgroup."""
+
 Facts = dict[str, Any]
 
 
@@ -40,7 +44,10 @@ class Pinner:
 
     def __init__(self, path: str, *makers: str) -> None:
         self.process = subprocess.Popen(
-            [path, *makers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ["sh", "-c", ENTER, path, *makers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.facts: dict[str, Facts] = {}
         self.pid = self.process.pid
@@ -130,7 +137,7 @@ def joined(pins: Pins, pinner: Pinner) -> None:
     """Every source of a kernel without the tracker, compared with what was done."""
     facts = pinner.facts
     shown = pins.run(str(pinner.pid))
-    held = {}
+    held: dict[str, list[Facts]] = {}
     for holder in shown["holders"]:
         assert holder["pid"] == pinner.pid and holder["name"] == "pinner", holder
         held.setdefault(holder["by"], []).append(holder)
@@ -138,8 +145,8 @@ def joined(pins: Pins, pinner: Pinner) -> None:
     total = sum(one["bytes"] for one in buffers) + 2 * PAGE
     [ring] = held["io-uring"]
     pins.same("registered buffers", (ring["bytes"], ring["count"]), (total, 6))
-    # Memory that is pinned twice is charged twice; RDMA's is charged here, too. Newer kernels charge
-    # nothing to rings that were made with CAP_IPC_LOCK.
+    # Memory that is pinned twice is charged twice; RDMA's is charged here, too. Newer kernels
+    # charge nothing to rings that were made with CAP_IPC_LOCK.
     charged = total if os.uname().release.startswith("6.") else 0
     charged += facts["rdma"]["bytes"] if "rdma" in facts else 0
     status = Path(f"/proc/{pinner.pid}/status").read_text()
@@ -148,8 +155,8 @@ def joined(pins: Pins, pinner: Pinner) -> None:
     pins.same("VmPin", pinned["bytes"], charged)
     if "rdma" in facts:
         [rdma] = held["rdma"]
-        found = (rdma["bytes"], rdma["count"], rdma["device"])
-        pins.same("RDMA", found, (facts["rdma"]["bytes"], 1, "rxe0"))
+        pins.same("RDMA", (rdma["bytes"], rdma["count"]), (facts["rdma"]["bytes"], 1))
+        pins.same("RDMA device", rdma["device"], "rxe0")
     else:
         [why] = [one["why"] for one in shown["absent"] if one["by"] == "rdma"]
         pins.has("RDMA", why, "/sys/class/infiniband")
@@ -158,8 +165,8 @@ def joined(pins: Pins, pinner: Pinner) -> None:
         pins.has("AF_XDP", why, "CONFIG_XDP_SOCKETS_DIAG")
     else:
         [xdp] = held["af-xdp"]
-        found = (xdp["bytes"], xdp["inode"])
-        pins.same("AF_XDP", found, (facts["xdp"]["bytes"], facts["xdp"]["inode"]))
+        umem = facts["xdp"]
+        pins.same("AF_XDP", (xdp["bytes"], xdp["inode"]), (umem["bytes"], umem["inode"]))
     made = [facts[one] for one in facts if one.startswith("udmabuf")]
     found = sorted((one["inode"], one["bytes"]) for one in held.get("udmabuf", []))
     pins.same("udmabufs", found, sorted((one["inode"], one["bytes"]) for one in made))
@@ -228,6 +235,75 @@ def file(pins: Pins, pinner: Pinner) -> None:
     pins.same("no buffers in it", shown["holders"], [])
     inodes = [one["inode"] for one in shown["possible"] if one["by"] == "udmabuf"]
     pins.same("udmabufs that may be over it", made["inode"] in inodes, True)
+
+
+def pages(pins: Pins, pinner: Pinner) -> None:
+    """Which pages are pinned: exactly those that the program has pinned, and as often."""
+    facts = pinner.facts
+    # Of a huge page in a buffer newer kernels keep one pin, older ones one for each 4 KiB.
+    huge = 512 if OLD else 1
+    wanted: dict[int, int] = {}
+
+    def adds(maker: str, pins: int = 1) -> None:
+        if maker in facts:
+            start, size = facts[maker]["address"], facts[maker]["bytes"]
+            wanted.update(dict.fromkeys(range(start, start + size, PAGE), pins))
+
+    for maker in ("small", "shared", "rdma", "xdp"):
+        adds(maker)
+    for maker in ("hugetlb", "thp"):
+        adds(maker, huge)
+    adds("twice", 2)
+    direct = next(one for one in facts if one.startswith("direct"))
+    if not OLD:
+        # Linux 6.1 takes references for direct I/O, which are no pins.
+        adds(direct)
+    for maker in ("udmabuf", "udmabuf-hugetlb"):
+        adds(maker)
+    shown = pins.run("--pages", str(pinner.pid))
+    found = {
+        at: one["pins"]
+        for one in shown["ranges"]
+        for at in range(one["address"], one["address"] + one["bytes"], PAGE)
+    }
+    pins.same(
+        "pages",
+        {hex(at): count for at, count in found.items()},
+        {hex(at): count for at, count in wanted.items()},
+    )
+    total = sum(group["bytes"] for group in shown["groups"])
+    pins.same("bytes", (shown["bytes"], total), (len(wanted) * PAGE, len(wanted) * PAGE))
+    for group in shown["groups"]:
+        pins.same("who maps them", [one["pid"] for one in group["mapped"]], [pinner.pid])
+        pins.same("exact", group["exact"], group["folios"] * PAGE != group["bytes"])
+        pins.same("cgroup", group["cgroup"], None if group["sort"] == "hugetlb" else "/pinned")
+    # All of them, those that nobody maps among them.
+    everyone = pins.run("--pages")
+    if "udmabuf-gone" in facts:
+        gone = facts["udmabuf-gone"]
+        # The inode is gone as well: what is left are pages of shmem that a cgroup is charged for.
+        [group] = [one for one in everyone["groups"] if not one["mapped"] and not one["inode"]]
+        seen = (group["bytes"], group["pins"], group["sort"], group["cgroup"])
+        pins.same("of a memfd that is gone", seen, (gone["bytes"], 4, "shmem", "/pinned"))
+    for maker in ("shared", "udmabuf", "udmabuf-hugetlb", "mapped"):
+        if maker in facts and (fd := facts[maker].get("memfd_fd")):
+            shown = pins.run("--pages", f"/proc/{pinner.pid}/fd/{fd}")
+            pins.same(f"of {maker}", shown["bytes"], facts[maker]["bytes"])
+    text = pins.text("--pages")
+    pins.has("text", text, f"{pinner.pid} pinner")
+
+
+def refusals(pins: Pins) -> None:
+    """One sentence for others than root, for what does not exist, and for what makes no sense."""
+    for words in (["--pages"], ["--watch=1"]):
+        command = ["setpriv", "--reuid=1000", "--clear-groups", pins.dmafile, "pins", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        pins.same("for a user", (done.returncode, done.stdout), (1, ""))
+        pins.has("for a user", done.stderr, "(EACCES); run as root")
+        pins.same("for a user", done.stderr.count("\n"), 1)
+        pins.has("no process", pins.refused(*words, "4194305"), "(ESRCH)")
+    pins.has("no file", pins.refused("/nowhere"), "(ENOENT)")
+    pins.has("a folder", pins.refused("/tmp"), "(EINVAL)")
 
 
 class Watching:
@@ -315,7 +391,7 @@ def killed(pins: Pins) -> None:
 
 
 def short(pins: Pins) -> None:
-    """Direct reads are counted on demand only. Linux 6.1 does not pin for them, but takes references."""
+    """Direct reads are counted on demand only. Linux 6.1 does not pin, but takes references."""
     for words, wanted in (((), []), (("--all",), [] if OLD else [64])):
         watching = Watching(pins, *words)
         # Of the disk: 16 blocks of 16 KiB.
@@ -330,11 +406,15 @@ def short(pins: Pins) -> None:
 def main(dmafile: str, helpers: str) -> None:
     pins = Pins(dmafile, helpers)
     makers = prepare()
+    (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
+    GROUP.mkdir()
     pinner = Pinner(pins.pinner, *makers)
     joined(pins, pinner)
     file(pins, pinner)
     if "udmabuf" in pinner.facts:
         shared(pins, pinner)
+    pages(pins, pinner)
+    refusals(pins)
     Path("/mnt/file").write_bytes(bytes(1 << 20))
     os.sync()
     # It ends when its direct read does.

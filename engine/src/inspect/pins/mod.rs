@@ -8,6 +8,7 @@ mod dmabufs;
 mod file;
 mod hist;
 mod holders;
+mod pages;
 mod rdma;
 mod rings;
 mod sites;
@@ -17,6 +18,7 @@ mod xdp;
 
 pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Holder, Maker};
+pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
 pub use rings::{RegisteredBuffer, Ring};
 pub use watch::{Place, Row, Watch, Watched, watch};
 
