@@ -331,6 +331,10 @@ pub struct PinsArgs {
     #[arg(long, requires = "watch")]
     pub all: bool,
 
+    /// Say what could not be moved lately, and what held it; as root, on a kernel that tracks pins
+    #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]
+    pub blocked: bool,
+
     /// Print it as one JSON object
     #[arg(long)]
     pub json: bool,

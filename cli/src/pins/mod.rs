@@ -3,6 +3,7 @@
 mod file;
 mod holders;
 mod pages;
+mod tracker;
 mod watch;
 
 use crate::Failure;
@@ -15,6 +16,9 @@ use std::fmt::Write;
 pub(crate) fn run(args: &PinsArgs) -> Result<u8, Failure> {
     if let Some(seconds) = args.watch {
         return watch::run(args, seconds);
+    }
+    if args.blocked {
+        return tracker::run(args.json);
     }
     if args.pages {
         return pages::run(args);
@@ -46,6 +50,15 @@ fn text(pins: &Pins) -> String {
         ),
     };
     text.push('\n');
+    if let Some(regions) = pins
+        .regions
+        .as_deref()
+        .filter(|regions| !regions.is_empty())
+    {
+        text.push_str("pinned for long, as the kernel tracks it\n");
+        text += &tracker::table(regions);
+        text.push_str("\nas each maker counts it\n");
+    }
     if pins.holders.is_empty() {
         text.push_str("no process is seen to pin or lock memory\n");
     } else {

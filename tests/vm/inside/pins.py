@@ -302,6 +302,7 @@ def refusals(pins: Pins) -> None:
         pins.has("for a user", done.stderr, "(EACCES); run as root")
         pins.same("for a user", done.stderr.count("\n"), 1)
         pins.has("no process", pins.refused(*words, "4194305"), "(ESRCH)")
+    pins.has("no tracker", pins.refused("--blocked"), "this kernel does not track pins (ENOENT)")
     pins.has("no file", pins.refused("/nowhere"), "(ENOENT)")
     pins.has("a folder", pins.refused("/tmp"), "(EINVAL)")
 

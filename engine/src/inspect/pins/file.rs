@@ -1,6 +1,7 @@
 //! The pins that concern the memory of one file: its pages in the page cache, or a memfd's own.
 
 use super::holders::{Holder, Maker};
+use super::tracker::Region;
 use super::{Process, ended, hidden, pins};
 use crate::error::{Error, Result, lossy};
 use crate::sys::{Errno, file, map::Mapping, map::page_size, memfd, process};
@@ -27,6 +28,8 @@ pub struct FilePins {
     /// What surely pins some of it: registered buffers that lie in its mappings, with the bytes that
     /// are the file's.
     pub holders: Vec<Holder>,
+    /// The regions of the tracker that have some of it; None without one.
+    pub regions: Option<Vec<Region>>,
     /// What may pin some of it: the kernel does not tell whose memory that is.
     pub possible: Vec<Holder>,
     /// Why there can be no udmabuf over it; None where there can be one.
@@ -74,10 +77,12 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         inode: target.inode,
         mapped: Vec::new(),
         holders: Vec::new(),
+        regions: None,
         possible: Vec::new(),
         no_udmabuf: target.no_udmabuf,
         unreadable: 0,
     };
+    let mut places = Vec::new();
     for pid in process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))? {
         let folder = process::folder(pid);
         let looked = process::status(&folder).and_then(|status| {
@@ -87,7 +92,8 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         match looked {
             Ok((status, maps)) => {
                 let looked_at = all.processes.iter().find(|process| process.pid == pid);
-                found.look(&status, &maps, looked_at);
+                let ours = found.look(&status, &maps, looked_at);
+                places.extend(ours.into_iter().map(|map| (pid, map)));
             }
             Err(errno) if ended(errno) => {}
             Err(errno) if hidden(errno) => found.unreadable += 1,
@@ -95,8 +101,22 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
         }
     }
     found.mapped.sort_unstable_by_key(|mapper| mapper.pid);
+    let (device, inode) = (&found.device, found.inode);
+    let regions = all.regions.map(|regions| {
+        let mut regions = regions;
+        regions.retain(|region| match &region.memfd {
+            Some(memfd) => (&memfd.device, memfd.inode) == (device, inode),
+            None => places.iter().any(|(pid, map)| {
+                region.pid == Some(*pid) && map.common(region.start, region.end - region.start) > 0
+            }),
+        });
+        regions
+    });
+    found.regions = regions;
     let maps = |pid| found.mapped.iter().any(|mapper| Some(mapper.pid) == pid);
     let possible = all.holders.into_iter().filter(|holder| match holder.by {
+        // The tracker knows.
+        _ if found.regions.is_some() => false,
         Maker::Udmabuf => found.no_udmabuf.is_none(),
         Maker::Vfio | Maker::Rdma | Maker::AfXdp => maps(holder.pid),
         _ => false,
@@ -111,13 +131,13 @@ impl FilePins {
         status: &process::Status,
         maps: &[process::Mapped],
         process: Option<&Process>,
-    ) {
+    ) -> Vec<process::Mapped> {
         let is_ours = |map: &&process::Mapped| {
             map.inode == self.inode && map.inode != 0 && map.device == self.device
         };
         let ours: Vec<_> = maps.iter().filter(is_ours).collect();
         if ours.is_empty() {
-            return;
+            return Vec::new();
         }
         self.mapped.push(Mapper {
             pid: status.pid,
@@ -148,6 +168,7 @@ impl FilePins {
                 ..Holder::of(&[], Maker::IoUring, Some(common.iter().sum()))
             });
         }
+        ours.into_iter().cloned().collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! All sources in one list: who holds what in place, in which way.
 
-use super::{Process, dmabufs, rdma, vfio, xdp};
+use super::{Process, dmabufs, rdma, tracker, vfio, xdp};
 use crate::error::errno_name;
 use crate::sys::{Errno, process::Status};
 use serde::Serialize;
@@ -98,6 +98,14 @@ impl Person {
             name: status.name.clone(),
             uid: status.uid,
             links,
+        }
+    }
+
+    pub(super) fn maker(&self) -> tracker::Maker<'_> {
+        tracker::Maker {
+            pid: self.pid,
+            uid: self.uid,
+            name: &self.name,
         }
     }
 }

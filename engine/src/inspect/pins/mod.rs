@@ -12,6 +12,7 @@ mod pages;
 mod rdma;
 mod rings;
 mod sites;
+mod tracker;
 mod vfio;
 mod watch;
 mod xdp;
@@ -20,6 +21,7 @@ pub use file::{FilePins, Mapper, of_file};
 pub use holders::{Absent, Holder, Maker};
 pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
 pub use rings::{RegisteredBuffer, Ring};
+pub use tracker::{Blocked, Region, RegionFile, ShortPin, blocked};
 pub use watch::{Place, Row, Watch, Watched, watch};
 
 use crate::error::{Error, Result};
@@ -42,6 +44,9 @@ pub struct Pins {
     /// Each holder of pinned memory and each way in which it holds some: what all sources together
     /// tell. The same memory may be in several of them.
     pub holders: Vec<Holder>,
+    /// What a kernel with the pin tracker says (docs/series.md), to others than root of processes that
+    /// they may look into; None without it.
+    pub regions: Option<Vec<Region>>,
     /// The sources that say nothing here, and why.
     pub absent: Vec<Absent>,
     /// How many of the processes that were looked for keep all of it or their rings from us.
@@ -178,6 +183,12 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
     }
     processes.sort_unstable_by_key(|process| process.pid);
     let all_users = asked.is_some();
+    let makers = people.iter().map(Person::maker);
+    let makers: Vec<_> = match &asked {
+        Some(asked) => makers.filter(|maker| maker.pid == asked.pid).collect(),
+        None => makers.collect(),
+    };
+    let regions = tracker::regions(&makers, asked.is_none());
     let (holders, absent) = holders::all(&people, &processes, asked.map(|asked| asked.pid));
     Ok(Pins {
         system: System::read(),
@@ -187,6 +198,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
             .collect(),
         processes,
         holders,
+        regions,
         absent,
         unreadable,
         hidden: hides_others(),
