@@ -1,6 +1,6 @@
 //! The arguments. Completions and the man page come from these definitions.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{Algorithm, Allocation, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
@@ -304,18 +304,58 @@ pub struct DoctorArgs {
 /// `dmafile pins`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "PINNED is VmPin of /proc/PID/status, LOCKED is VmLck. BUFFERS and REGISTERED are \
-                  those of its io_uring rings, `?` where they can't be looked at. LIMIT is \
+    after_help = "BYTES counts in each line what the kernel counts for that kind of pin, so the same \
+                  memory may be in several: VmPin has registered buffers and RDMA in it. `?` is what \
+                  can't be told, and PID `-` what no process holds that can be seen. Limits are \
                   RLIMIT_MEMLOCK; registered buffers count against it by user, not by process.\n\n\
                   docs/pins.md says what each number means and where it comes from."
 )]
 pub struct PinsArgs {
-    /// A process, whatever it pins [default: all that pin or lock memory]
-    pub pid: Option<u32>,
+    /// A process, whatever it pins; or a file or memfd (/proc/PID/fd/N), whose memory may be pinned
+    /// [default: all that pin or lock memory]
+    #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
+    pub subject: Option<Subject>,
+
+    /// Show which pages are pinned now, who maps them and which cgroup has them; as root. Reads
+    /// 16 MiB of kernel memory for each GiB
+    #[arg(long, conflicts_with = "watch")]
+    pub pages: bool,
+
+    /// Count who pins and unpins from now on, by process and place in the kernel, for SECONDS or until
+    /// Ctrl-C; as root. It adds probes to the kernel, and removes them
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub watch: Option<Option<u32>>,
+
+    /// With --watch, count pins of direct I/O and the like as well: each such read costs a probe then
+    #[arg(long, requires = "watch")]
+    pub all: bool,
+
+    /// Say what could not be moved lately, and what held it; as root, on a kernel that tracks pins
+    #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]
+    pub blocked: bool,
 
     /// Print it as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Whose pins.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    Process(u32),
+    File(PathBuf),
+}
+
+/// A number is a process; a file of that name is ./NUMBER.
+fn subject(word: OsString) -> Result<Subject, &'static str> {
+    match word.to_str() {
+        Some(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            let pid = text.parse().map_err(|_| "no process has such a number")?;
+            Ok(Subject::Process(pid))
+        }
+        _ => Ok(Subject::File(word.into())),
+    }
 }
 
 /// `dmafile bench`

@@ -237,17 +237,33 @@ fn shown_is_what_a_process_pins_and_nothing_once_it_let_go() {
     ))
     .ok();
     assert_eq!(text.stderr, "");
-    let mut rows = text.stdout.lines().map(|line| line.split_whitespace());
-    let row = rows.find(|row| row.clone().next() == Some(&pid));
-    let words: Vec<_> = row.unwrap().collect();
-    let sizes = [pinned, LOCKED * page()].map(|bytes| format!("{:.2}", bytes as f64 / 1024.0));
-    let uid = shown["uid"].to_string();
+    let rows: Vec<_> = text.stdout.lines().map(str::trim_start).collect();
+    let row = |by: &str| {
+        let ours = rows
+            .iter()
+            .filter(|row| row.starts_with(&format!("{pid} ")));
+        let mut of_kind = ours.filter(|row| row.contains(by));
+        let row = of_kind
+            .next()
+            .unwrap_or_else(|| panic!("no {by} in {text:?}"));
+        assert!(of_kind.next().is_none(), "{text:?}");
+        row.split_whitespace().take(4).collect::<Vec<_>>().join(" ")
+    };
+    let words = |bytes: u64| format!("{pid} {} {:.2} KiB", shown["uid"], bytes as f64 / 1024.0);
+    assert_eq!(row("io_uring buffer"), words(pinned));
+    assert_eq!(row("VmPin"), words(pinned));
+    assert_eq!(row("VmLck"), words(LOCKED * page()));
+    let held: Vec<_> = json["holders"].as_array().unwrap().iter().collect();
+    let kinds: Vec<_> = held.iter().map(|one| (&one["by"], &one["bytes"])).collect();
     assert_eq!(
-        words[..6],
-        [&pid, &uid, &sizes[0], "KiB", &sizes[1], "KiB"],
-        "{text:?}"
+        kinds,
+        [
+            (&json!("io-uring"), &json!(pinned)),
+            (&json!("pinned"), &json!(pinned)),
+            (&json!("locked"), &json!(LOCKED * page())),
+        ]
     );
-    assert_eq!(words[6..10], ["1", "2", &sizes[0], "KiB"], "{text:?}");
+    assert!(held.iter().all(|one| one["pid"] == pinning.pid()), "{json}");
 
     pinning.release();
     // Older kernels unpin some time after they said so.

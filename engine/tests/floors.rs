@@ -74,7 +74,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     (
         "inspect",
-        &["error", "exporter", "facts", "options", "plan", "sys"],
+        &[
+            "control", "error", "exporter", "facts", "options", "plan", "sys",
+        ],
     ),
 ];
 

@@ -23,6 +23,12 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_string())
 }
 
+/// Seconds since the machine started, those asleep included.
+pub(crate) fn uptime() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// The version of this kernel: its first two numbers.
 pub(crate) fn release() -> Option<(u64, u64)> {
     let name = rustix::system::uname();

@@ -1,9 +1,12 @@
 //! What pages a mapping has got (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
 
 use super::ioctl::{Argument, Opcode, opcode, request};
-use super::map::Region;
+use super::map::{Region, page_size};
 use super::{Errno, errno};
 use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// struct pm_scan_arg of linux/fs.h.
 #[repr(C)]
@@ -38,6 +41,7 @@ unsafe impl Argument for Scan {
     const OPCODE: Opcode = opcode::read_write::<Self>(b'f', 16);
 }
 
+const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// Bytes of a mapping that lie on transparent huge pages; None where nobody can say.
@@ -48,31 +52,81 @@ pub(crate) fn huge_bytes(region: &Region<'_>) -> Option<u64> {
 
 fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
     let pagemap = File::open("/proc/self/pagemap").map_err(errno)?;
+    let whole = region.address()..region.address() + region.len();
+    let found = scan(&pagemap, whole, PAGE_IS_HUGE)?;
+    Ok(found.iter().map(|one| one.end - one.start).sum())
+}
+
+/// Where pages of a category are.
+fn scan(pagemap: &File, whole: Range<u64>, category: u64) -> Result<Vec<Range<u64>>, Errno> {
     let mut found = [Found::default(); 64];
-    let mut bytes = 0;
-    let (mut start, end) = (region.address(), region.address() + region.len());
-    while start < end {
+    let mut all = Vec::new();
+    let mut start = whole.start;
+    while start < whole.end {
         let mut scan = Scan {
             size: size_of::<Scan>() as u64,
             start,
-            end,
+            end: whole.end,
             vec: found.as_mut_ptr().expose_provenance() as u64,
             vec_len: found.len() as u64,
-            category_mask: PAGE_IS_HUGE,
-            return_mask: PAGE_IS_HUGE,
+            category_mask: category,
+            return_mask: category,
             ..Scan::default()
         };
-        let got = request(&pagemap, &mut scan)?;
-        bytes += found[..got as usize]
-            .iter()
-            .map(|one| one.end - one.start)
-            .sum::<u64>();
+        let got = request(pagemap, &mut scan)?;
+        all.extend(found[..got as usize].iter().map(|one| one.start..one.end));
         if scan.walk_end <= start {
             return Err(Errno::IO);
         }
         start = scan.walk_end;
     }
-    Ok(bytes)
+    Ok(all)
+}
+
+/// The pages that a process has in memory.
+pub(crate) struct Pagemap(File);
+
+/// In an entry: the page is there, and its frame.
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+
+impl Pagemap {
+    /// Of the process with this folder.
+    pub(crate) fn open(folder: &Path) -> Result<Self, Errno> {
+        File::open(folder.join("pagemap")).map(Self).map_err(errno)
+    }
+
+    /// Calls `each` with the address and the frame of every page in a range that is there. All frames are
+    /// 0 without CAP_SYS_ADMIN.
+    pub(crate) fn frames(
+        &self,
+        whole: Range<u64>,
+        mut each: impl FnMut(u64, u64),
+    ) -> Result<(), Errno> {
+        let page = page_size();
+        // So that huge holes are not read; before 6.7 they are.
+        let some = scan(&self.0, whole.clone(), PAGE_IS_PRESENT).unwrap_or_else(|_| vec![whole]);
+        let mut buffer = vec![0_u8; 512 << 10];
+        for range in some {
+            let mut at = range.start;
+            while at < range.end {
+                let pages = ((range.end - at) / page).min(buffer.len() as u64 / 8);
+                let bytes = &mut buffer[..pages as usize * 8];
+                let got = self.0.read_at(bytes, at / page * 8).map_err(errno)?;
+                if got < 8 {
+                    break;
+                }
+                for entry in bytes[..got].chunks_exact(8) {
+                    let entry = u64::from_ne_bytes(*entry.first_chunk().expect("8 bytes"));
+                    if entry & PRESENT != 0 {
+                        each(at, entry & FRAME);
+                    }
+                    at += page;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// From `/proc/self/smaps`, which is about all memory of this process and takes as long.

@@ -101,24 +101,74 @@ pub(crate) fn memlock(folder: &Path) -> Result<Option<u64>, Errno> {
     Ok(soft.parse().ok())
 }
 
-/// The descriptors that are io_uring rings.
-pub(crate) fn rings(folder: &Path) -> Result<Vec<u32>, Errno> {
-    let mut rings = Vec::new();
+/// Its descriptors and what each is open to, as the kernel names it (`/dmabuf:`, `socket:[7]`).
+pub(crate) fn links(folder: &Path) -> Result<Vec<(u32, PathBuf)>, Errno> {
+    let mut links = Vec::new();
     for entry in fs::read_dir(folder.join("fd")).map_err(errno)? {
         let entry = entry.map_err(errno)?;
         match fs::read_link(entry.path()) {
-            Ok(link) if link.as_os_str() == "anon_inode:[io_uring]" => {
+            Ok(link) => {
                 let name = entry.file_name();
-                rings.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
+                let fd = name.to_str().and_then(|name| name.parse::<u32>().ok());
+                links.extend(fd.map(|fd| (fd, link)));
             }
-            Ok(_) => {}
             // Closed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(errno(error)),
         }
     }
-    rings.sort_unstable();
-    Ok(rings)
+    links.sort_unstable();
+    Ok(links)
+}
+
+/// What the kernel tells of a descriptor.
+pub(crate) fn fdinfo(folder: &Path, fd: u32) -> Result<String, Errno> {
+    text(&folder.join("fdinfo").join(fd.to_string()))
+}
+
+/// A line of `maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    pub start: u64,
+    pub end: u64,
+    /// The place of `start` in the file.
+    pub offset: u64,
+    /// Major and minor number, in hexadecimal.
+    pub device: String,
+    /// 0 for memory of no file.
+    pub inode: u64,
+    /// As `maps` has it; empty where there is none.
+    pub name: String,
+}
+
+impl Mapped {
+    /// Bytes that this and a range of addresses have in common.
+    pub(crate) fn common(&self, start: u64, bytes: u64) -> u64 {
+        let end = start.saturating_add(bytes).min(self.end);
+        end.saturating_sub(start.max(self.start))
+    }
+}
+
+/// What a process has mapped.
+pub(crate) fn maps(folder: &Path) -> Result<Vec<Mapped>, Errno> {
+    let text = text(&folder.join("maps"))?;
+    Ok(text.lines().filter_map(parse_mapped).collect())
+}
+
+fn parse_mapped(line: &str) -> Option<Mapped> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let offset = words.nth(1)?;
+    let device = words.next()?.to_string();
+    let hex = |word: &str| u64::from_str_radix(word, 16).ok();
+    Some(Mapped {
+        start: hex(start)?,
+        end: hex(end)?,
+        offset: hex(offset)?,
+        device,
+        inode: words.next()?.parse().ok()?,
+        name: words.next().unwrap_or("").trim_start().to_string(),
+    })
 }
 
 /// The buffers registered with a ring, as address and length; None where the kernel does not
@@ -127,9 +177,8 @@ pub(crate) fn registered(folder: &Path, ring: u32) -> Result<Option<Vec<(u64, u6
     // The kernel only tries for the ring's lock. Whoever registers much holds it for long.
     const TRIES: u32 = 50;
     const PAUSE: Duration = Duration::from_millis(2);
-    let file = folder.join("fdinfo").join(ring.to_string());
     for _ in 0..TRIES {
-        let listed = parse_registered(&text(&file)?);
+        let listed = parse_registered(&fdinfo(folder, ring)?);
         if listed.is_some() {
             return Ok(listed);
         }
@@ -199,6 +248,28 @@ mod tests {
         let status = parse_status(&text).unwrap();
         assert_eq!((status.locked, status.pinned), (None, 0));
         assert!(parse_status("").is_none());
+    }
+
+    #[test]
+    fn mappings_have_names_with_spaces_or_none() {
+        let line = "7f4f44c0b000-7f4f44c1b000 rw-s 00002000 00:01 4                          \
+                    /memfd:a b (deleted)";
+        let mapped = parse_mapped(line).unwrap();
+        assert_eq!(
+            (mapped.start, mapped.end),
+            (0x7f4f_44c0_b000, 0x7f4f_44c1_b000)
+        );
+        assert_eq!(
+            (mapped.offset, mapped.device.as_str(), mapped.inode),
+            (0x2000, "00:01", 4)
+        );
+        assert_eq!(mapped.name, "/memfd:a b (deleted)");
+        assert_eq!(mapped.common(0x7f4f_44c1_a000, 0x2000), 0x1000);
+        assert_eq!(mapped.common(0x7f4f_44c1_b000, 0x2000), 0);
+        assert_eq!(mapped.common(u64::MAX - 1, 0x2000), 0);
+        let none = parse_mapped("7ffd0000-7ffd1000 rw-p 00000000 00:00 0 ").unwrap();
+        assert_eq!((none.inode, none.name.as_str()), (0, ""));
+        assert_eq!(parse_mapped("x"), None);
     }
 
     #[test]

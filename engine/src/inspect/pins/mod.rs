@@ -1,12 +1,35 @@
 //! What is pinned, by whom, against which limit.
 //!
-//! Nothing is kept: every number is read from `/proc` when it is asked for, and other processes go
-//! on meanwhile. `docs/pins.md` says where the kernel makes each of them.
+//! Nothing is kept: every number is read from the kernel when it is asked for, and other processes go
+//! on meanwhile. `docs/pins.md` says where the kernel makes each of them. A file here is a source.
+
+mod btf;
+mod dmabufs;
+mod file;
+mod hist;
+mod holders;
+mod pages;
+mod rdma;
+mod rings;
+mod sites;
+mod tracker;
+mod vfio;
+mod watch;
+mod xdp;
+
+pub use file::{FilePins, Mapper, of_file};
+pub use holders::{Absent, Holder, Maker};
+pub use pages::{PageGroup, PinnedPages, PinnedRange, Whose, pages};
+pub use rings::{RegisteredBuffer, Ring};
+pub use tracker::{Blocked, Region, RegionFile, ShortPin, blocked};
+pub use watch::{Place, Row, Watch, Watched, watch};
 
 use crate::error::{Error, Result};
 use crate::sys::{Errno, host, map::page_size, process};
+use holders::Person;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Pinned and locked memory, as [`pins()`] found it.
 #[derive(Clone, Debug, Serialize)]
@@ -18,6 +41,14 @@ pub struct Pins {
     pub processes: Vec<Process>,
     /// The users that pin memory, by their number; or the one whose process was asked for.
     pub users: Vec<User>,
+    /// Each holder of pinned memory and each way in which it holds some: what all sources together
+    /// tell. The same memory may be in several of them.
+    pub holders: Vec<Holder>,
+    /// What a kernel with the pin tracker says (docs/series.md), to others than root of processes that
+    /// they may look into; None without it.
+    pub regions: Option<Vec<Region>>,
+    /// The sources that say nothing here, and why.
+    pub absent: Vec<Absent>,
     /// How many of the processes that were looked for keep all of it or their rings from us.
     pub unreadable: u64,
     /// Whether `/proc` does not even list processes of other users (mounted with `hidepid=2`): how
@@ -68,32 +99,6 @@ pub struct Process {
     pub rings: Option<Vec<Ring>>,
 }
 
-/// An io_uring ring that a process holds; it has made it, or inherited or received it. A duplicate
-/// of its descriptor makes it appear twice.
-#[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Ring {
-    /// Its descriptor in that process.
-    pub fd: u32,
-    /// How many buffers are registered.
-    pub count: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// The buffers; None, and 0 above, where the kernel does not list them: before Linux 5.6, or
-    /// because the ring was busy whenever it was asked.
-    pub buffers: Option<Vec<RegisteredBuffer>>,
-}
-
-/// Memory that a ring keeps pinned.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct RegisteredBuffer {
-    /// Where it starts in the memory of the process that registered it.
-    pub address: u64,
-    /// Its bytes.
-    pub bytes: u64,
-}
-
 /// What the processes of one user pin together. Registered buffers count against RLIMIT_MEMLOCK
 /// so, not by process: a registration fails (ENOMEM) when with it the sum exceeds the limit of the
 /// process that registers.
@@ -127,6 +132,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
     let asked = pid.map(find).transpose()?;
     let mut processes = Vec::new();
     let mut users = BTreeMap::new();
+    let mut people = Vec::new();
     let mut unreadable = 0;
     for pid in process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))? {
         let folder = process::folder(pid);
@@ -140,6 +146,13 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
             }
             Err(errno) => return Err(failed(pid, errno)),
         };
+        // A kernel thread or a zombie has no descriptors.
+        let links = match status.locked {
+            Some(_) => process::links(&folder),
+            None => Ok(Vec::new()),
+        };
+        let wanted = asked.as_ref().is_none_or(|asked| asked.pid == pid);
+        people.push(Person::new(&status, links.clone().unwrap_or_default()));
         if asked.as_ref().is_some_and(|asked| asked.uid != status.uid) {
             continue;
         }
@@ -151,10 +164,10 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         });
         user.pinned += status.pinned;
         user.charged += if cap_ipc_lock { 0 } else { status.pinned };
-        if asked.as_ref().is_some_and(|asked| asked.pid != pid) {
+        if !wanted {
             continue;
         }
-        match Process::look(&status, cap_ipc_lock) {
+        match Process::look(&status, cap_ipc_lock, links) {
             Ok(process) => {
                 unreadable += u64::from(process.rings.is_none());
                 if asked.is_some() || process.holds() {
@@ -169,11 +182,24 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
         return Err(failed(asked.pid, Errno::SRCH));
     }
     processes.sort_unstable_by_key(|process| process.pid);
-    let wanted = |user: &User| asked.is_some() || user.pinned > 0;
+    let all_users = asked.is_some();
+    let makers = people.iter().map(Person::maker);
+    let makers: Vec<_> = match &asked {
+        Some(asked) => makers.filter(|maker| maker.pid == asked.pid).collect(),
+        None => makers.collect(),
+    };
+    let regions = tracker::regions(&makers, asked.is_none());
+    let (holders, absent) = holders::all(&people, &processes, asked.map(|asked| asked.pid));
     Ok(Pins {
         system: System::read(),
+        users: users
+            .into_values()
+            .filter(|user| all_users || user.pinned > 0)
+            .collect(),
         processes,
-        users: users.into_values().filter(wanted).collect(),
+        holders,
+        regions,
+        absent,
         unreadable,
         hidden: hides_others(),
     })
@@ -230,28 +256,16 @@ impl System {
 }
 
 impl Process {
-    fn look(status: &process::Status, cap_ipc_lock: bool) -> Result<Self, Errno> {
+    fn look(
+        status: &process::Status,
+        cap_ipc_lock: bool,
+        links: Result<Vec<(u32, PathBuf)>, Errno>,
+    ) -> Result<Self, Errno> {
         let folder = process::folder(status.pid);
-        let rings = || -> Result<Vec<Ring>, Errno> {
-            let mut rings = Vec::new();
-            for fd in process::rings(&folder)? {
-                match process::registered(&folder, fd) {
-                    Ok(buffers) => rings.push(Ring::new(fd, buffers)),
-                    // Closed meanwhile.
-                    Err(errno) if ended(errno) => {}
-                    Err(errno) => return Err(errno),
-                }
-            }
-            Ok(rings)
-        };
-        let rings = match status.locked {
-            // Without memory, no buffers of it.
-            None => Some(Vec::new()),
-            Some(_) => match rings() {
-                Ok(rings) => Some(rings),
-                Err(errno) if hidden(errno) => None,
-                Err(errno) => return Err(errno),
-            },
+        let rings = match links.and_then(|links| rings::of(&folder, &links)) {
+            Ok(rings) => Some(rings),
+            Err(errno) if hidden(errno) => None,
+            Err(errno) => return Err(errno),
         };
         Ok(Self {
             pid: status.pid,
@@ -269,23 +283,5 @@ impl Process {
     fn holds(&self) -> bool {
         let of_rings = |ring: &Ring| ring.buffers.is_none() || ring.count > 0;
         self.pinned > 0 || self.locked > 0 || self.rings.iter().flatten().any(of_rings)
-    }
-}
-
-impl Ring {
-    fn new(fd: u32, buffers: Option<Vec<(u64, u64)>>) -> Self {
-        let buffers: Option<Vec<_>> = buffers.map(|buffers| {
-            let buffers = buffers.into_iter();
-            buffers
-                .map(|(address, bytes)| RegisteredBuffer { address, bytes })
-                .collect()
-        });
-        let listed = buffers.as_deref().unwrap_or_default();
-        Self {
-            fd,
-            count: listed.len() as u64,
-            bytes: listed.iter().map(|buffer| buffer.bytes).sum(),
-            buffers,
-        }
     }
 }

@@ -1,0 +1,214 @@
+//! All sources in one list: who holds what in place, in which way.
+
+use super::{Process, dmabufs, rdma, tracker, vfio, xdp};
+use crate::error::errno_name;
+use crate::sys::{Errno, process::Status};
+use serde::Serialize;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A way in which memory comes to stay where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Maker {
+    /// Buffers registered with io_uring, as its rings list them.
+    IoUring,
+    /// Memory of a memfd below a dma-buf (`/dev/udmabuf`).
+    Udmabuf,
+    /// A device that a process drives; its memory is in `VmLck`.
+    Vfio,
+    /// Memory registered with an RDMA device, its length as it was asked for.
+    Rdma,
+    /// Packet memory of an AF_XDP socket (umem).
+    AfXdp,
+    /// `VmPin`: the sum that the kernel keeps of a process, registered buffers and RDMA in it.
+    Pinned,
+    /// `VmLck`: mlock(2) and its like.
+    Locked,
+}
+
+impl fmt::Display for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::IoUring => "io_uring buffer",
+            Self::Udmabuf => "udmabuf",
+            Self::Vfio => "VFIO",
+            Self::Rdma => "RDMA",
+            Self::AfXdp => "AF_XDP",
+            Self::Pinned => "VmPin",
+            Self::Locked => "VmLck",
+        })
+    }
+}
+
+/// What one process holds in place in one way; each udmabuf and each umem is one of its own.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The process; None where none has it: it is on its way through a socket, or with a driver, or
+    /// with a process that cannot be seen.
+    pub pid: Option<u32>,
+    /// The name of the process.
+    pub name: Option<String>,
+    /// Its real user.
+    pub uid: Option<u32>,
+    /// In which way.
+    pub by: Maker,
+    /// How much, in bytes; None where it cannot be told.
+    pub bytes: Option<u64>,
+    /// How many buffers, regions or descriptors of that sort.
+    pub count: u64,
+    /// Inode of the dma-buf or the socket, which is the same in every process.
+    pub inode: Option<u64>,
+    /// The other processes that hold the same.
+    pub also: Vec<u32>,
+    /// The device, where there is one.
+    pub device: Option<String>,
+}
+
+/// A source that says nothing here.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Absent {
+    /// Whose pins are not listed.
+    pub by: Maker,
+    /// Why.
+    pub why: String,
+}
+
+/// Why a list of the kernel's is not there.
+pub(super) fn refusal(errno: Errno) -> String {
+    let name = errno_name(errno.raw_os_error());
+    format!("netlink refuses the list ({name})")
+}
+
+/// A process and its descriptors: what each is open to.
+pub(super) struct Person {
+    pub pid: u32,
+    pub name: String,
+    pub uid: u32,
+    pub links: Vec<(u32, PathBuf)>,
+}
+
+impl Person {
+    pub(super) fn new(status: &Status, links: Vec<(u32, PathBuf)>) -> Self {
+        Self {
+            pid: status.pid,
+            name: status.name.clone(),
+            uid: status.uid,
+            links,
+        }
+    }
+
+    pub(super) fn maker(&self) -> tracker::Maker<'_> {
+        tracker::Maker {
+            pid: self.pid,
+            uid: self.uid,
+            name: &self.name,
+        }
+    }
+}
+
+impl Holder {
+    /// One whose memory these processes hold.
+    pub(super) fn of(people: &[&Person], by: Maker, bytes: Option<u64>) -> Self {
+        let first = people.first();
+        Self {
+            pid: first.map(|person| person.pid),
+            name: first.map(|person| person.name.clone()),
+            uid: first.map(|person| person.uid),
+            by,
+            bytes,
+            count: 1,
+            inode: None,
+            also: people.iter().skip(1).map(|person| person.pid).collect(),
+            device: None,
+        }
+    }
+
+    fn of_process(process: &Process, by: Maker, bytes: u64, count: u64) -> Self {
+        Self {
+            pid: Some(process.pid),
+            name: Some(process.name.clone()),
+            uid: Some(process.uid),
+            by,
+            bytes: Some(bytes),
+            count,
+            inode: None,
+            also: Vec::new(),
+            device: None,
+        }
+    }
+}
+
+/// What all sources tell of these people, whose processes were looked at; or of one process.
+pub(super) fn all(
+    people: &[Person],
+    processes: &[Process],
+    asked: Option<u32>,
+) -> (Vec<Holder>, Vec<Absent>) {
+    let (mut holders, mut absent) = (Vec::new(), Vec::new());
+    let vfio = vfio::holders(people);
+    for process in processes {
+        let drives = vfio.iter().find(|(person, _)| person.pid == process.pid);
+        let rings = process.rings.as_deref().unwrap_or_default();
+        let (count, bytes) = rings.iter().fold((0, 0), |(count, bytes), ring| {
+            (count + ring.count, bytes + ring.bytes)
+        });
+        if count > 0 {
+            holders.push(Holder::of_process(process, Maker::IoUring, bytes, count));
+        }
+        if process.pinned > 0 {
+            holders.push(Holder::of_process(
+                process,
+                Maker::Pinned,
+                process.pinned,
+                1,
+            ));
+        }
+        if let Some((_, devices)) = drives {
+            let count = devices.len() as u64;
+            let mut holder = Holder::of_process(process, Maker::Vfio, process.locked, count);
+            holder.device = Some(devices.join(", "));
+            holders.push(holder);
+        } else if process.locked > 0 {
+            holders.push(Holder::of_process(
+                process,
+                Maker::Locked,
+                process.locked,
+                1,
+            ));
+        }
+    }
+    holders.extend(dmabufs::holders(people));
+    for (by, found) in [
+        (Maker::Rdma, rdma::holders(people)),
+        (Maker::AfXdp, xdp::holders(people)),
+    ] {
+        let (found, why) = found;
+        holders.extend(found);
+        absent.extend(why.map(|why| Absent { by, why }));
+    }
+    if let Some(asked) = asked {
+        holders.retain(|holder| holder.pid == Some(asked) || holder.also.contains(&asked));
+        for holder in &mut holders {
+            put_first(holder, people, asked);
+        }
+    }
+    holders.sort_by_key(|holder| (holder.pid.is_none(), holder.pid, holder.by, holder.inode));
+    (holders, absent)
+}
+
+/// Of those that hold the same, makes this process the one that is named.
+fn put_first(holder: &mut Holder, people: &[Person], asked: u32) {
+    let person = people.iter().find(|person| person.pid == asked);
+    if let (Some(person), true) = (person, holder.pid != Some(asked)) {
+        holder.also.retain(|pid| *pid != asked);
+        holder.also.extend(holder.pid);
+        holder.also.sort_unstable();
+        holder.pid = Some(asked);
+        holder.name = Some(person.name.clone());
+        holder.uid = Some(person.uid);
+    }
+}

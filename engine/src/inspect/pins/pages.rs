@@ -1,0 +1,780 @@
+//! Which pages are pinned now, also from before anyone looked: read in the kernel's own memory.
+//!
+//! A large folio has an exact count of its pins. A small one has none: a pin adds 1024 to its references,
+//! and what mappings and the page cache hold of those is told and taken off.
+
+use super::btf::Btf;
+use super::file::{Mapper, Target};
+use super::{ended, find, hidden};
+use crate::error::{Error, Result};
+use crate::sys::frames::{self, Frames};
+use crate::sys::kcore::{self, Kcore};
+use crate::sys::map::page_size;
+use crate::sys::pagemap::Pagemap;
+use crate::sys::process::{self, folder};
+use crate::sys::{Errno, host};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The pages that are pinned, by what they are and who maps them.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct PinnedPages {
+    /// Bytes of all folios with a pin on them.
+    pub bytes: u64,
+    /// How many folios.
+    pub folios: u64,
+    /// Folios that are alike.
+    pub groups: Vec<PageGroup>,
+    /// Where in the memory of the process that was asked for; none for all processes.
+    pub ranges: Vec<PinnedRange>,
+    /// How many processes could not be looked into.
+    pub unreadable: u64,
+}
+
+/// Pinned folios of one sort, file and cgroup, which the same processes map.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct PageGroup {
+    /// Who maps them; nobody where they belong to a descriptor that was never mapped, or no longer.
+    pub mapped: Vec<Mapper>,
+    /// The cgroup that they are charged to, as a path below its mount; None where it is not charged to
+    /// one, or the kernel does not tell.
+    pub cgroup: Option<String>,
+    /// anonymous, shmem, hugetlb or file.
+    pub sort: &'static str,
+    /// Their file, where they have one: major and minor number as in `/proc/PID/maps`.
+    pub device: Option<String>,
+    /// Its inode.
+    pub inode: Option<u64>,
+    /// Its name, where a process has it mapped.
+    pub file: Option<String>,
+    /// Whether the kernel counts their pins exactly: those of folios of several pages.
+    pub exact: bool,
+    /// How many folios.
+    pub folios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Pins on them, as the kernel counts: one for each page that was pinned, or for several.
+    pub pins: u64,
+}
+
+/// Pinned memory of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PinnedRange {
+    /// Its first byte.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Pins on each of its folios.
+    pub pins: u64,
+    /// As in [`PageGroup`].
+    pub exact: bool,
+}
+
+/// Whose pinned pages are asked for.
+#[derive(Clone, Debug, Default)]
+pub enum Whose<'a> {
+    /// Everyone's.
+    #[default]
+    All,
+    /// Those that a process maps.
+    Process(u32),
+    /// Those of a regular file or a memfd.
+    File(&'a Path),
+}
+
+/// What a pin adds to the references of a small folio (GUP_PIN_COUNTING_BIAS).
+const BIAS: u64 = 1024;
+/// Pages of the kernel's table that are read at once.
+const CHUNK: u64 = 16384;
+
+/// Looks at all page frames for pinned ones. Reads about 16 MiB for each GiB of memory, as root.
+///
+/// Pages come and go meanwhile. Who maps a page has nearly always pinned it; the kernel does not tell.
+/// References that nothing explains, from 1024 on, are taken for pins of a small folio.
+///
+/// # Errors
+/// EACCES or EPERM for others than root and under lockdown (confidentiality), ENOENT where the kernel
+/// lacks `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`); ESRCH and those of
+/// open(2) for a process or a file that is asked for.
+pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
+    let target = match whose {
+        Whose::File(path) => Some(Target::open(path)?),
+        Whose::Process(pid) => find(*pid).map(|_| None)?,
+        Whose::All => None,
+    };
+    let pid = match whose {
+        Whose::Process(pid) => Some(*pid),
+        _ => None,
+    };
+    let kernel = Kernel::open()?;
+    let frames = Frames::open().map_err(|errno| refused("/proc/kpageflags", errno))?;
+    let mut folios = kernel.pinned(&frames)?;
+    if let Some(target) = &target {
+        folios.retain(|one| {
+            one.file
+                .as_ref()
+                .is_some_and(|(device, inode)| (device, *inode) == (&target.device, target.inode))
+        });
+    }
+    let mut mapped = Mapped::default();
+    if !folios.is_empty() {
+        mapped.look(&folios, pid)?;
+    }
+    Ok(sum(&folios, mapped, pid))
+}
+
+fn refused(place: &str, errno: Errno) -> Error {
+    let error = Error::os("cannot look for pinned pages", errno).at(place);
+    match errno {
+        Errno::PERM | Errno::ACCESS => {
+            match host::choice("/sys/kernel/security/lockdown").as_deref() {
+                Some("confidentiality") => error
+                    .with_why("the kernel is locked down (confidentiality)")
+                    .with_remedy(""),
+                _ => error.with_remedy("run as root (with CAP_SYS_RAWIO and CAP_SYS_ADMIN)"),
+            }
+        }
+        Errno::NOENT => error
+            .with_why("this kernel does not have it")
+            .with_remedy(""),
+        _ => error,
+    }
+}
+
+/// A folio with pins on it.
+#[derive(Clone, Debug)]
+struct Folio {
+    frame: u64,
+    pages: u64,
+    pins: u64,
+    exact: bool,
+    flags: u64,
+    cgroup: Option<u64>,
+    file: Option<(String, u64)>,
+}
+
+/// The kernel's table of pages, and where in it is what.
+struct Kernel {
+    core: Kcore,
+    layout: Layout,
+    /// Sections of memory, by number: where the entry of frame 0 would be.
+    sections: BTreeMap<u64, u64>,
+    pages_per_section: u64,
+    files: Option<Files>,
+}
+
+/// Bytes from the start of an entry.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    size: u64,
+    flags: usize,
+    head: u64,
+    compound: usize,
+    references: usize,
+    mapping: usize,
+    /// From the first entry of a folio.
+    pages: usize,
+    pins: usize,
+}
+
+/// The way from a page to its file.
+#[derive(Clone, Copy, Debug)]
+struct Files {
+    host: u64,
+    inode: u64,
+    superblock: u64,
+    device: u64,
+}
+
+impl Kernel {
+    fn open() -> Result<Self> {
+        let core = Kcore::open().map_err(|errno| refused(kcore::PATH, errno))?;
+        let types = Btf::read()?;
+        let strange = || {
+            Error::new(
+                "cannot look for pinned pages",
+                "the kernel's tables are of an unknown form",
+            )
+            .at(kcore::PATH)
+        };
+        let layout = Layout::of(&core, &types).ok_or_else(strange)?;
+        let (sections, pages_per_section) = sections(&core).ok_or_else(strange)?;
+        let files = || {
+            Some(Files {
+                host: types.offset("address_space", "host")?,
+                inode: types.offset("inode", "i_ino")?,
+                superblock: types.offset("inode", "i_sb")?,
+                device: types.offset("super_block", "s_dev")?,
+            })
+        };
+        Ok(Self {
+            files: files(),
+            core,
+            layout,
+            sections,
+            pages_per_section,
+        })
+    }
+
+    /// All folios with pins on them, by frame.
+    fn pinned(&self, frames: &Frames) -> Result<Vec<Folio>> {
+        let failed = |errno| refused(kcore::PATH, errno);
+        let mut known = HashMap::new();
+        let mut folios = Vec::new();
+        let mut buffer = Vec::new();
+        for range in self.core.frames() {
+            let mut frame = range.start;
+            while frame < range.end {
+                let section = frame / self.pages_per_section;
+                // Even, so that the first two entries of a folio are in one chunk.
+                let chunk = (frame / CHUNK + 1) * CHUNK;
+                let end = range
+                    .end
+                    .min(chunk)
+                    .min((section + 1) * self.pages_per_section);
+                let Some(base) = self.sections.get(&section) else {
+                    frame = end;
+                    continue;
+                };
+                buffer.resize(((end - frame) * self.layout.size) as usize, 0);
+                match self.core.read(base + frame * self.layout.size, &mut buffer) {
+                    Ok(()) => {}
+                    // Memory that has no entries: taken away, or a part of a section.
+                    Err(Errno::FAULT) => {
+                        frame = end;
+                        continue;
+                    }
+                    Err(errno) => return Err(failed(errno)),
+                }
+                let mut next = frame;
+                while next < end {
+                    let entries = &buffer[((next - frame) * self.layout.size) as usize..];
+                    let found = self.layout.look(next, entries);
+                    next += found.pages();
+                    if let Some(folio) = self.confirm(frames, found, &mut known) {
+                        folios.push(folio);
+                    }
+                }
+                // A folio may reach into the next chunk.
+                frame = next;
+            }
+        }
+        Ok(folios)
+    }
+
+    /// What the kernel tells of a page that looks pinned; None if it is not.
+    fn confirm(
+        &self,
+        frames: &Frames,
+        found: Seen,
+        known: &mut HashMap<u64, Option<(String, u64)>>,
+    ) -> Option<Folio> {
+        let (frame, pages, mapping) = match found {
+            Seen::Nothing { .. } => return None,
+            Seen::Large {
+                frame,
+                pages,
+                mapping,
+                ..
+            } => (frame, pages, mapping),
+            Seen::Small { frame, mapping, .. } => (frame, 1, mapping),
+        };
+        // Freed meanwhile.
+        let flags = frames.flags(frame).ok()?;
+        if flags & (frames::BUDDY | frames::SLAB | frames::ZERO_PAGE) != 0 {
+            return None;
+        }
+        let (pins, exact) = match found {
+            Seen::Large { pins, .. } => (pins, true),
+            Seen::Small { references, .. } => {
+                // Only what a process can map can be pinned; others hold many references, too.
+                let mappable = frames::LRU | frames::MMAP | frames::ANON | frames::SWAPBACKED;
+                if flags & mappable == 0 {
+                    return None;
+                }
+                let mapped = frames.mapped(frame).ok()?;
+                (small_pins(references, mapped, mapping, flags), false)
+            }
+            Seen::Nothing { .. } => return None,
+        };
+        // The lowest bits of the pointer say that it is none to a file.
+        let is_file = mapping != 0 && mapping & 3 == 0 && flags & frames::ANON == 0;
+        let file = is_file.then(|| known.entry(mapping).or_insert_with(|| self.file(mapping)));
+        (pins > 0).then(|| Folio {
+            frame,
+            pages,
+            pins,
+            exact,
+            flags,
+            cgroup: frames.cgroup(frame),
+            file: file.cloned().flatten(),
+        })
+    }
+
+    fn file(&self, mapping: u64) -> Option<(String, u64)> {
+        let files = self.files?;
+        let word = |address: u64| self.core.word(address).ok();
+        let inode = word(mapping + files.host)?;
+        let superblock = word(inode + files.superblock)?;
+        let device = word(superblock + files.device)? as u32;
+        let (major, minor) = (device >> 20, device & 0xf_ffff);
+        Some((
+            format!("{major:02x}:{minor:02x}"),
+            word(inode + files.inode)?,
+        ))
+    }
+}
+
+/// Pins of a small folio: 1024 references each, without those of mappings and the page cache; a file
+/// that is gone has taken its one along.
+fn small_pins(references: u64, mapped: u64, mapping: u64, flags: u64) -> u64 {
+    let cached = match flags & frames::ANON {
+        0 => mapping != 0,
+        _ => flags & frames::SWAPCACHE != 0,
+    };
+    references.saturating_sub(mapped + u64::from(cached)) / BIAS
+}
+
+/// A look at one entry, or at the first one of a folio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Nothing {
+        pages: u64,
+    },
+    Large {
+        frame: u64,
+        pages: u64,
+        pins: u64,
+        mapping: u64,
+    },
+    Small {
+        frame: u64,
+        references: u64,
+        mapping: u64,
+    },
+}
+
+impl Seen {
+    /// How many entries it takes.
+    fn pages(&self) -> u64 {
+        match self {
+            Self::Nothing { pages } | Self::Large { pages, .. } => *pages,
+            Self::Small { .. } => 1,
+        }
+    }
+}
+
+impl Layout {
+    fn of(core: &Kcore, types: &Btf) -> Option<Self> {
+        let info = &core.info;
+        let at = |name: &str| {
+            let member = info.offset(&format!("page.{name}"));
+            member
+                .or_else(|| types.offset("page", name))
+                .map(|at| at as usize)
+        };
+        let of_folio = |name: &str| types.offset("folio", name).map(|at| at as usize);
+        Some(Self {
+            size: info.size("page").or_else(|| types.size("page"))?,
+            flags: at("flags")?,
+            head: info.number("PG_head_mask")?,
+            compound: at("compound_head").or_else(|| at("compound_info"))?,
+            references: at("_refcount")?,
+            mapping: at("mapping")?,
+            pages: of_folio("_folio_nr_pages").or_else(|| of_folio("_nr_pages"))?,
+            pins: of_folio("_pincount")?,
+        })
+    }
+
+    /// Looks at the entry of a frame, with those that follow behind it.
+    fn look(&self, frame: u64, entries: &[u8]) -> Seen {
+        /// Larger than any folio.
+        const MOST: u64 = 1 << 22;
+        let word = |at: usize| entries.get(at..).and_then(|bytes| bytes.first_chunk());
+        let long = |at| word(at).map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        let int = |at: usize| {
+            let bytes = entries.get(at..).and_then(|bytes| bytes.first_chunk());
+            bytes.map_or(0, |bytes| i32::from_ne_bytes(*bytes).max(0) as u64)
+        };
+        let nothing = Seen::Nothing { pages: 1 };
+        // One that is not the first of its folio.
+        if long(self.compound) & 1 == 1 {
+            return nothing;
+        }
+        let (references, mapping) = (int(self.references), long(self.mapping));
+        if long(self.flags) & self.head != 0 {
+            let pages = int(self.pages);
+            let whole = pages.is_power_of_two() && (2..=MOST).contains(&pages);
+            if references == 0 || !whole || !frame.is_multiple_of(pages) {
+                return nothing;
+            }
+            return match int(self.pins) {
+                0 => Seen::Nothing { pages },
+                pins => Seen::Large {
+                    frame,
+                    pages,
+                    pins,
+                    mapping,
+                },
+            };
+        }
+        match references {
+            0..BIAS => nothing,
+            _ => Seen::Small {
+                frame,
+                references,
+                mapping,
+            },
+        }
+    }
+}
+
+/// Where the entries of each section of memory are (`mem_section`, mm/sparse.c), and how many pages a
+/// section has.
+fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
+    /// SECTION_HAS_MEM_MAP and SECTION_IS_ONLINE; more bits are not part of the address either.
+    const THERE: u64 = 2 | 4;
+    const BITS: u64 = 0xfff;
+    let info = &core.info;
+    let size = info.size("mem_section")?;
+    let bits = info.number("SECTION_SIZE_BITS")?;
+    let number = 1 << info.number("MAX_PHYSMEM_BITS")?.checked_sub(bits)?;
+    let map = info.offset("mem_section.section_mem_map")? as usize;
+    let table = info.symbol("mem_section")?;
+    let roots = info.length("mem_section")?;
+    let mut sections = BTreeMap::new();
+    let mut take = |first: u64, bytes: &[u8]| {
+        for (at, entry) in bytes.chunks_exact(size as usize).enumerate() {
+            let coded = entry.get(map..).and_then(|bytes| bytes.first_chunk());
+            let coded = coded.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            if coded & THERE == THERE {
+                sections.insert(first + at as u64, coded & !BITS);
+            }
+        }
+    };
+    if roots == number {
+        let mut bytes = vec![0; (size * roots) as usize];
+        core.read(table, &mut bytes).ok()?;
+        take(0, &bytes);
+    } else {
+        // A page of sections for each root.
+        let each = page_size() / size;
+        let mut pointers = vec![0; (8 * roots) as usize];
+        core.read(table, &mut pointers).ok()?;
+        let mut bytes = vec![0; (each * size) as usize];
+        for (root, pointer) in pointers.chunks_exact(8).enumerate() {
+            let pointer = u64::from_ne_bytes(*pointer.first_chunk().expect("8 bytes"));
+            if pointer != 0 {
+                core.read(pointer, &mut bytes).ok()?;
+                take(root as u64 * each, &bytes);
+            }
+        }
+    }
+    Some((sections, (1 << bits) / page_size()))
+}
+
+/// Who maps which of the pinned folios.
+#[derive(Default)]
+struct Mapped {
+    people: Vec<Mapper>,
+    /// For each folio by its place in the list, places in the list of people.
+    by: HashMap<usize, Vec<usize>>,
+    files: HashMap<(String, u64), String>,
+    ranges: Vec<PinnedRange>,
+    unreadable: u64,
+}
+
+impl Mapped {
+    fn look(&mut self, folios: &[Folio], asked: Option<u32>) -> Result<()> {
+        let all = process::all().map_err(|errno| Error::os("cannot list", errno).at("/proc"))?;
+        for pid in all {
+            match self.look_at(pid, folios, asked == Some(pid)) {
+                Ok(()) => {}
+                Err(errno) if ended(errno) => {}
+                Err(errno) if hidden(errno) => self.unreadable += 1,
+                Err(errno) => return Err(super::failed(pid, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, pid: u32, folios: &[Folio], asked: bool) -> Result<(), Errno> {
+        let folder = folder(pid);
+        let status = process::status(&folder)?;
+        if status.locked.is_none() {
+            return Ok(());
+        }
+        let maps = process::maps(&folder)?;
+        let pagemap = Pagemap::open(&folder)?;
+        let person = self.people.len();
+        let mut bytes = 0;
+        for map in &maps {
+            // That of the kernel's own pages for everyone is above what a process has.
+            if map.name == "[vsyscall]" {
+                continue;
+            }
+            let mut any = false;
+            let whole = Range {
+                start: map.start,
+                end: map.end,
+            };
+            pagemap.frames(whole, |address, frame| {
+                let Some(at) = holding(folios, frame) else {
+                    return;
+                };
+                any = true;
+                bytes += page_size();
+                let by = self.by.entry(at).or_default();
+                if by.last() != Some(&person) {
+                    by.push(person);
+                }
+                if asked {
+                    extend(&mut self.ranges, address, &folios[at]);
+                }
+            })?;
+            if any && map.inode != 0 {
+                let key = (map.device.clone(), map.inode);
+                self.files.entry(key).or_insert_with(|| map.name.clone());
+            }
+        }
+        self.people.push(Mapper {
+            pid,
+            name: status.name,
+            uid: status.uid,
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+/// The folio that a frame is of.
+fn holding(folios: &[Folio], frame: u64) -> Option<usize> {
+    let at = folios
+        .partition_point(|one| one.frame <= frame)
+        .checked_sub(1)?;
+    (frame - folios[at].frame < folios[at].pages).then_some(at)
+}
+
+/// Adds a page to the last range, or begins another one.
+fn extend(ranges: &mut Vec<PinnedRange>, address: u64, folio: &Folio) {
+    match ranges.last_mut() {
+        Some(last)
+            if last.address + last.bytes == address
+                && (last.pins, last.exact) == (folio.pins, folio.exact) =>
+        {
+            last.bytes += page_size();
+        }
+        _ => ranges.push(PinnedRange {
+            address,
+            bytes: page_size(),
+            pins: folio.pins,
+            exact: folio.exact,
+        }),
+    }
+}
+
+fn sort(flags: u64) -> &'static str {
+    match flags {
+        _ if flags & frames::HUGE != 0 => "hugetlb",
+        _ if flags & frames::ANON != 0 => "anonymous",
+        _ if flags & frames::SWAPBACKED != 0 => "shmem",
+        _ => "file",
+    }
+}
+
+fn sum(folios: &[Folio], mapped: Mapped, asked: Option<u32>) -> PinnedPages {
+    let asked = asked.map(|pid| mapped.people.iter().position(|one| one.pid == pid));
+    let cgroups = match folios.iter().any(|one| one.cgroup.is_some()) {
+        true => cgroups(),
+        false => HashMap::new(),
+    };
+    let mut groups = BTreeMap::<_, (u64, u64, u64)>::new();
+    for (at, folio) in folios.iter().enumerate() {
+        let by = mapped.by.get(&at).cloned().unwrap_or_default();
+        if asked.is_some_and(|asked| asked.is_none_or(|asked| !by.contains(&asked))) {
+            continue;
+        }
+        let key = (
+            by,
+            folio.cgroup,
+            sort(folio.flags),
+            folio.file.clone(),
+            folio.exact,
+        );
+        let sums = groups.entry(key).or_default();
+        sums.0 += 1;
+        sums.1 += folio.pages * page_size();
+        sums.2 += folio.pins;
+    }
+    let groups: Vec<_> = groups
+        .into_iter()
+        .map(
+            |((by, cgroup, sort, file, exact), (folios, bytes, pins))| PageGroup {
+                mapped: by.iter().map(|at| mapped.people[*at].clone()).collect(),
+                cgroup: cgroup.and_then(|inode| cgroups.get(&inode).cloned()),
+                sort,
+                file: file
+                    .as_ref()
+                    .and_then(|file| mapped.files.get(file).cloned()),
+                inode: file.as_ref().map(|(_, inode)| *inode),
+                device: file.map(|(device, _)| device),
+                exact,
+                folios,
+                bytes,
+                pins,
+            },
+        )
+        .collect();
+    PinnedPages {
+        bytes: groups.iter().map(|group| group.bytes).sum(),
+        folios: groups.iter().map(|group| group.folios).sum(),
+        groups,
+        ranges: mapped.ranges,
+        unreadable: mapped.unreadable,
+    }
+}
+
+/// The paths of memory cgroups below their mount, by inode.
+fn cgroups() -> HashMap<u64, String> {
+    let mut paths = HashMap::new();
+    // Version 1 has a mount for memory, version 2 one for all.
+    let places = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+    let Some(root) = places
+        .into_iter()
+        .find(|place| place.join("cgroup.procs").exists())
+    else {
+        return paths;
+    };
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let below = folder.strip_prefix(root).unwrap_or(&folder);
+        if let Ok(data) = fs::metadata(&folder) {
+            paths.insert(data.ino(), format!("/{}", below.display()));
+        }
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(
+            entries
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path()),
+        );
+    }
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That of Linux 6.12.
+    const LAYOUT: Layout = Layout {
+        size: 64,
+        flags: 0,
+        head: 64,
+        compound: 8,
+        references: 52,
+        mapping: 24,
+        pages: 96,
+        pins: 92,
+    };
+
+    fn entries(fields: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![0; 256];
+        for (at, value) in fields {
+            bytes[*at..*at + value.len()].copy_from_slice(value);
+        }
+        bytes
+    }
+
+    #[test]
+    fn large_folios_tell_their_pins() {
+        let head = [
+            (0, &64_u64.to_ne_bytes()[..]),
+            (52, &3_i32.to_ne_bytes()[..]),
+        ];
+        let pages = (96, &512_u32.to_ne_bytes()[..]);
+        let pins = (92, &7_i32.to_ne_bytes()[..]);
+        let mapping = (24, &0x8000_u64.to_ne_bytes()[..]);
+        let pinned = entries(&[head[0], head[1], pages, pins, mapping]);
+        let large = Seen::Large {
+            frame: 1024,
+            pages: 512,
+            pins: 7,
+            mapping: 0x8000,
+        };
+        assert_eq!(LAYOUT.look(1024, &pinned), large);
+        let free = entries(&[head[0], head[1], pages]);
+        assert_eq!(LAYOUT.look(1024, &free), Seen::Nothing { pages: 512 });
+        // Not where one can begin, and of no possible size.
+        assert_eq!(LAYOUT.look(1025, &pinned), Seen::Nothing { pages: 1 });
+        let odd = entries(&[head[0], head[1], pins, (96, &3_u32.to_ne_bytes()[..])]);
+        assert_eq!(LAYOUT.look(1024, &odd), Seen::Nothing { pages: 1 });
+        let tail = entries(&[head[0], (8, &1_u64.to_ne_bytes()[..]), pages, pins]);
+        assert_eq!(LAYOUT.look(1024, &tail), Seen::Nothing { pages: 1 });
+        // What is cut ends nothing.
+        assert_eq!(LAYOUT.look(1024, &pinned[..64]), Seen::Nothing { pages: 1 });
+    }
+
+    #[test]
+    fn references_of_mappings_and_the_cache_are_no_pins() {
+        let page = |references: i32| entries(&[(52, &references.to_ne_bytes()[..])]);
+        assert_eq!(LAYOUT.look(5, &page(1023)), Seen::Nothing { pages: 1 });
+        let small = Seen::Small {
+            frame: 5,
+            references: 2049,
+            mapping: 0,
+        };
+        assert_eq!(LAYOUT.look(5, &page(2049)), small);
+        // Negative when it is freed.
+        assert_eq!(LAYOUT.look(5, &page(-1)), Seen::Nothing { pages: 1 });
+        // An anonymous page, mapped once, pinned twice; shmem, mapped 1100 times, not pinned.
+        let (file, shmem) = (0xff00, frames::SWAPBACKED);
+        assert_eq!(small_pins(2049, 1, 0xff01, frames::ANON), 2);
+        assert_eq!(small_pins(1101, 1100, file, shmem), 0);
+        assert_eq!(small_pins(1101 + 1024, 1100, file, shmem), 1);
+        assert_eq!(
+            small_pins(1026, 1, 0xff01, frames::ANON | frames::SWAPCACHE),
+            1
+        );
+        assert_eq!(small_pins(1024, 0, file, shmem), 0);
+        // Of a memfd that is gone.
+        assert_eq!(small_pins(1024, 0, 0, shmem), 1);
+        assert_eq!(small_pins(5, 9, 0, 0), 0);
+    }
+
+    #[test]
+    fn frames_are_found_in_their_folio() {
+        let folio = |frame, pages| Folio {
+            frame,
+            pages,
+            pins: 1,
+            exact: pages > 1,
+            flags: 0,
+            cgroup: None,
+            file: None,
+        };
+        let folios = [folio(4, 1), folio(512, 512), folio(1024, 1)];
+        let found = [3, 4, 5, 512, 1023, 1024, 1025].map(|frame| holding(&folios, frame));
+        assert_eq!(
+            found,
+            [None, Some(0), None, Some(1), Some(1), Some(2), None]
+        );
+        let mut ranges = Vec::new();
+        let page = page_size();
+        for at in [0, 1, 2, 5] {
+            extend(&mut ranges, at * page, &folios[0]);
+        }
+        extend(&mut ranges, 6 * page, &folios[1]);
+        let lengths: Vec<_> = ranges
+            .iter()
+            .map(|one| (one.address / page, one.bytes / page))
+            .collect();
+        assert_eq!(lengths, [(0, 3), (5, 1), (6, 1)]);
+    }
+}

@@ -1,0 +1,407 @@
+//! What a kernel with the pin tracker says (docs/series.md): long-term pins as regions, and what could
+//! not be moved. `/proc/PID/pins` for one's own, debugfs for root.
+
+use super::sites::site;
+use crate::error::{Error, Result};
+use crate::sys::{Errno, errno, host, process};
+use serde::Serialize;
+use std::fs;
+use std::path::Path;
+
+const REGIONS: &str = "/sys/kernel/debug/pin_owner/regions";
+const BLOCKED: &str = "/sys/kernel/debug/pin_owner/blocked";
+
+/// Memory that one call, or several that went on from one another, pinned for long.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Region {
+    /// Its number; None where only the process's own list was readable.
+    pub id: Option<u64>,
+    /// Who made it; None if that process is gone, or not in this PID namespace.
+    pub pid: Option<u32>,
+    /// Whether the process that made it has ended: the pins are with who got its descriptor, or leaked.
+    pub gone: bool,
+    /// The user of that process then.
+    pub uid: u32,
+    /// The name of that process then.
+    pub name: String,
+    /// What it is for, or the function that pinned where that is not known.
+    pub by: String,
+    /// The function of the kernel that pinned; None where it has no name any more.
+    pub function: Option<String>,
+    /// Where it starts: an address of the process, or an offset in the memfd.
+    pub start: u64,
+    /// The first byte behind it.
+    pub end: u64,
+    /// Whether a device may write there.
+    pub writes: bool,
+    /// Pins that are left.
+    pub pins: u64,
+    /// Bytes of the folios that stay where they are for it.
+    pub bytes: u64,
+    /// Seconds since it was made.
+    pub age: f64,
+    /// The memfd, where it was pinned by its descriptor.
+    pub memfd: Option<RegionFile>,
+    /// Whether one of its pins may have been ended in another's place, or the other way round: both were
+    /// on the same folio.
+    pub guessed: bool,
+    /// From where, with `pin_owner=on,stack`.
+    pub stack: Vec<String>,
+}
+
+/// A memfd in which a region is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RegionFile {
+    /// Major and minor number in hexadecimal, as in `/proc/PID/maps`.
+    pub device: String,
+    /// Its inode.
+    pub inode: u64,
+    /// Its name.
+    pub name: String,
+}
+
+/// Something that had to stay where it was.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Blocked {
+    /// Seconds since the last time.
+    pub age: f64,
+    /// What failed, in the kernel's word.
+    pub why: String,
+    /// The first page frame of the folio.
+    pub frame: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// anon, file or other.
+    pub of: String,
+    /// How often in a row.
+    pub times: u64,
+    /// Pins on it.
+    pub pins: u64,
+    /// Of these, long-term ones.
+    pub long: u64,
+    /// The youngest region of these, if it is still there.
+    pub region: Option<Region>,
+    /// References that neither pins nor mappings nor caches explain; below 0 where some of these were
+    /// gone already.
+    pub unexplained: i64,
+    /// The first holder of the other pins.
+    pub short: Option<ShortPin>,
+}
+
+/// The first of the pins that are not of a region: direct I/O, mostly.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ShortPin {
+    /// Its process.
+    pub pid: u32,
+    /// How long ago, in seconds, when the page did not move.
+    pub age: f64,
+    /// What it is for, or the function.
+    pub by: String,
+}
+
+/// A process that is asked for its own list.
+pub(super) struct Maker<'a> {
+    pub pid: u32,
+    pub uid: u32,
+    pub name: &'a str,
+}
+
+/// The regions of these processes, or of all; None where this kernel does not track pins.
+pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
+    if let Ok(text) = fs::read_to_string(REGIONS) {
+        let mut regions = parse_regions(&text, host::uptime());
+        let wanted = |pid| makers.iter().any(|maker| Some(maker.pid) == pid);
+        regions.retain(|region| all || wanted(region.pid));
+        return Some(regions);
+    }
+    let mut regions = None;
+    for maker in makers {
+        // EOPNOTSUPP while it is off.
+        if let Ok(text) = fs::read_to_string(process::folder(maker.pid).join("pins")) {
+            let found = regions.get_or_insert_with(Vec::new);
+            found.extend(parse_own(&text, maker, host::uptime()));
+        }
+    }
+    regions
+}
+
+/// What could not be moved lately, the newest last.
+///
+/// # Errors
+/// EACCES for others than root, and ENOENT where the kernel does not track pins.
+pub fn blocked() -> Result<Vec<Blocked>> {
+    let text = fs::read_to_string(BLOCKED).map_err(|error| {
+        let errno = errno(&error);
+        let error = Error::os("cannot tell what did not move", errno).at(BLOCKED);
+        match errno {
+            Errno::NOENT if Path::new("/proc/self/pins").exists() => error
+                .with_why("the kernel's tracker of pins is off")
+                .with_remedy("boot with pin_owner=on"),
+            Errno::NOENT => error
+                .with_why("this kernel does not track pins")
+                .with_remedy("build the series of kernel/linux-6.12, and boot with pin_owner=on"),
+            _ => error.with_remedy("run as root"),
+        }
+    })?;
+    let regions = regions(&[], true).unwrap_or_default();
+    let now = host::uptime();
+    let one = |line| parse_blocked(line, &regions, now);
+    Ok(text.lines().filter_map(one).collect())
+}
+
+/// debugfs: number, process, user and name before each line, and stacks behind it.
+fn parse_regions(text: &str, now: f64) -> Vec<Region> {
+    let mut regions: Vec<Region> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("    ") {
+            if let Some(last) = regions.last_mut() {
+                last.stack.push(line.trim().to_string());
+            }
+            continue;
+        }
+        let mut words = line.splitn(5, ' ');
+        let mut word = || words.next();
+        let (id, pid, uid, name) = (word(), word(), word(), word());
+        let Some((Some(id), Some(pid), Some(uid), Some(name), rest)) =
+            word().map(|rest| (id, pid, uid, name, rest))
+        else {
+            continue;
+        };
+        let (Ok(id), Ok(uid)) = (id.parse(), uid.parse()) else {
+            continue;
+        };
+        regions.extend(parse_line(rest, now).map(|region| Region {
+            id: Some(id),
+            pid: pid.parse().ok().filter(|pid| *pid != 0),
+            gone: pid == "gone",
+            uid,
+            name: unescaped(name),
+            ..region
+        }));
+    }
+    regions
+}
+
+/// `/proc/PID/pins`: two sums, then the lines.
+fn parse_own(text: &str, maker: &Maker<'_>, now: f64) -> Vec<Region> {
+    let lines = text.lines().filter_map(|line| parse_line(line, now));
+    lines
+        .map(|region| Region {
+            pid: Some(maker.pid),
+            uid: maker.uid,
+            name: maker.name.to_string(),
+            ..region
+        })
+        .collect()
+}
+
+/// `START-END ACCESS PINS BYTES SINCE FUNCTION`; of a memfd `@` first, and its device, inode and name;
+/// and `~`.
+fn parse_line(line: &str, now: f64) -> Option<Region> {
+    let mut words = line.split(' ');
+    let range = words.next()?;
+    let is_memfd = range.starts_with('@');
+    let (start, end) = range.trim_start_matches('@').split_once('-')?;
+    let hex = |word: &str| u64::from_str_radix(word, 16).ok();
+    let (start, end) = (hex(start)?, hex(end)?);
+    let writes = words.next()? == "w";
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (pins, bytes, since) = (number()?, number()?, number()?);
+    let function = Some(words.next()?).filter(|function| *function != "0");
+    let memfd = match is_memfd {
+        true => {
+            let (major, minor) = words.next()?.split_once(':')?;
+            let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+            Some(RegionFile {
+                device: format!("{major:02x}:{minor:02x}"),
+                inode: words.next()?.parse().ok()?,
+                name: unescaped(words.next()?),
+            })
+        }
+        false => None,
+    };
+    Some(Region {
+        id: None,
+        pid: None,
+        gone: false,
+        uid: 0,
+        name: String::new(),
+        by: purpose(function),
+        function: function.map(str::to_string),
+        start,
+        end,
+        writes,
+        pins,
+        bytes,
+        age: age(since, now),
+        memfd,
+        guessed: words.next() == Some("~"),
+        stack: Vec::new(),
+    })
+}
+
+/// `WHEN WHY NAME=VALUE...`
+fn parse_blocked(line: &str, regions: &[Region], now: f64) -> Option<Blocked> {
+    let (when, rest) = line.split_once(' ')?;
+    let (why, rest) = rest.split_once(' ')?;
+    let field = |name: &str| {
+        let mut words = rest.split(' ');
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
+    let number = |name| field(name)?.parse::<u64>().ok();
+    let id = number("region")?;
+    let short = || {
+        Some(ShortPin {
+            pid: number("short-tgid")?.try_into().ok()?,
+            age: number("short-ms")? as f64 / 1e3,
+            by: purpose(field("short-site").filter(|function| *function != "0")),
+        })
+    };
+    Some(Blocked {
+        age: age(when.parse().ok()?, now),
+        why: why.to_string(),
+        frame: u64::from_str_radix(field("pfn")?.strip_prefix("0x")?, 16).ok()?,
+        bytes: crate::sys::map::page_size().checked_shl(number("order")?.try_into().ok()?)?,
+        of: field("of")?.to_string(),
+        times: number("times")?,
+        pins: number("pins")?,
+        long: number("long")?,
+        region: regions
+            .iter()
+            .find(|one| id != 0 && one.id == Some(id))
+            .cloned(),
+        unexplained: field("unexplained")?.parse().ok()?,
+        short: short(),
+    })
+}
+
+fn purpose(function: Option<&str>) -> String {
+    let known = function.and_then(|function| site([function]));
+    let name = known.map(|site| site.name).or(function);
+    name.unwrap_or("?").to_string()
+}
+
+/// Of a moment in nanoseconds since the machine started, in seconds.
+fn age(since: u64, now: f64) -> f64 {
+    (now - since as f64 / 1e9).max(0.0)
+}
+
+/// As seq_escape() writes a name: `\040` for a space.
+fn unescaped(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..3).filter(|_| *first == b'\\');
+        let code =
+            digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(code.unwrap_or(*first));
+        rest = if code.is_some() { &tail[3..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: &str = "pins 1041\nbytes 71307264\n\
+        7f12a4000000-7f12a4400000 w 1024 4194304 12000000000 io_pin_pages\n\
+        @0-4000000 w 17 67108864 13000000000 udmabuf_create 0:17 1031 memfd:my\\040weights ~\n";
+
+    #[test]
+    fn a_process_lists_its_own() {
+        let maker = Maker {
+            pid: 7,
+            uid: 1000,
+            name: "server",
+        };
+        let [ring, memfd] = &parse_own(OWN, &maker, 22.0)[..] else {
+            panic!("two regions");
+        };
+        assert_eq!(
+            (ring.pid, ring.uid, ring.name.as_str()),
+            (Some(7), 1000, "server")
+        );
+        assert_eq!((ring.start, ring.end), (0x7f12_a400_0000, 0x7f12_a440_0000));
+        assert_eq!((ring.pins, ring.bytes, ring.writes), (1024, 4 << 20, true));
+        assert_eq!(
+            (ring.by.as_str(), ring.age, ring.guessed),
+            ("io_uring buffer", 10.0, false)
+        );
+        assert_eq!((memfd.start, memfd.end, memfd.guessed), (0, 64 << 20, true));
+        let file = memfd.memfd.as_ref().unwrap();
+        assert_eq!((file.device.as_str(), file.inode), ("00:11", 1031));
+        assert_eq!(
+            (file.name.as_str(), memfd.by.as_str()),
+            ("memfd:my weights", "udmabuf")
+        );
+    }
+
+    #[test]
+    fn debugfs_lists_all_with_stacks_and_the_gone() {
+        let text = "1 4711 1000 server 1000-3000 r 2 8192 1000000000 drv_pin\n\
+            \x20   drv_pin+0x24/0x60 [drv]\n    vfs_ioctl+0x1/0x2\n\
+            2 gone 0 my\\040trainer 0-40000000 w 512 1073741824 0 ib_umem_get\n\
+            3 0 0 other 5000-6000 w 1 4096 0 0\n\
+            0 - 0 unknown 3 pins, for which there was no memory\n";
+        let regions = parse_regions(text, 1.5);
+        assert_eq!(regions.len(), 3, "{regions:?}");
+        assert_eq!((regions[0].id, regions[0].pid), (Some(1), Some(4711)));
+        assert_eq!((regions[0].by.as_str(), regions[0].age), ("drv_pin", 0.5));
+        assert_eq!(
+            regions[0].stack,
+            ["drv_pin+0x24/0x60 [drv]", "vfs_ioctl+0x1/0x2"]
+        );
+        assert_eq!((regions[1].pid, regions[1].gone), (None, true));
+        assert_eq!(
+            (regions[1].name.as_str(), regions[1].by.as_str()),
+            ("my trainer", "RDMA")
+        );
+        // In another PID namespace, and of a function that is gone.
+        assert_eq!(
+            (regions[2].pid, regions[2].gone, &*regions[2].by),
+            (None, false, "?")
+        );
+    }
+
+    #[test]
+    fn what_did_not_move_has_its_holder() {
+        let regions = parse_regions("9 7 0 server 1000-2000 w 1 4096 0 io_pin_pages\n", 5.0);
+        let line = "4000000000 longterm_pin pfn=0x1a2b3 order=9 of=anon times=5 pins=3 long=1 region=9 \
+                    unexplained=-1 short-tgid=8 short-ms=1500 short-site=iov_iter_extract_pages";
+        let one = parse_blocked(line, &regions, 5.0).unwrap();
+        assert_eq!(
+            (one.age, one.why.as_str(), one.frame),
+            (1.0, "longterm_pin", 0x1a2b3)
+        );
+        assert_eq!(
+            (one.bytes, one.times, one.pins, one.long),
+            (2 << 20, 5, 3, 1)
+        );
+        assert_eq!(one.region.as_ref().and_then(|region| region.pid), Some(7));
+        let short = one.short.unwrap();
+        assert_eq!(
+            (short.pid, short.age, &*short.by, one.unexplained),
+            (8, 1.5, "direct I/O", -1)
+        );
+        let line =
+            "1 seal_write pfn=0x1 order=0 of=file times=1 pins=0 long=0 region=0 unexplained=1";
+        let one = parse_blocked(line, &regions, 5.0).unwrap();
+        assert_eq!((one.region, one.short, one.unexplained), (None, None, 1));
+        assert_eq!(parse_blocked("", &regions, 5.0), None);
+        assert_eq!(
+            parse_blocked("1 x pfn=0x1 order=99 of=file", &regions, 5.0),
+            None
+        );
+    }
+
+    #[test]
+    fn names_are_unescaped() {
+        assert_eq!(unescaped("a\\040b\\012c\\\\"), "a b\nc\\\\");
+        assert_eq!(unescaped("\\134x\\9"), "\\x\\9");
+    }
+}

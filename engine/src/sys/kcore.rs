@@ -1,0 +1,218 @@
+//! The kernel's own memory (`/proc/kcore`, an ELF file), and what it says of itself in it
+//! (VMCOREINFO, admin-guide/kdump/vmcoreinfo.rst).
+
+use super::map::page_size;
+use super::{Errno, errno};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+pub(crate) const PATH: &str = "/proc/kcore";
+
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+/// Bytes of a program header.
+const HEADER: usize = 56;
+/// What fits no other note, and more than the kernel writes.
+const LARGEST_NOTE: u64 = 1 << 20;
+
+/// A piece of memory in the file.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    start: u64,
+    bytes: u64,
+    offset: u64,
+    /// Where it is in physical memory; none for what is mapped page by page.
+    physical: Option<u64>,
+}
+
+pub(crate) struct Kcore {
+    file: File,
+    segments: Vec<Segment>,
+    pub info: Info,
+}
+
+impl Kcore {
+    /// EACCES or EPERM for others than root and under lockdown, ENOENT where the kernel has none, EPROTO
+    /// where it is not understood.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let file = File::open(PATH).map_err(errno)?;
+        let mut head = [0; 64];
+        file.read_exact_at(&mut head, 0).map_err(errno)?;
+        // 64 bits, in this machine's order; there are no others that dmafile runs on.
+        if head[..5] != *b"\x7fELF\x02" {
+            return Err(Errno::PROTO);
+        }
+        let table = number(&head, 32).ok_or(Errno::PROTO)?;
+        let count = u16::from_ne_bytes([head[56], head[57]]);
+        let mut headers = vec![0; usize::from(count) * HEADER];
+        file.read_exact_at(&mut headers, table).map_err(errno)?;
+        let mut segments = Vec::new();
+        let mut info = None;
+        for header in headers.chunks_exact(HEADER) {
+            let kind = u32::from_ne_bytes(*header.first_chunk().expect("56 bytes"));
+            let field = |at| number(header, at).expect("56 bytes");
+            let (offset, bytes) = (field(8), field(32));
+            match kind {
+                PT_LOAD => segments.push(Segment {
+                    start: field(16),
+                    bytes,
+                    offset,
+                    physical: Some(field(24)).filter(|at| *at != u64::MAX),
+                }),
+                PT_NOTE if bytes < LARGEST_NOTE => {
+                    let mut notes = vec![0; bytes as usize];
+                    file.read_exact_at(&mut notes, offset).map_err(errno)?;
+                    info = vmcoreinfo(&notes);
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            file,
+            segments,
+            info: info.ok_or(Errno::PROTO)?,
+        })
+    }
+
+    /// Reads kernel memory at an address; EFAULT where the file has no such memory.
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let holds = |one: &&Segment| {
+            let at = address.checked_sub(one.start);
+            at.is_some_and(|at| at < one.bytes && into.len() as u64 <= one.bytes - at)
+        };
+        let segment = self.segments.iter().find(holds).ok_or(Errno::FAULT)?;
+        let offset = segment.offset + (address - segment.start);
+        self.file.read_exact_at(into, offset).map_err(errno)
+    }
+
+    /// A pointer or a number of 64 bits at an address.
+    pub(crate) fn word(&self, address: u64) -> Result<u64, Errno> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// The page frames of memory.
+    pub(crate) fn frames(&self) -> Vec<Range<u64>> {
+        let memory = self.segments.iter().filter_map(|one| {
+            let first = one.physical?.div_ceil(page_size());
+            let last = one.physical?.checked_add(one.bytes)? / page_size();
+            Some(first..last)
+        });
+        merged(memory.collect())
+    }
+}
+
+/// Ranges without what they have in common: the kernel's code is in memory, too.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|one| one.start);
+    let mut all: Vec<Range<u64>> = Vec::new();
+    for one in ranges {
+        match all.last_mut() {
+            Some(last) if one.start <= last.end => last.end = last.end.max(one.end),
+            _ => all.push(one),
+        }
+    }
+    all
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// The text of the note of that name.
+fn vmcoreinfo(mut notes: &[u8]) -> Option<Info> {
+    loop {
+        let size = |at: usize| {
+            let bytes = notes.get(at..)?.first_chunk()?;
+            Some(u32::from_ne_bytes(*bytes) as usize)
+        };
+        let (name, text) = (size(0)?, size(4)?);
+        let begin = 12 + name.next_multiple_of(4);
+        let value = notes.get(begin..begin.checked_add(text)?)?;
+        if notes.get(12..)?.starts_with(b"VMCOREINFO\0") {
+            return Some(Info(String::from_utf8_lossy(value).into_owned()));
+        }
+        notes = notes.get(begin + text.next_multiple_of(4)..)?;
+    }
+}
+
+/// VMCOREINFO: lines of `KIND(NAME)=VALUE`.
+#[derive(Clone, Debug)]
+pub(crate) struct Info(String);
+
+impl Info {
+    fn value(&self, kind: &str, name: &str) -> Option<&str> {
+        let key = format!("{kind}({name})=");
+        self.0.lines().find_map(|line| line.strip_prefix(&key))
+    }
+
+    fn decimal(&self, kind: &str, name: &str) -> Option<u64> {
+        self.value(kind, name)?.parse().ok()
+    }
+
+    /// The address of a variable; what an array or a pointer to one holds begins there.
+    pub(crate) fn symbol(&self, name: &str) -> Option<u64> {
+        u64::from_str_radix(self.value("SYMBOL", name)?, 16).ok()
+    }
+
+    pub(crate) fn offset(&self, name: &str) -> Option<u64> {
+        self.decimal("OFFSET", name)
+    }
+
+    pub(crate) fn size(&self, name: &str) -> Option<u64> {
+        self.decimal("SIZE", name)
+    }
+
+    pub(crate) fn length(&self, name: &str) -> Option<u64> {
+        self.decimal("LENGTH", name)
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.decimal("NUMBER", name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(name: &[u8], text: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for number in [name.len() as u32, text.len() as u32, 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        for part in [name, text] {
+            bytes.extend(part);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_kernel_describes_itself_among_other_notes() {
+        let text = b"OSRELEASE=6.12.117\nSYMBOL(mem_section)=ffff8a4d3ffd7000\nSIZE(page)=64\n\
+                     OFFSET(page._refcount)=52\nLENGTH(mem_section)=4096\nNUMBER(PG_head_mask)=64\n\
+                     NUMBER(phys_base)=-457179136\n";
+        let notes = [note(b"CORE\0", &[1, 2, 3]), note(b"VMCOREINFO\0", text)].concat();
+        let info = vmcoreinfo(&notes).unwrap();
+        assert_eq!(info.symbol("mem_section"), Some(0xffff_8a4d_3ffd_7000));
+        assert_eq!(
+            (info.size("page"), info.offset("page._refcount")),
+            (Some(64), Some(52))
+        );
+        assert_eq!(
+            (info.length("mem_section"), info.number("PG_head_mask")),
+            (Some(4096), Some(64))
+        );
+        assert_eq!((info.number("phys_base"), info.size("pag")), (None, None));
+        assert!(vmcoreinfo(&notes[..notes.len() - 40]).is_none());
+        assert!(vmcoreinfo(&[]).is_none());
+    }
+
+    #[test]
+    fn memory_in_two_segments_counts_once() {
+        assert_eq!(merged(vec![10..20, 1..5, 12..14, 20..22]), [1..5, 10..22]);
+    }
+}

@@ -1,0 +1,431 @@
+"""What `dmafile pins` tells of memory that a program really pins, by each way that the kernel has.
+
+    pins.py DMAFILE HELPERS    in the machine, as root
+
+The program is pinner.c, whose makers each say what they pinned. 4 KiB pages are counted one by one,
+huge ones by what the kernel says of the folio.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE, HUGE = 4096, 2 << 20
+PATIENCE = 300
+"""Seconds in which a machine of a busy host does what it does at once on an idle one."""
+TRACING = Path("/sys/kernel/tracing")
+OLD = os.uname().release.startswith("6.1.")
+
+GROUP = Path("/sys/fs/cgroup/pinned")
+ENTER = f'echo $$ >{GROUP}/cgroup.procs && exec "$0" "$@"'
+"""Before a command, puts it into that cgroup."""
+
+Facts = dict[str, Any]
+
+
+def settles(what: str, done: Any) -> None:
+    """Waits for what the kernel does some time after it was asked."""
+    for _ in range(PATIENCE * 10):
+        if done():
+            return
+        time.sleep(0.1)
+    raise AssertionError(what)
+
+
+class Pinner:
+    """The program that pins, and what each of its makers said."""
+
+    def __init__(self, path: str, *makers: str) -> None:
+        self.process = subprocess.Popen(
+            ["sh", "-c", ENTER, path, *makers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.facts: dict[str, Facts] = {}
+        self.pid = self.process.pid
+        while makers and (line := self.hear()) != "ready":
+            fact = json.loads(line)
+            self.facts[fact["maker"]] = fact
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, "the program that pins has ended"
+        return line.strip()
+
+    def say(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def release(self, count: int) -> None:
+        for _ in range(count):
+            self.say()
+            assert self.hear() == "released"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Pins:
+    """Calls of the command, and how many things were compared."""
+
+    def __init__(self, dmafile: str, helpers: str) -> None:
+        self.dmafile = shutil.copy(dmafile, "/tmp/dmafile")
+        self.pinner = shutil.copy(Path(helpers) / "pinner", "/tmp/pinner")
+        self.count = 0
+
+    def run(self, *words: str) -> Any:
+        command = [self.dmafile, "pins", *words, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done
+        return json.loads(done.stdout)
+
+    def text(self, *words: str) -> str:
+        done = subprocess.run([self.dmafile, "pins", *words], capture_output=True, text=True)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def refused(self, *words: str) -> str:
+        """The one line of a call that fails."""
+        done = subprocess.run([self.dmafile, "pins", *words], capture_output=True, text=True)
+        lines = done.stderr.splitlines()
+        assert done.returncode == 1 and len(lines) == 1 and not done.stdout, done
+        return lines[0]
+
+    def same(self, what: str, found: object, wanted: object) -> None:
+        self.count += 1
+        assert found == wanted, f"{what}: {found}, not {wanted}"
+
+    def has(self, what: str, text: str, part: str) -> None:
+        self.count += 1
+        assert part in text, f"{what}: no `{part}` in {text}"
+
+
+def prepare() -> list[str]:
+    """Devices to pin for; the makers that this machine has what they need for."""
+    makers = ["small", "hugetlb", "thp", "twice", "shared", "mapped", "xdp"]
+    script = """
+        ip link set lo up
+        ip link add pins0 type dummy && ip link set pins0 up
+        modprobe -q -a rdma_rxe ib_uverbs && rdma link add rxe0 type rxe netdev pins0
+        modprobe dm_mod && dmsetup create suspended --table '0 2048 zero'
+        dmsetup suspend --noflush suspended
+        echo 8 >/proc/sys/vm/nr_hugepages
+        echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+    """
+    subprocess.run(["sh", "-c", script], check=True, capture_output=True)
+    if Path("/dev/infiniband/uverbs0").exists():
+        makers.append("rdma")
+    if Path("/dev/udmabuf").exists():
+        makers += ["udmabuf", "udmabuf-hugetlb", "udmabuf-gone"]
+    # There is no node by the name without udev.
+    number = Path("/sys/block").glob("dm-*")
+    return [*makers, f"direct:/dev/{next(number).name}"]
+
+
+def joined(pins: Pins, pinner: Pinner) -> None:
+    """Every source of a kernel without the tracker, compared with what was done."""
+    facts = pinner.facts
+    shown = pins.run(str(pinner.pid))
+    held: dict[str, list[Facts]] = {}
+    for holder in shown["holders"]:
+        assert holder["pid"] == pinner.pid and holder["name"] == "pinner", holder
+        held.setdefault(holder["by"], []).append(holder)
+    buffers = [facts[one] for one in ("small", "hugetlb", "thp", "shared")]
+    total = sum(one["bytes"] for one in buffers) + 2 * PAGE
+    [ring] = held["io-uring"]
+    pins.same("registered buffers", (ring["bytes"], ring["count"]), (total, 6))
+    # Memory that is pinned twice is charged twice; RDMA's is charged here, too. Newer kernels
+    # charge nothing to rings that were made with CAP_IPC_LOCK.
+    charged = total if os.uname().release.startswith("6.") else 0
+    charged += facts["rdma"]["bytes"] if "rdma" in facts else 0
+    status = Path(f"/proc/{pinner.pid}/status").read_text()
+    [pinned] = held["pinned"]
+    pins.same("VmPin", f"VmPin:\t{pinned['bytes'] // 1024:8} kB" in status, True)
+    pins.same("VmPin", pinned["bytes"], charged)
+    if "rdma" in facts:
+        [rdma] = held["rdma"]
+        pins.same("RDMA", (rdma["bytes"], rdma["count"]), (facts["rdma"]["bytes"], 1))
+        pins.same("RDMA device", rdma["device"], "rxe0")
+    else:
+        [why] = [one["why"] for one in shown["absent"] if one["by"] == "rdma"]
+        pins.has("RDMA", why, "/sys/class/infiniband")
+    if OLD:
+        [why] = [one["why"] for one in shown["absent"] if one["by"] == "af-xdp"]
+        pins.has("AF_XDP", why, "CONFIG_XDP_SOCKETS_DIAG")
+    else:
+        [xdp] = held["af-xdp"]
+        umem = facts["xdp"]
+        pins.same("AF_XDP", (xdp["bytes"], xdp["inode"]), (umem["bytes"], umem["inode"]))
+    made = [facts[one] for one in facts if one.startswith("udmabuf")]
+    found = sorted((one["inode"], one["bytes"]) for one in held.get("udmabuf", []))
+    pins.same("udmabufs", found, sorted((one["inode"], one["bytes"]) for one in made))
+    text = pins.text(str(pinner.pid))
+    for by in held:
+        name = {"io-uring": "io_uring buffer", "pinned": "VmPin", "rdma": "RDMA"}
+        pins.has("text", text, name.get(by, by.replace("-", "_").replace("af_xdp", "AF_XDP")))
+
+
+def shared(pins: Pins, pinner: Pinner) -> None:
+    """A dma-buf that another process holds too, by a mapping or a descriptor only."""
+    made = pinner.facts["udmabuf"]
+    receiver = subprocess.Popen(
+        [
+            sys.executable,
+            "-E",
+            "-S",
+            "-c",
+            "import time; print('up', flush=True); time.sleep(9999)",
+        ],
+        stdout=subprocess.PIPE,
+        pass_fds=[(fd := take(pinner.pid, made["fd"]))],
+    )
+    os.close(fd)
+    assert receiver.stdout
+    receiver.stdout.readline()
+    everyone = pins.run()
+    [one] = [
+        holder
+        for holder in everyone["holders"]
+        if holder["by"] == "udmabuf" and holder["inode"] == made["inode"]
+    ]
+    pins.same(
+        "who holds it", sorted([one["pid"], *one["also"]]), sorted([pinner.pid, receiver.pid])
+    )
+    [one] = [one for one in pins.run(str(receiver.pid))["holders"] if one["by"] == "udmabuf"]
+    pins.same("who else", (one["pid"], one["also"]), (receiver.pid, [pinner.pid]))
+    receiver.kill()
+    receiver.wait()
+
+
+def take(pid: int, fd: int) -> int:
+    """A copy of another process's descriptor (pidfd_getfd)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    copy = libc.syscall(438, os.pidfd_open(pid), fd, 0)
+    assert copy >= 0, os.strerror(ctypes.get_errno())
+    return int(copy)
+
+
+def file(pins: Pins, pinner: Pinner) -> None:
+    """What pins the memory of one memfd."""
+    made = pinner.facts["shared"]
+    shown = pins.run(f"/proc/{pinner.pid}/fd/{made['memfd_fd']}")
+    pins.same("inode", shown["inode"], made["memfd"])
+    pins.same(
+        "mapped", [(one["pid"], one["bytes"]) for one in shown["mapped"]], [(pinner.pid, 6 * PAGE)]
+    )
+    found = [(one["pid"], one["by"], one["bytes"]) for one in shown["holders"]]
+    pins.same("buffers in it", found, [(pinner.pid, "io-uring", made["bytes"])])
+    if "udmabuf" not in pinner.facts:
+        return
+    made = pinner.facts["udmabuf"]
+    shown = pins.run(f"/proc/{pinner.pid}/fd/{made['memfd_fd']}")
+    pins.same("no buffers in it", shown["holders"], [])
+    inodes = [one["inode"] for one in shown["possible"] if one["by"] == "udmabuf"]
+    pins.same("udmabufs that may be over it", made["inode"] in inodes, True)
+
+
+def pages(pins: Pins, pinner: Pinner) -> None:
+    """Which pages are pinned: exactly those that the program has pinned, and as often."""
+    facts = pinner.facts
+    # Of a huge page in a buffer newer kernels keep one pin, older ones one for each 4 KiB.
+    huge = 512 if OLD else 1
+    wanted: dict[int, int] = {}
+
+    def adds(maker: str, pins: int = 1) -> None:
+        if maker in facts:
+            start, size = facts[maker]["address"], facts[maker]["bytes"]
+            wanted.update(dict.fromkeys(range(start, start + size, PAGE), pins))
+
+    for maker in ("small", "shared", "rdma", "xdp"):
+        adds(maker)
+    for maker in ("hugetlb", "thp"):
+        adds(maker, huge)
+    adds("twice", 2)
+    direct = next(one for one in facts if one.startswith("direct"))
+    if not OLD:
+        # Linux 6.1 takes references for direct I/O, which are no pins.
+        adds(direct)
+    for maker in ("udmabuf", "udmabuf-hugetlb"):
+        adds(maker)
+    shown = pins.run("--pages", str(pinner.pid))
+    found = {
+        at: one["pins"]
+        for one in shown["ranges"]
+        for at in range(one["address"], one["address"] + one["bytes"], PAGE)
+    }
+    pins.same(
+        "pages",
+        {hex(at): count for at, count in found.items()},
+        {hex(at): count for at, count in wanted.items()},
+    )
+    total = sum(group["bytes"] for group in shown["groups"])
+    pins.same("bytes", (shown["bytes"], total), (len(wanted) * PAGE, len(wanted) * PAGE))
+    for group in shown["groups"]:
+        pins.same("who maps them", [one["pid"] for one in group["mapped"]], [pinner.pid])
+        pins.same("exact", group["exact"], group["folios"] * PAGE != group["bytes"])
+        pins.same("cgroup", group["cgroup"], None if group["sort"] == "hugetlb" else "/pinned")
+    # All of them, those that nobody maps among them.
+    everyone = pins.run("--pages")
+    if "udmabuf-gone" in facts:
+        gone = facts["udmabuf-gone"]
+        # The inode is gone as well: what is left are pages of shmem that a cgroup is charged for.
+        [group] = [one for one in everyone["groups"] if not one["mapped"] and not one["inode"]]
+        seen = (group["bytes"], group["pins"], group["sort"], group["cgroup"])
+        pins.same("of a memfd that is gone", seen, (gone["bytes"], 4, "shmem", "/pinned"))
+    for maker in ("shared", "udmabuf", "udmabuf-hugetlb", "mapped"):
+        if maker in facts and (fd := facts[maker].get("memfd_fd")):
+            shown = pins.run("--pages", f"/proc/{pinner.pid}/fd/{fd}")
+            pins.same(f"of {maker}", shown["bytes"], facts[maker]["bytes"])
+    text = pins.text("--pages")
+    pins.has("text", text, f"{pinner.pid} pinner")
+
+
+def refusals(pins: Pins) -> None:
+    """One sentence for others than root, for what does not exist, and for what makes no sense."""
+    for words in (["--pages"], ["--watch=1"]):
+        command = ["setpriv", "--reuid=1000", "--clear-groups", pins.dmafile, "pins", *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        pins.same("for a user", (done.returncode, done.stdout), (1, ""))
+        pins.has("for a user", done.stderr, "(EACCES); run as root")
+        pins.same("for a user", done.stderr.count("\n"), 1)
+        pins.has("no process", pins.refused(*words, "4194305"), "(ESRCH)")
+    pins.has("no tracker", pins.refused("--blocked"), "this kernel does not track pins (ENOENT)")
+    pins.has("no file", pins.refused("/nowhere"), "(ENOENT)")
+    pins.has("a folder", pins.refused("/tmp"), "(EINVAL)")
+
+
+class Watching:
+    """`dmafile pins --watch`, until it is stopped."""
+
+    def __init__(self, pins: Pins, *words: str) -> None:
+        command = [pins.dmafile, "pins", "--watch", *words, "--json"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr
+        line = self.process.stderr.readline()
+        assert line.startswith("watching"), line
+
+    def stop(self) -> Any:
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate()
+        assert self.process.returncode == 0 and not err, (out, err)
+        return json.loads(out)
+
+
+def traces() -> tuple[Sequence[str], str]:
+    """Instances and probes that are there."""
+    instances = [one.name for one in (TRACING / "instances").iterdir()]
+    return instances, (TRACING / "kprobe_events").read_text()
+
+
+def watched(pins: Pins, makers: Sequence[str]) -> None:
+    """Counts of the kernel, beside what the program did meanwhile."""
+    mine = [one for one in makers if one in ("small", "hugetlb", "thp", "twice", "xdp", "rdma")]
+    mine += [one for one in makers if one.startswith("udmabuf")]
+    # Somebody else's stays.
+    (TRACING / "instances/other").mkdir()
+    # Not to be truncated, which would remove all, nor sought in.
+    events = os.open(TRACING / "kprobe_events", os.O_WRONLY | os.O_APPEND)
+    os.write(events, b"p:other/pins unpin_user_page\n")
+    os.close(events)
+    before = traces()
+    watching = Watching(pins)
+    pinner = Pinner(pins.pinner, *mine)
+    seen: Any = None
+    pinner.release(len(mine))
+    # Workers of the kernel undo some of it later.
+    settles("still pinned", lambda: unpinned_all(pinner.pid))
+    seen = watching.stop()
+    pinner.end()
+    pins.same("what is left", traces(), before)
+    pins.same("nothing was missed", (seen["missed"], seen["dropped"]), (0, 0))
+    pins.same("what was asked for", seen["requested"], OLD)
+    counted = {row["by"]: row["pinned"] for row in seen["rows"] if row["pid"] == pinner.pid}
+    wanted = {"io_uring buffer": 37 + 2 * 512 + 512 + 2, "AF_XDP": 8}
+    if "rdma" in makers:
+        wanted["RDMA"] = 5
+    if "udmabuf" in makers:
+        # Two of them are huge pages, each one folio.
+        wanted["udmabuf"] = 16 + 2 + 4
+    pins.same("pinned", {by: count for by, count in counted.items() if count}, wanted)
+    for by, count in wanted.items():
+        undone = sum(row["unpinned"] for row in seen["rows"] if row["by"] == by)
+        pins.same(f"unpinned by {by}", undone, count)
+
+
+def unpinned_all(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return "VmPin:\t       0 kB" in status
+
+
+def killed(pins: Pins) -> None:
+    """One that is killed leaves its instance, which the next one removes; a live one's stays."""
+    before = traces()
+    dead, live = Watching(pins), Watching(pins)
+    dead.process.kill()
+    dead.process.wait()
+    pins.same("left over", len(traces()[0]), len(before[0]) + 2)
+    # The file that it had open is closed some time after.
+    settles("not removed", lambda: pins.run("--watch=1") and len(traces()[0]) == len(before[0]) + 1)
+    pins.same("probes of the dead one", f"_{dead.process.pid}_" in traces()[1], False)
+    pins.same("probes of the live one", f"_{live.process.pid}_" in traces()[1], True)
+    pinner = Pinner(pins.pinner, "small")
+    pinner.end()
+    rows = live.stop()["rows"]
+    seen = [row["pinned"] for row in rows if row["pid"] == pinner.pid and row["pinned"]]
+    pins.same("the live one goes on", seen, [37])
+    pins.same("what is left", traces(), before)
+
+
+def short(pins: Pins) -> None:
+    """Direct reads are counted on demand only. Linux 6.1 does not pin, but takes references."""
+    for words, wanted in (((), []), (("--all",), [] if OLD else [64])):
+        watching = Watching(pins, *words)
+        # Of the disk: 16 blocks of 16 KiB.
+        command = ["dd", "if=/mnt/file", "of=/dev/null", "iflag=direct", "bs=16K", "count=16"]
+        reader = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        assert reader.wait() == 0
+        rows = watching.stop()["rows"]
+        own = [row for row in rows if row["name"] == "dd" and row["by"] == "direct I/O"]
+        pins.same("direct reads", [row["pinned"] for row in own if row["pinned"]], wanted)
+
+
+def main(dmafile: str, helpers: str) -> None:
+    pins = Pins(dmafile, helpers)
+    makers = prepare()
+    (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
+    GROUP.mkdir()
+    pinner = Pinner(pins.pinner, *makers)
+    joined(pins, pinner)
+    file(pins, pinner)
+    if "udmabuf" in pinner.facts:
+        shared(pins, pinner)
+    pages(pins, pinner)
+    refusals(pins)
+    Path("/mnt/file").write_bytes(bytes(1 << 20))
+    os.sync()
+    # It ends when its direct read does.
+    subprocess.run(["dmsetup", "resume", "suspended"], check=True, stdout=subprocess.DEVNULL)
+    pinner.end()
+    watched(pins, makers)
+    killed(pins)
+    short(pins)
+    print(f"{pins.count} facts checked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

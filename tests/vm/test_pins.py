@@ -1,0 +1,22 @@
+"""What `dmafile pins` tells on stock kernels, beside a program that pins known memory.
+
+One boot a kernel. What is compared is in tests/vm/inside/pins.py, which runs in the machine.
+"""
+
+import os
+
+import pytest
+
+from tests.vm.programs import Programs
+from vm import kernels
+from vm.fixtures import passed
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+KERNELS = ["6.12", *(pytest.param(name, marks=matrix) for name in ("6.1", kernels.NEWEST))]
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_who_pins_and_how_much_is_what_was_done(programs: Programs, kernel: str) -> None:
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("pins", options=options), "facts checked")
