@@ -62,7 +62,8 @@ pub use error::{Error, ErrorKind, Result, errno_name};
 pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
-pub use load::{Cpu, Extent, Load, Loaded, Report};
+pub use flow::clock::Cpu;
+pub use load::{Extent, Load, Loaded, Report};
 #[doc(hidden)]
 pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};

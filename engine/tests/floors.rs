@@ -63,7 +63,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "load",
         &[
             "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
-            "plan", "reasons", "request", "source", "sys", "transfer", "verify",
+            "plan", "reasons", "request", "source", "transfer", "verify",
         ],
     ),
     (

@@ -16,6 +16,7 @@ pub(crate) mod memfd;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
 pub(crate) mod pipe;
+pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod socket;
 pub(crate) mod turn;
