@@ -67,6 +67,13 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "save",
+        &[
+            "control", "error", "exporter", "facts", "flow", "message", "method", "options",
+            "plan", "reasons", "request", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
         "model",
         &[
             "error", "format", "load", "message", "request", "source", "sys",

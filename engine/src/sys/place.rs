@@ -70,9 +70,11 @@ fn named(stat: &rustix::fs::Statx) -> Named {
     }
 }
 
-/// Whether this process may write to what has the name (faccessat(2)).
+/// Whether this process may write to what has the name, by its real user (access(2)).
 pub(crate) fn may_write(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    rustix::fs::accessat(folder, name, rustix::fs::Access::WRITE_OK, AtFlags::EACCESS)
+    let access = rustix::fs::Access::WRITE_OK;
+    // Some sandboxes refuse the newer call, which asks by the effective one.
+    rustix::fs::accessat(folder, name, access, AtFlags::empty())
 }
 
 /// A file in a folder that has no name, with the permissions that new files get (open(2), O_TMPFILE).
@@ -107,7 +109,7 @@ pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> 
     flags.set(OFlags::EXCL, alone);
     let open = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
     let fd = match open(flags) {
-        Err(Errno::ACCESS) => open(flags - OFlags::RDWR | OFlags::WRONLY)?,
+        Err(Errno::ACCESS) => open((flags - OFlags::RDWR) | OFlags::WRONLY)?,
         other => other?,
     };
     let flags = rustix::fs::fcntl_getfl(&fd)?;
