@@ -3,12 +3,15 @@
 use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
-use dmafile::{Algorithm, Allocation, Io, Kind, Load, Method, Model, Pages, Pattern, Verify};
+use dmafile::{
+    Algorithm, Allocation, Io, Kind, Load, Method, Model, Origin, Pages, Pattern, Save, Verify,
+};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// Loads large files straight into memory that devices can share.
+/// Moves large files straight between disk and memory that devices can share.
 #[derive(Debug, Parser)]
 #[command(
     name = "dmafile",
@@ -69,6 +72,8 @@ macro_rules! subcommands {
 subcommands! {
     /// Load a file into memory, and hand it to a command
     "load" => Load(LoadArgs),
+    /// Save memory, a file or a pipe to a file, whole or not at all
+    "save" => Save(SaveArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
     /// Print the plan for a load and the reason for each choice; moves nothing
@@ -257,6 +262,117 @@ pub struct LoadArgs {
     /// A command to hand the buffer to
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `dmafile save`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "TO is written beside its place, and takes it in one step when all of it is on the \
+                  disk: a crash leaves the old file or the new one. Mode, owner and extended \
+                  attributes of a file that is replaced stay; a symbolic link is followed. FILE@OFFSET \
+                  writes into a file or block device that exists, which is not atomic. Exit status 0 \
+                  means that it is on the disk, unless --no-sync is given.\n\n\
+                  `dmafile explain save` prints the plan, as --explain does.\n\n\
+                  Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
+)]
+pub struct SaveArgs {
+    /// Where to: a file, or FILE@OFFSET (a range of a file or block device that exists)
+    pub to: PathBuf,
+
+    /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
+    /// file, or - (standard input, to its end)
+    #[arg(long, value_name = "SOURCE")]
+    pub from: String,
+
+    /// How many bytes [default: to the end of SOURCE]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub length: Option<u64>,
+
+    /// Compute a checksum of what is saved, and compare it
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
+    pub verify: Option<Verify>,
+
+    /// Return before it is on the disk
+    #[arg(long)]
+    pub no_sync: bool,
+
+    /// Print the plan and the reason for each choice; save nothing
+    #[arg(long, help_heading = OUTPUT, conflicts_with = "trace")]
+    pub explain: bool,
+
+    /// Write a timeline that Perfetto opens (Chrome trace format)
+    #[arg(long, value_name = "OUT.json", help_heading = OUTPUT)]
+    pub trace: Option<PathBuf>,
+
+    /// Print the report as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    #[arg(help_heading = OUTPUT)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Suppress text and progress (errors and JSON are still written)
+    #[arg(long, short, help_heading = OUTPUT)]
+    pub quiet: bool,
+
+    /// How bytes move
+    #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Save::METHODS))]
+    #[arg(help_heading = TUNING)]
+    pub method: Method,
+
+    /// Bypass or use the page cache
+    #[arg(long, value_name = "MODE", default_value = "auto", value_parser = words(Io::ALL))]
+    #[arg(help_heading = TUNING)]
+    pub io: Io,
+
+    /// Size of one operation, 4K to 64M, a multiple of the file's blocks [default: 4M where writes are
+    /// direct, 1M through the page cache, 512K by bounce]
+    #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
+    pub block: Option<u64>,
+
+    /// Operations in flight, 1 to 4096 [default: 8]
+    #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
+    pub queue_depth: Option<u32>,
+}
+
+impl SaveArgs {
+    /// The file, and the offset in it where there is one: what follows the last `@`, if that is a size.
+    fn place(&self) -> (PathBuf, Option<u64>) {
+        let bytes = self.to.as_os_str().as_bytes();
+        let at = bytes.iter().rposition(|&byte| byte == b'@');
+        let offset = at.and_then(|at| {
+            let text = std::str::from_utf8(&bytes[at + 1..]).ok()?;
+            size(text).ok().filter(|_| at > 0)
+        });
+        match (at, offset) {
+            (Some(at), Some(_)) => (OsStr::from_bytes(&bytes[..at]).into(), offset),
+            _ => (self.to.clone(), None),
+        }
+    }
+
+    /// The save they describe.
+    pub fn save(&self) -> dmafile::Result<Save> {
+        let (path, offset) = self.place();
+        let mut save = Save::new(self.from.parse::<Origin>()?, path)
+            .names(&crate::Options)
+            .method(self.method)
+            .io(self.io)
+            .sync(!self.no_sync);
+        if let Some(offset) = offset {
+            save = save.in_place(offset);
+        }
+        if let Some(length) = self.length {
+            save = save.length(length);
+        }
+        if let Some(block) = self.block {
+            save = save.block(block);
+        }
+        if let Some(depth) = self.queue_depth {
+            save = save.queue_depth(depth);
+        }
+        if let Some(verify) = &self.verify {
+            save = save.verify(verify.clone());
+        }
+        Ok(save)
+    }
 }
 
 /// `dmafile show`
@@ -465,6 +581,28 @@ mod tests {
     #[test]
     fn definitions_are_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_offset_is_what_follows_the_last_at() {
+        let place = |to: &str| {
+            let cli = Cli::try_parse_from(["dmafile", "save", "--from", "file", to]).unwrap();
+            let Command::Save(args) = cli.command else {
+                panic!("{to}");
+            };
+            let (path, offset) = args.place();
+            (path.to_str().unwrap().to_string(), offset)
+        };
+        for (to, path, offset) in [
+            ("file", "file", None),
+            ("file@0", "file", Some(0)),
+            ("a@b@4K", "a@b", Some(4096)),
+            ("a@b", "a@b", None),
+            ("file@", "file@", None),
+            ("@5", "@5", None),
+        ] {
+            assert_eq!(place(to), (path.to_string(), offset), "{to}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod explain;
 mod load;
 mod output;
 mod pins;
+mod save;
 mod show;
 mod signals;
 mod text;
@@ -75,12 +76,13 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == bench::way::WORD) {
         return bench::way::run(args[1..].iter().cloned());
     }
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match Cli::try_parse_from(&*save::explained(args)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     match &cli.command {
         Command::Load(args) => load::run(args),
+        Command::Save(args) => save::run(args),
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -1,7 +1,8 @@
 //! Plans and reports for people.
 
-use dmafile::{Plan, Report, one_line};
+use dmafile::{Plan, Report, SavePlan, SaveReport, Verified, one_line};
 use indicatif::{BinaryBytes, DecimalBytes};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use tabwriter::{Alignment, TabWriter};
@@ -77,21 +78,130 @@ pub(crate) fn plan(plan: &Plan) -> String {
     })
 }
 
-/// The report.
-pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
-    let mut text = String::new();
-    // What the transfer itself found out, after the plan was shown.
-    for reason in report
-        .reasons
+/// The plan of a save, a line a choice, with its reason.
+pub(crate) fn save_plan(plan: &SavePlan) -> String {
+    let mut text = String::from("plan\n");
+    let mut line = |name: &str, choice: &str, why: &str| {
+        let line = format!("  {name:<11} {choice:<24} {why}");
+        text += line.trim_end();
+        text.push('\n');
+    };
+    let size = match plan.bytes {
+        Some(bytes) => BinaryBytes(bytes).to_string(),
+        None => "all that comes".to_string(),
+    };
+    let from = match plan.from_offset {
+        0 => format!("{}, a {}", plan.from, plan.kind),
+        at => format!("{}, a {}, from byte {at}", plan.from, plan.kind),
+    };
+    line("from", &size, &from);
+    let place = match plan.atomic {
+        true => String::new(),
+        false => format!("from byte {}", plan.offset),
+    };
+    line("to", &plan.to.display().to_string(), &place);
+    for reason in &plan.reasons {
+        line(reason.about, &reason.choice, &reason.why);
+    }
+    let others: Vec<_> = plan
+        .ladder
         .iter()
-        .filter(|reason| !planned.contains(reason))
-    {
+        .skip(1)
+        .map(ToString::to_string)
+        .collect();
+    if !others.is_empty() {
+        line("if refused", &others.join(", then "), "");
+    }
+    let aligned = match plan.align {
+        Some(align) => format!(", aligned to {align} bytes"),
+        None => String::new(),
+    };
+    let (shape, how) = match plan.queue_depth {
+        1 => (BinaryBytes(plan.block).to_string(), "one after the other"),
+        depth => (
+            format!("{} x {depth}", BinaryBytes(plan.block)),
+            "in flight",
+        ),
+    };
+    line("block", &shape, &format!("{how}{aligned}"));
+    if let Some(bytes) = plan.to_write {
+        let bytes = format!(
+            "{} to write, {} of holes",
+            BinaryBytes(bytes),
+            BinaryBytes(plan.holes)
+        );
+        line("bytes", &bytes, "");
+    }
+    text
+}
+
+/// The report of a save.
+pub(crate) fn save_report(report: &SaveReport, planned: &[dmafile::Reason]) -> String {
+    let mut text = found_out(&report.reasons, planned);
+    let rate = (report.bytes as f64 / report.seconds) as u64;
+    let _ = writeln!(
+        text,
+        "saved {} in {:.3} s: {}/s, CPU {:.3} s (user {:.3}, system {:.3})",
+        BinaryBytes(report.bytes),
+        report.seconds,
+        DecimalBytes(rate),
+        report.cpu.user + report.cpu.system,
+        report.cpu.user,
+        report.cpu.system,
+    );
+    let end = match report.sync {
+        true => "on the disk",
+        false => "not synced",
+    };
+    let _ = writeln!(
+        text,
+        "  by {}, {} direct, {} to the page cache, {} of holes; {end}",
+        report.method,
+        BinaryBytes(report.bytes_direct),
+        BinaryBytes(report.bytes_buffered),
+        BinaryBytes(report.bytes_hole),
+    );
+    let order = [
+        "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
+    ];
+    let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
+    if let Some(verified) = &report.verify {
+        let _ = writeln!(text, "{}", digest(verified));
+    }
+    text
+}
+
+/// What the transfer itself found out, after the plan was shown.
+fn found_out(reasons: &[dmafile::Reason], planned: &[dmafile::Reason]) -> String {
+    let mut text = String::new();
+    for reason in reasons.iter().filter(|reason| !planned.contains(reason)) {
         let _ = writeln!(
             text,
             "  {:<11} {:<24} {}",
             reason.about, reason.choice, reason.why
         );
     }
+    text
+}
+
+fn phases(order: &[&str], all: &BTreeMap<&'static str, f64>) -> String {
+    let phases = order.iter();
+    let phases = phases.filter_map(|&name| Some(format!("{name} {}", ms(*all.get(name)?))));
+    phases.collect::<Vec<_>>().join(", ")
+}
+
+fn digest(verified: &Verified) -> String {
+    let end = if verified.matched {
+        "as expected"
+    } else {
+        "computed"
+    };
+    format!("  {} {} ({end})", verified.algorithm, verified.digest)
+}
+
+/// The report.
+pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
+    let mut text = found_out(&report.reasons, planned);
     let rate = (report.bytes as f64 / report.seconds) as u64;
     let _ = writeln!(
         text,
@@ -116,11 +226,7 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     let order = [
         "open", "plan", "alloc", "submit", "wait", "copy", "verify", "export", "total",
     ];
-    let phases: Vec<_> = order
-        .iter()
-        .filter_map(|&name| Some(format!("{name} {}", ms(*report.phases.get(name)?))))
-        .collect();
-    let _ = writeln!(text, "  phases in ms: {}", phases.join(", "));
+    let _ = writeln!(text, "  phases in ms: {}", phases(&order, &report.phases));
     let alloc = report.phases.get("alloc").copied().unwrap_or(0.0);
     let _ = write!(
         text,
@@ -135,12 +241,7 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     }
     text.push('\n');
     for verified in &report.verify {
-        let end = if verified.matched {
-            "as expected"
-        } else {
-            "computed"
-        };
-        let _ = write!(text, "  {} {} ({end})", verified.algorithm, verified.digest);
+        text += &digest(verified);
         if report.verify.len() > 1 {
             let _ = write!(text, " {}", one_line(&verified.file.to_string_lossy()));
         }

@@ -2,76 +2,13 @@
 
 mod common;
 
+use common::sandbox::{Call, any, open_direct, refuse};
 use common::{Dir, MIB, NOBODY, Warm, cached, end, run_as, sha256};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
 use std::fs;
-use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 const SIZE: u64 = 9 * MIB + 99;
 /// cachestat(2) has this number on every architecture that shares asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
-
-/// A system call is refused where this argument has all these bits.
-#[derive(Clone, Copy)]
-struct Call {
-    number: i64,
-    argument: u8,
-    bits: u64,
-}
-
-/// Whatever its arguments.
-fn any(number: i64) -> [Call; 1] {
-    [Call {
-        number,
-        argument: 0,
-        bits: 0,
-    }]
-}
-
-/// Opening past the page cache.
-fn open_direct() -> Vec<Call> {
-    let call = |number, argument| Call {
-        number,
-        argument,
-        bits: libc::O_DIRECT as u64,
-    };
-    vec![
-        call(libc::SYS_openat, 2),
-        #[cfg(target_arch = "x86_64")]
-        call(libc::SYS_open, 1),
-    ]
-}
-
-fn filter(calls: &[Call], errno: i32) -> BpfProgram {
-    let rule = |call: &Call| {
-        let (length, op) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(call.bits));
-        let bits = SeccompCondition::new(call.argument, length, op, call.bits).unwrap();
-        (call.number, vec![SeccompRule::new(vec![bits]).unwrap()])
-    };
-    SeccompFilter::new(
-        calls.iter().map(rule).collect(),
-        SeccompAction::Allow,
-        SeccompAction::Errno(errno.try_into().unwrap()),
-        std::env::consts::ARCH.try_into().unwrap(),
-    )
-    .unwrap()
-    .try_into()
-    .unwrap()
-}
-
-/// Has a command run where system calls answer `errno`.
-fn refuse(mut command: Command, calls: &[Call], errno: i32) -> Command {
-    let filter = filter(calls, errno);
-    let apply = move || seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::Other.into());
-    // SAFETY: the filter is made; applying it is two system calls between fork and exec.
-    unsafe { command.pre_exec(apply) };
-    command
-}
 
 /// Loads where system calls answer `errno`, checks the bytes, and gives report and reasons.
 fn load(args: &str, calls: &[Call], errno: i32) -> (serde_json::Value, String) {

@@ -79,6 +79,21 @@ impl Error {
         error
     }
 
+    /// As [`Error::cancelled`], of a save.
+    pub(crate) fn save_cancelled(place: impl Into<String>) -> Self {
+        let mut error = Self::cancelled(place);
+        error.0.what = "save".into();
+        error
+    }
+
+    /// The same of a file that was to be saved, where it was refused as one to load.
+    pub(crate) fn of_save(mut self) -> Self {
+        if self.0.what.to_string() == "cannot load" {
+            self.0.what = "cannot save".into();
+        }
+        self
+    }
+
     pub(crate) fn at(mut self, place: impl Into<String>) -> Self {
         self.0.place = place.into();
         self

@@ -14,6 +14,15 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
+//! And back: [`Save`] brings memory, a file or a stream to the disk, whole or not at all.
+//!
+//! ```no_run
+//! use dmafile::{Origin, Save};
+//!
+//! Save::new("fd:3".parse::<Origin>()?, "capture.bin").run()?; // on the disk, or as it was
+//! # Ok::<(), dmafile::Error>(())
+//! ```
+//!
 //! Three features, all of them on by default, can be switched off:
 //!
 //! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
@@ -49,6 +58,7 @@ mod options;
 mod plan;
 mod reasons;
 mod request;
+mod save;
 mod source;
 mod sync;
 mod sys;
@@ -58,11 +68,12 @@ mod verify;
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use control::{CancelToken, Progress};
 pub use error::{Error, ErrorKind, Result, errno_name};
+pub use flow::clock::Cpu;
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]
 pub use inspect::pins::{self, Pins, pins};
-pub use load::{Cpu, Extent, Load, Loaded, Report};
+pub use load::{Extent, Load, Loaded, Report};
 #[doc(hidden)]
 pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
@@ -73,6 +84,7 @@ pub use options::{
 };
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;
+pub use save::{Origin, Save, SavePlan, SaveReport};
 pub use source::Shard;
 #[cfg(feature = "checksums")]
 pub use verify::Verify;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// An option of a load.
+/// An option of a load, or of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Opt {
@@ -33,10 +33,13 @@ pub enum Opt {
     Patterns,
     /// [`Load::check_memory`](crate::Load::check_memory).
     CheckMemory,
+    /// The [`Origin`](crate::Origin) of a save.
+    From,
 }
 
 impl Opt {
-    /// Its name in this crate: that of the method of [`Load`](crate::Load) that sets it.
+    /// Its name in this crate: that of the method of [`Load`](crate::Load) or
+    /// [`Save`](crate::Save) that sets it.
     pub fn name(self) -> &'static str {
         match self {
             Self::To => "to",
@@ -52,6 +55,7 @@ impl Opt {
             Self::Verify => "verify",
             Self::Patterns => "patterns",
             Self::CheckMemory => "check_memory",
+            Self::From => "from",
         }
     }
 

@@ -53,33 +53,35 @@ pub(crate) enum Reach {
     Only(Vec<(u64, u64)>),
 }
 
+/// Refuses a value outside of a range.
+pub(crate) fn in_range(option: Opt, value: u64, range: RangeInclusive<u64>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (low, high) = range.into_inner();
+    Err(Error::usage(
+        option,
+        format!("{value} is out of range: {low} to {high}"),
+    ))
+}
+
 impl Request {
     /// Checks the values of a request that need no file.
     pub(crate) fn check(&self) -> Result<()> {
-        let range = |option: Opt, value: u64, range: RangeInclusive<u64>| {
-            if range.contains(&value) {
-                return Ok(());
-            }
-            let (low, high) = range.into_inner();
-            Err(Error::usage(
-                option,
-                format!("{value} is out of range: {low} to {high}"),
-            ))
-        };
         let any = i64::MAX as u64;
         if let Some(block) = self.block {
-            range(Opt::Block, block, BLOCK_RANGE)?;
+            in_range(Opt::Block, block, BLOCK_RANGE)?;
         }
         if let Some(depth) = self.queue_depth {
             let (low, high) = QUEUE_DEPTH_RANGE.into_inner();
-            range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
+            in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
         }
         if let Some(gather) = self.gather {
             let least = self.block.unwrap_or(*BLOCK_RANGE.start());
-            range(Opt::Gather, gather, least..=any)?;
+            in_range(Opt::Gather, gather, least..=any)?;
         }
         if self.length == Some(0) {
-            range(Opt::Length, 0, 1..=any)?;
+            in_range(Opt::Length, 0, 1..=any)?;
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![

@@ -63,7 +63,14 @@ const ROOMS: &[(&str, &[&str])] = &[
         "load",
         &[
             "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
-            "plan", "reasons", "request", "source", "sys", "transfer", "verify",
+            "plan", "reasons", "request", "source", "transfer", "verify",
+        ],
+    ),
+    (
+        "save",
+        &[
+            "control", "error", "exporter", "facts", "flow", "message", "method", "options",
+            "plan", "reasons", "request", "source", "sync", "sys", "verify",
         ],
     ),
     (

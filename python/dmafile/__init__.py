@@ -1,6 +1,7 @@
-"""Loads large files into memory that devices and processes can share, at the speed of the disk.
+"""Moves large files between the disk and memory that devices and processes can share.
 
 >>> buffer = dmafile.load("model.safetensors")  # a memfd: buffer.fileno(), memoryview(buffer)
+>>> report = dmafile.save(buffer, "copy.safetensors")  # on the disk, whole or not at all
 >>> tensors = dmafile.numpy.load_file("model.safetensors")  # views of one private buffer
 
 Linux only. Sizes are in bytes. What goes wrong is a `dmafile.Error`, which is an OSError.
@@ -14,6 +15,7 @@ from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, __version__
 from ._errors import Cancelled, Error, UsageError
 from ._load import load, load_async
+from ._save import save
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ __all__ = [
     "load",
     "load_async",
     "open_tensors",
+    "save",
 ]
 
 for _named in (
@@ -41,6 +44,7 @@ for _named in (
     Cancelled,
     load,
     load_async,
+    save,
     open_tensors,
     TensorFile,
     TensorSlice,

@@ -1,10 +1,10 @@
-//! A load on a thread of its own, so that the thread of the caller can look after signals,
+//! A load or a save on a thread of its own, so that the thread of the caller can look after signals,
 //! progress and cancellation meanwhile.
 
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
 use crate::request::{self, FILE, MODEL};
-use dmafile::{CancelToken, Error, Load, Loaded};
+use dmafile::{CancelToken, Error, Load, Loaded, Origin, Progress, Save, SaveReport};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -26,7 +26,41 @@ struct Shared {
     total: AtomicU64,
 }
 
-/// Says that a load has ended, however it did, and calls `then`: also where it panicked, and where
+/// What can be done on a thread of its own.
+pub(crate) trait Work: Send + 'static {
+    type Outcome: Send;
+
+    /// The same, that can be stopped, and tells how far it is.
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self;
+
+    fn run(self) -> Result<Self::Outcome, Error>;
+}
+
+impl Work for Load {
+    type Outcome = Loaded;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<Loaded, Error> {
+        Self::run(self)
+    }
+}
+
+impl Work for Save {
+    type Outcome = SaveReport;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<SaveReport, Error> {
+        Self::run(self)
+    }
+}
+
+/// Says that it has ended, however it did, and calls `then`: also where it panicked, and where
 /// its thread never began.
 struct Ending<F: FnOnce()> {
     shared: Arc<Shared>,
@@ -44,9 +78,9 @@ impl<F: FnOnce()> Drop for Ending<F> {
     }
 }
 
-/// A load on its way.
-pub(crate) struct Job {
-    thread: JoinHandle<Result<Loaded, Error>>,
+/// A load or a save on its way.
+pub(crate) struct Job<T> {
+    thread: JoinHandle<Result<T, Error>>,
     shared: Arc<Shared>,
     token: CancelToken,
     path: PathBuf,
@@ -54,11 +88,11 @@ pub(crate) struct Job {
     process: u32,
 }
 
-impl Job {
-    /// Begins; `then` runs on the thread of the load, after it has ended.
+impl<T: Send + 'static> Job<T> {
+    /// Begins; `then` runs on its thread, after it has ended.
     pub(crate) fn start(
         py: Python<'_>,
-        load: Load,
+        work: impl Work<Outcome = T>,
         path: &Path,
         then: impl FnOnce() + Send + 'static,
     ) -> PyResult<Self> {
@@ -69,16 +103,16 @@ impl Job {
             shared: Arc::clone(&shared),
             then: Some(then),
         };
-        let load = load.cancel(token.clone()).progress(move |progress| {
+        let work = work.watched(token.clone(), move |progress| {
             seen.total.store(progress.total, Ordering::Relaxed);
             seen.done.store(progress.done, Ordering::Relaxed);
         });
-        let work = move || {
+        let begin = move || {
             let _ending = ending;
-            load.run()
+            work.run()
         };
         let thread = std::thread::Builder::new().name("dmafile".to_string());
-        let thread = thread.spawn(work);
+        let thread = thread.spawn(begin);
         Ok(Self {
             thread: thread.map_err(|error| no_thread(py, &error, path))?,
             shared,
@@ -145,11 +179,7 @@ impl Job {
 
     /// Waits for the end on the thread of the caller. An exception there, from a signal or from
     /// `progress`, stops the load.
-    pub(crate) fn attend(
-        self,
-        py: Python<'_>,
-        progress: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Loaded> {
+    pub(crate) fn attend(self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
         if let Err(error) = self.watch(py, progress) {
             if self.check_process().is_err() {
                 self.forget_in_fork();
@@ -163,13 +193,13 @@ impl Job {
         self.outcome(py)
     }
 
-    fn outcome(self, py: Python<'_>) -> PyResult<Loaded> {
+    fn outcome(self, py: Python<'_>) -> PyResult<T> {
         if let Err(error) = self.check_process() {
             self.forget_in_fork();
             return Err(error);
         }
         match py.detach(|| self.thread.join()) {
-            Ok(Ok(loaded)) => Ok(loaded),
+            Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(error)) => Err(raise(py, &error, Some(&self.path))),
             Err(cause) => Err(panicked(py, &*cause, &self.path)),
         }
@@ -179,7 +209,7 @@ impl Job {
 /// A load in the background, for event loops.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Running {
-    job: Mutex<Option<Job>>,
+    job: Mutex<Option<Job<Loaded>>>,
 }
 
 #[pymethods]
@@ -212,7 +242,7 @@ impl Running {
 }
 
 impl Running {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Job>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Job<Loaded>>> {
         self.job.lock().expect("no holder of this lock panics")
     }
 }
@@ -262,6 +292,35 @@ pub(crate) fn start(
     Ok(Running {
         job: Mutex::new(Some(job)),
     })
+}
+
+/// What is saved: a descriptor and the first byte of it that is, or a file.
+#[derive(FromPyObject)]
+pub(crate) enum Source {
+    Fd((i32, u64)),
+    File(PathBuf),
+}
+
+/// Saves `source` to `path` with the given options; the report.
+#[pyfunction]
+pub(crate) fn save(
+    py: Python<'_>,
+    source: Source,
+    path: PathBuf,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let origin = match source {
+        Source::Fd((number, at)) => {
+            let origin = format!("fd:{number}@{at}").parse();
+            origin.map_err(|error| raise(py, &error, None))?
+        }
+        Source::File(path) => Origin::File(path),
+    };
+    let save = request::apply_to_save(Save::new(origin, &path), options)?;
+    let report = Job::start(py, save, &path, || ())?.attend(py, progress)?;
+    let json = serde_json::to_string(&report).expect("a report is plain data");
+    Ok(py.import("json")?.call_method1("loads", (json,))?.unbind())
 }
 
 /// Raises where the options of a model are invalid, whatever the model.

@@ -24,7 +24,7 @@ mod module {
     #[pymodule_export]
     use super::buffer::Buffer;
     #[pymodule_export]
-    use super::job::{Running, check, load, start};
+    use super::job::{Running, check, load, save, start};
     #[pymodule_export]
     use super::main;
     #[pymodule_export]

@@ -1,7 +1,7 @@
-//! The options of a load, as keyword arguments.
+//! The options of a load or a save, as keyword arguments.
 
 use crate::error::{raise, usage};
-use dmafile::Load;
+use dmafile::{Load, Save};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -48,6 +48,34 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
         };
     }
     Ok(load)
+}
+
+/// As [`apply`], to a save.
+pub(crate) fn apply_to_save(save: Save, options: &Bound<'_, PyDict>) -> PyResult<Save> {
+    let mut save = save.names(&crate::error::Keywords);
+    for (name, value) in options {
+        let name = name.extract::<String>()?;
+        if value.is_none() {
+            continue;
+        }
+        save = match name.as_str() {
+            "offset" => save.in_place(size(&name, &value)?),
+            "length" => save.length(size(&name, &value)?),
+            "method" => save.method(word(&value)?),
+            "io" => save.io(word(&value)?),
+            "block" => save.block(size(&name, &value)?),
+            "queue_depth" => {
+                save.queue_depth(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
+            }
+            "verify" => save.verify(word(&value)?),
+            "sync" => save.sync(value.extract()?),
+            _ => {
+                let text = format!("'{name}' is no option of a save");
+                return Err(PyTypeError::new_err(text));
+            }
+        };
+    }
+    Ok(save)
 }
 
 fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {

@@ -4,6 +4,7 @@
 
 #[path = "../../../engine/tests/common/page_cache.rs"]
 mod page_cache;
+pub mod sandbox;
 
 #[allow(unused_imports, reason = "each test file uses its own part")]
 pub use page_cache::{Warm, evict};

@@ -4,7 +4,7 @@
 mod file;
 mod host;
 mod layout;
-mod premap;
+pub(crate) mod premap;
 pub(crate) mod target;
 
 pub use file::File;

@@ -38,15 +38,37 @@ pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Optio
     let window = (0, page_size());
     let tried = with_ring(source, |ring, file| ring.map_slot(0, dma_buf, window, file));
     let (at, errno) = tried?;
-    let device = source.device(at);
-    let device = device.as_ref().map_or("the device", Device::name);
-    Some(match errno {
+    Some(why_not_dma_buf(source.device(at).as_ref(), errno))
+}
+
+/// As [`dma_buf_refused`], for direct writes to one file on a device.
+pub(crate) fn dma_buf_refused_for(
+    file: BorrowedFd<'_>,
+    device: Option<&Device>,
+    dma_buf: BorrowedFd<'_>,
+) -> Option<String> {
+    if !Ring::maps_once() {
+        return Some(NOT_IN_KERNEL.to_string());
+    }
+    let page = page_size();
+    let memory = Mapping::anon(page as usize, page as usize);
+    let tried = memory.and_then(|memory| {
+        let mut ring = Ring::new(vec![file], memory.region(), 1)?;
+        ring.open_slots(1)?;
+        ring.map_slot(0, dma_buf, (0, page), 0)
+    });
+    tried.err().map(|errno| why_not_dma_buf(device, errno))
+}
+
+fn why_not_dma_buf(device: Option<&Device>, errno: Errno) -> String {
+    let device = device.map_or("the device", Device::name);
+    match errno {
         Errno::OPNOTSUPP => {
             format!("the exporter of the dma-buf does not map it for {device} (EOPNOTSUPP)")
         }
         Errno::ACCESS => "the dma-buf is not open for writing (EACCES)".to_string(),
         errno => limits(device, errno),
-    })
+    }
 }
 
 /// Tries something for each file, in a ring that has them all, and a page to land in. The place in the

@@ -171,6 +171,17 @@ impl Feed {
         self.lock().returned.push(extent);
     }
 
+    /// What the main lane has still to hand out, in file order: for a feed that cuts it otherwise.
+    pub(crate) fn left(&self) -> Vec<FileRange> {
+        let state = self.lock();
+        let returned = state.returned.iter();
+        let returned =
+            returned.map(|extent| (extent.file + extent.head, extent.file + extent.need));
+        let mut left: Vec<_> = state.main.iter().copied().chain(returned).collect();
+        left.sort_unstable();
+        left
+    }
+
     fn next(&self, state: &mut State, lane: Lane) -> Take {
         if state.stopped {
             return Take::Drained;
@@ -281,7 +292,9 @@ mod tests {
         let feed = Feed::new([(0, 8192)], [], cut, None);
         let first = feed.wait(Lane::Main).unwrap();
         feed.put_back(first);
+        assert_eq!(feed.left(), [(0, 4096), (4096, 8192)]);
         assert_eq!(feed.wait(Lane::Main), Some(first));
+        assert_eq!(feed.left(), [(4096, 8192)]);
         feed.stop(Some(Error::new("a", "b")));
         feed.stop(Some(Error::new("late", "b")));
         assert_eq!(feed.wait(Lane::Main), None);

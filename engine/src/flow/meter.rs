@@ -23,10 +23,33 @@ pub(crate) enum Phase {
     Copy,
     Verify,
     Export,
+    Reserve,
+    Sync,
 }
 
 impl Phase {
-    pub(crate) const ALL: &'static [Self] = Self::VARIANTS;
+    /// Those of a load.
+    pub(crate) const OF_LOADS: &'static [Self] = &[
+        Self::Open,
+        Self::Plan,
+        Self::Alloc,
+        Self::Submit,
+        Self::Wait,
+        Self::Copy,
+        Self::Verify,
+        Self::Export,
+    ];
+    /// Those of a save.
+    pub(crate) const OF_SAVES: &'static [Self] = &[
+        Self::Open,
+        Self::Plan,
+        Self::Reserve,
+        Self::Submit,
+        Self::Wait,
+        Self::Copy,
+        Self::Verify,
+        Self::Sync,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         self.into()
@@ -37,7 +60,7 @@ impl Phase {
 pub(crate) struct Meter<'a> {
     epoch: Instant,
     total: u64,
-    phases: [AtomicU64; Phase::ALL.len()],
+    phases: [AtomicU64; Phase::VARIANTS.len()],
     direct: AtomicU64,
     buffered: AtomicU64,
     /// Bytes that a call which still runs says are there.
@@ -214,6 +237,12 @@ impl<'a> Meter<'a> {
         self.tell_progress(false);
     }
 
+    /// So many bytes were copied to or from the page cache.
+    pub(crate) fn copied(&self, bytes: u64) {
+        self.buffered.fetch_add(bytes, Ordering::Relaxed);
+        self.tell_progress(false);
+    }
+
     /// A call that still runs has put so many bytes in place, which count when it has ended.
     pub(crate) fn under_way(&self, bytes: u64) {
         self.under_way.store(bytes, Ordering::Relaxed);
@@ -276,9 +305,15 @@ impl<'a> Meter<'a> {
         if last || (due && won()) {
             let (direct, buffered) = self.moved();
             let under_way = self.under_way.load(Ordering::Relaxed);
+            let done = direct + buffered + under_way;
+            // Of a stream nobody knows the end.
+            let total = match self.total {
+                0 => done,
+                total => total,
+            };
             progress(Progress {
-                done: (direct + buffered + under_way).min(self.total),
-                total: self.total,
+                done: done.min(total),
+                total,
             });
         }
     }

@@ -1,6 +1,7 @@
 //! What flows through one transfer: the extents still to be moved, how far the bytes have come, and
 //! when what happened.
 
+pub(crate) mod clock;
 pub(crate) mod feed;
 mod landed;
 pub(crate) mod meter;

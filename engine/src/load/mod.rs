@@ -14,7 +14,7 @@ use crate::verify::Verify;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use report::{Cpu, Extent, Loaded, Report};
+pub use report::{Extent, Loaded, Report};
 
 type PlanFn = Box<dyn FnOnce(&Plan) + Send>;
 

@@ -3,32 +3,16 @@
 use super::run::Decided;
 use crate::buffer::{Buffer, DmaBuf};
 use crate::exporter::ko;
+use crate::flow::clock::{Clock, Cpu};
 use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace;
 use crate::options::{Io, Method};
 use crate::reasons::{Reason, Reasons};
 use crate::source::Shard;
-use crate::sys::usage;
 use crate::transfer::Outcome;
 use crate::verify::Verified;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-/// When a load began, by the wall and by the CPU.
-pub(super) struct Clock {
-    pub(super) begin: Instant,
-    cpu: (Duration, Duration),
-}
-
-impl Clock {
-    pub(super) fn start() -> Self {
-        Self {
-            begin: Instant::now(),
-            cpu: usage::cpu(),
-        }
-    }
-}
 
 /// A whole load: the buffer and how it went.
 #[derive(Debug)]
@@ -46,16 +30,6 @@ fn none_one_or_all<S: serde::Serializer>(all: &[Verified], to: S) -> Result<S::O
         [one] => one.serialize(to),
         all => all.serialize(to),
     }
-}
-
-/// Processor time of the whole process during the load, in seconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Cpu {
-    /// In user space.
-    pub user: f64,
-    /// In the kernel.
-    pub system: f64,
 }
 
 /// A part of a buffer, in bytes from its first.
@@ -142,13 +116,12 @@ impl Report {
         }
         let overlap = meter.overlap();
         let (direct, buffered) = meter.moved();
-        let mut phases: BTreeMap<_, _> = Phase::ALL
+        let mut phases: BTreeMap<_, _> = Phase::OF_LOADS
             .iter()
             .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))
             .collect();
         let seconds = meter.now().as_secs_f64();
         phases.insert("total", seconds);
-        let (user, system) = usage::cpu();
         Self {
             bytes: decided.layout.bytes_wanted(),
             offset: plan.lead,
@@ -162,10 +135,7 @@ impl Report {
             kind: plan.kind.clone(),
             pages,
             phases,
-            cpu: Cpu {
-                user: (user.saturating_sub(clock.cpu.0)).as_secs_f64(),
-                system: (system.saturating_sub(clock.cpu.1)).as_secs_f64(),
-            },
+            cpu: clock.cpu(),
             io_seconds: overlap.io.as_secs_f64(),
             hidden: overlap.allocated.as_secs_f64(),
             hidden_export: overlap.exported.as_secs_f64(),

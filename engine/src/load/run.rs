@@ -1,11 +1,12 @@
 //! One load from its request to its report: look, decide, make, move, report.
 
 use super::Load;
-use super::report::{Clock, Loaded, Report};
+use super::report::{Loaded, Report};
 use crate::buffer::{self, Buffer, Filled, Lent};
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host, Layout};
+use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
 use crate::message::Opt;
 use crate::options::{Io, Method};

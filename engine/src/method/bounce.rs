@@ -35,7 +35,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
             // Rings on huge pages of their own.
             let rings = (slots * job.plan.tuning.block / HUGE).min(slots / SLOTS_PER_WORKER);
             let workers = (job.plan.tuning.threads as u64).min(rings).max(1);
-            crowd(job, workers as usize, |row| {
+            crowd(job.plan.node, workers as usize, |row| {
                 // The first ones get what does not divide evenly.
                 let own = (slots + workers - 1 - row) / workers;
                 in_ring(job, own, job.plan.tuning.block, |inner, bounce| {
@@ -50,7 +50,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
                 workers as u64,
                 job.plan.tuning.block,
                 |inner, bounce| {
-                    crowd(job, workers, |row| {
+                    crowd(job.plan.node, workers, |row| {
                         work(inner, Lane::Main, row, |extent| {
                             read_direct(inner, bounce.place(row, extent))?;
                             bounce.copy(row, extent)?;

@@ -14,6 +14,7 @@ mod premap;
 mod sendfile;
 mod splice;
 mod uring;
+mod windows;
 
 use crate::control::CancelToken;
 use crate::error::Error;
@@ -29,7 +30,8 @@ use crate::sys::turn::Turns;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub(crate) use fill::cut_short;
-pub(crate) use pool::copy_cached;
+pub(crate) use pool::{copy_cached, crowd};
+pub(crate) use windows::{Map, Windows};
 
 /// What a method is given.
 #[derive(Clone, Copy)]

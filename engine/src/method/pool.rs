@@ -8,7 +8,7 @@ use crate::sys::{file, numa};
 
 /// Moves the main lane with `workers` threads.
 pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(job, workers, |row| {
+    crowd(job.plan.node, workers, |row| {
         work(job, Lane::Main, row, |extent| {
             if job.rung.direct {
                 read_direct(job, *extent)?;
@@ -23,7 +23,7 @@ pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 /// Copies what sits in the page cache, with `workers` threads. What has left it meanwhile is
 /// read as the rung reads.
 pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
-    crowd(job, workers, |row| {
+    crowd(job.plan.node, workers, |row| {
         work(job, Lane::Copy, row, |extent| copy(job, extent))
     })
 }
@@ -71,12 +71,13 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
 
 /// Runs `each` on this thread and `workers - 1` others, and joins their ends: a failure counts
 /// more than a refusal.
-pub(super) fn crowd(
-    job: &Job<'_>,
+///
+/// New memory comes from `node`.
+pub(crate) fn crowd(
+    node: Option<u32>,
     workers: usize,
     each: impl Fn(u64) -> Result<(), Stop> + Sync,
 ) -> Result<(), Stop> {
-    let node = job.plan.node;
     std::thread::scope(|scope| {
         let each = &each;
         let spawn = |row| {

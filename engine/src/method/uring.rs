@@ -4,13 +4,13 @@
 use super::bounce::{self, Bounce};
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
 use super::premap::{self, Mapped};
+use super::windows::{Map, Windows};
 use super::{Job, Stop};
 use crate::error::Error;
 use crate::flow::feed::{Extent, Lane, Take};
 use crate::flow::meter::Phase;
 use crate::flow::trace::ROW_READS;
 use crate::options::Method;
-use crate::plan::WINDOWS;
 use crate::sys::Errno;
 use crate::sys::uring::{Done, Landing, Ring};
 use crate::sys::usage::Bell;
@@ -35,31 +35,6 @@ struct Flight {
     /// How often the kernel has turned it away.
     tries: u32,
     start: Duration,
-}
-
-/// A range of the buffer that is registered, and pinned while it is.
-#[derive(Clone, Copy, Default)]
-struct Window {
-    start: u64,
-    end: u64,
-    in_flight: u32,
-}
-
-/// Registered windows, used in turn as the reads advance.
-struct Windows {
-    slots: [Window; WINDOWS as usize],
-    current: usize,
-    largest: u64,
-    map: Map,
-}
-
-/// Whether windows are DMA-mapped when they are registered, for the file that the reads are of.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Map {
-    No,
-    /// Where that is refused, they are only registered.
-    IfPossible,
-    Yes,
 }
 
 /// What is registered for reads to land in.
@@ -117,7 +92,9 @@ fn pump(
                 Method::Bounce if job.plan.tuning.premaps => Map::IfPossible,
                 _ => Map::No,
             };
-            Slots::Windows(Windows::open(&mut ring, job.plan.window, map)?)
+            let windows = Windows::open(&mut ring, job.plan.window, map)
+                .map_err(|errno| Stop::Refused(Error::os("buffers cannot be registered", errno)))?;
+            Slots::Windows(windows)
         }
         None => Slots::Nothing,
     };
@@ -386,7 +363,7 @@ impl Pump<'_, '_> {
         self.free.push(index);
         self.job.meter.io_ends();
         match (&mut self.slots, flight.slot) {
-            (Slots::Windows(windows), Some(slot)) => windows.slots[slot].in_flight -= 1,
+            (Slots::Windows(windows), Some(slot)) => windows.landed(slot),
             (Slots::DmaBuf(mapped), Some(slot)) => mapped.landed(slot),
             _ => {}
         }
@@ -408,67 +385,5 @@ impl Pump<'_, '_> {
             }
             _ => {}
         }
-    }
-}
-
-impl Windows {
-    fn open(ring: &mut Ring<'_>, largest: u64, map: Map) -> Result<Self, Stop> {
-        ring.open_slots(WINDOWS as u32)
-            .map_err(|errno| Stop::Refused(Error::os("buffers cannot be registered", errno)))?;
-        Ok(Self {
-            slots: Default::default(),
-            current: 0,
-            largest,
-            map,
-        })
-    }
-
-    /// The window that covers an extent, registered now if none does. None where all are in use:
-    /// that extent is read without.
-    /// `present` is how far memory is allocated.
-    fn cover(
-        &mut self,
-        ring: &mut Ring<'_>,
-        present: u64,
-        extent: &Extent,
-        file: usize,
-    ) -> Result<Option<usize>, Errno> {
-        let (start, end) = (extent.at, extent.at + extent.len);
-        let window = &self.slots[self.current];
-        if !(window.start <= start && end <= window.end) {
-            let next = (self.current + 1) % self.slots.len();
-            if self.slots[next].in_flight > 0 {
-                return Ok(None);
-            }
-            // As far as data and allocated memory reach: registering would allocate the rest.
-            let reach = extent.run_end.min(present).min(start + self.largest);
-            let reach = reach.max(end);
-            self.fill(ring, next as u32, (start, reach - start), file)?;
-            self.slots[next] = Window {
-                start,
-                end: reach,
-                in_flight: 0,
-            };
-            self.current = next;
-        }
-        self.slots[self.current].in_flight += 1;
-        Ok(Some(self.current))
-    }
-
-    fn fill(
-        &mut self,
-        ring: &mut Ring<'_>,
-        slot: u32,
-        (at, len): (u64, u64),
-        file: usize,
-    ) -> Result<(), Errno> {
-        if self.map != Map::No {
-            let mapped = ring.fill_slot_mapped(slot, at, len, file);
-            if mapped.is_ok() || self.map == Map::Yes {
-                return mapped;
-            }
-            self.map = Map::No;
-        }
-        ring.fill_slot(slot, at, len)
     }
 }

@@ -176,14 +176,16 @@ pub(super) fn ladder(
             },
             _ => Ok(()),
         }
-        .and_then(|()| match no_uring(host, file) {
-            Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
-            _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
-                Err("a heap reads whole files, without holes, while it allocates".into())
-            }
-            _ if rung.method == Method::Premap => maps_once(file, target),
-            _ => serves(rung, target, pages),
-        });
+        .and_then(
+            |()| match no_uring(host, &file.file_system, file.align_told) {
+                Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
+                _ if rung.method == Method::HeapRead && target.heap_reads() && !whole => {
+                    Err("a heap reads whole files, without holes, while it allocates".into())
+                }
+                _ if rung.method == Method::Premap => maps_once(file, target),
+                _ => serves(rung, target, pages),
+            },
+        );
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
@@ -280,8 +282,8 @@ pub(super) fn describe_mapping(
     log.add("pre-mapped", choice, why);
 }
 
-/// Why io_uring cannot read this file here; None where it can.
-fn no_uring(host: &Host, file: &File) -> Option<String> {
+/// Why io_uring cannot read or write a file of this file system here; None where it can.
+pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Option<String> {
     if let Some(errno) = &host.uring_refused {
         return Some(format!("io_uring is refused ({errno})"));
     }
@@ -289,11 +291,10 @@ fn no_uring(host: &Host, file: &File) -> Option<String> {
     // itself, and at the wrong place: fuse_direct_IO leaves ki_pos where it was (seen with Linux
     // 6.18). Wrong bytes would come without an error, through a stacked file system too; that one
     // is trusted only where the real file beneath it has told its alignment, as FUSE never does.
-    let name = file.file_system.as_str();
-    let stacked = name == "overlayfs" || name.starts_with("0x");
-    let what = match name {
+    let stacked = file_system == "overlayfs" || file_system.starts_with("0x");
+    let what = match file_system {
         "fuse" => "a FUSE file",
-        _ if stacked && !file.align_told => "a file that may lie on FUSE",
+        _ if stacked && !align_told => "a file that may lie on FUSE",
         _ => return None,
     };
     Some(format!(
@@ -332,31 +333,79 @@ pub(super) fn window(
     // One window must hold what is in flight, or reads would wait for registrations.
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
-    let most = (limit / windows).saturating_sub(margin);
     let instead = ladder.iter().any(|rung| !pins(&rung));
-    if in_flight > most && instead {
+    let pinned = Pinned {
+        windows,
+        in_flight,
+        margin,
+    };
+    if let (Some(why), true) = (pinned.exceeds(limit), instead) {
         ladder.retain(|rung| !pins(&rung));
-        let each = (in_flight + margin) >> 10;
-        let what = match windows {
-            1 => format!("a ring of {each} KiB exceeds"),
-            _ => format!("{windows} windows of {each} KiB exceed"),
-        };
-        log.add(
-            "not",
-            registered.to_string(),
-            format!(
-                "{what} the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
-                limit >> 10
-            ),
-        );
+        log.add("not", registered.to_string(), why);
         return 0;
     }
     match registered.method {
         Method::Bounce => in_flight,
         // The kernel has the last word where there is no other way.
-        _ => most
-            .max(in_flight)
-            .min(in_flight.clamp(WINDOW, LARGEST_WINDOW)),
+        _ => pinned.window(limit),
+    }
+}
+
+/// What registered buffers pin. Sizes are bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Pinned {
+    /// Windows at once.
+    pub windows: u64,
+    /// What is in flight, which one window must hold.
+    pub in_flight: u64,
+    /// What pages at its ends add to a window.
+    pub margin: u64,
+}
+
+impl Pinned {
+    /// Windows of memory on pages of `page` bytes.
+    pub(crate) fn windows(in_flight: u64, page: u64) -> Self {
+        Self {
+            windows: PINNED,
+            in_flight,
+            margin: 2 * page,
+        }
+    }
+
+    /// One ring of whole pages.
+    pub(crate) fn ring(in_flight: u64) -> Self {
+        Self {
+            windows: 1,
+            in_flight,
+            margin: 0,
+        }
+    }
+
+    /// How large a window may be.
+    fn most(self, limit: u64) -> u64 {
+        (limit / self.windows).saturating_sub(self.margin)
+    }
+
+    /// Why it cannot be pinned under this limit; None where it can.
+    pub(crate) fn exceeds(self, limit: u64) -> Option<String> {
+        if self.in_flight <= self.most(limit) {
+            return None;
+        }
+        let each = (self.in_flight + self.margin) >> 10;
+        let what = match self.windows {
+            1 => format!("a ring of {each} KiB exceeds"),
+            windows => format!("{windows} windows of {each} KiB exceed"),
+        };
+        Some(format!(
+            "{what} the limit on pinned memory, {} KiB (RLIMIT_MEMLOCK)",
+            limit >> 10
+        ))
+    }
+
+    /// The size of a window.
+    pub(crate) fn window(self, limit: u64) -> u64 {
+        let usual = self.in_flight.clamp(WINDOW, LARGEST_WINDOW);
+        self.most(limit).max(self.in_flight).min(usual)
     }
 }
 

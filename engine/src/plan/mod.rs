@@ -10,15 +10,18 @@ mod tuning;
 mod types;
 
 pub(crate) use decide::decide;
-pub(crate) use ladder::WINDOWS;
 #[cfg(feature = "inspect")]
 pub(crate) use ladder::registered_need;
+pub(crate) use ladder::{Pinned, WINDOWS, no_uring};
 pub(crate) use range::range;
-pub(crate) use tuning::Tuning;
+pub(crate) use tuning::{
+    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING, Tuning,
+};
+pub(crate) use types::MOST_WORKERS;
 pub use types::{Plan, Rung};
 
 /// Threads that copy, and that allocate: so many move more than a memory channel does.
-const MOST_THREADS: usize = 4;
+pub(crate) const MOST_THREADS: usize = 4;
 /// Up to this, in bytes, a second thread costs more than what it hides.
 const SMALL_FILE: u64 = 4 << 20;
 

@@ -14,18 +14,18 @@ use crate::request::Request;
 
 /// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations
 /// (docs/measuring.md has the sweep).
-pub(super) const DIRECT_BLOCK: u64 = 4 << 20;
-pub(super) const DIRECT_DEPTH: u32 = 8;
+pub(crate) const DIRECT_BLOCK: u64 = 4 << 20;
+pub(crate) const DIRECT_DEPTH: u32 = 8;
 /// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
 /// memory that most systems set (8 MiB).
-const BOUNCE_BLOCK: u64 = 512 << 10;
+pub(crate) const BOUNCE_BLOCK: u64 = 512 << 10;
 /// What one copy_file_range(2) moves: the kernel cuts it, and is waited for at its end. A load is
 /// cancelled between two of them.
-const COPY_BLOCK: u64 = 64 << 20;
+pub(crate) const COPY_BLOCK: u64 = 64 << 20;
 /// More in flight keeps no disk busier, and all of it is memory beside the buffer.
-const LARGEST_RING: u64 = 64 << 20;
+pub(crate) const LARGEST_RING: u64 = 64 << 20;
 /// Reads through the page cache: a block that stays in the CPU's cache on its way.
-const BUFFERED_BLOCK: u64 = 1 << 20;
+pub(crate) const BUFFERED_BLOCK: u64 = 1 << 20;
 
 /// What methods work with, whichever rung it comes to; a [`Plan`](super::Plan) shows of it what the
 /// first one uses. Sizes in bytes.

@@ -6,6 +6,9 @@ use crate::reasons::Reason;
 use serde::Serialize;
 use std::path::PathBuf;
 
+/// More than a few dozen threads queue for the same disk and the same locks.
+pub(crate) const MOST_WORKERS: u32 = 64;
+
 /// One way of moving the bytes, tried in the order of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -163,11 +166,9 @@ impl Plan {
 
     /// How many threads read at once in the method `threads`.
     pub(crate) fn workers(&self, rung: Rung) -> usize {
-        // More than a few dozen threads queue for the same disk and the same locks.
-        const MOST: u32 = 64;
         let tuning = self.tuning;
         match rung.direct {
-            true => tuning.queue_depth.min(MOST) as usize,
+            true => tuning.queue_depth.min(MOST_WORKERS) as usize,
             false if self.bytes <= tuning.block || tuning.drop_behind => 1,
             false => tuning.threads,
         }

@@ -67,6 +67,25 @@ fn named(list: &[(u32, &'static str)], magic: u64) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
+/// The file system that keeps a file in memory, if one does.
+pub(crate) fn in_memory(stat: &Stat) -> Option<&'static str> {
+    let on_disk = stat.kind == FileType::BlockDevice;
+    named(MEMORY, stat.fs_magic).filter(|_| !on_disk)
+}
+
+/// The name of a file's file system, "block device" for one; a number in hexadecimal where it is
+/// not one we know.
+pub(crate) fn file_system(stat: &Stat) -> String {
+    if stat.kind == FileType::BlockDevice {
+        // Where its node lies says nothing.
+        return super::Source::BLOCK_DEVICE.to_string();
+    }
+    [DISK, MEMORY]
+        .iter()
+        .find_map(|list| named(list, stat.fs_magic))
+        .map_or_else(|| format!("{:#x}", stat.fs_magic), str::to_string)
+}
+
 impl Input {
     /// Opens a regular file or a block device, plainly and with `O_DIRECT`.
     ///
@@ -124,8 +143,7 @@ impl Input {
 
     /// The file system that keeps it in memory, if one does.
     pub(crate) fn in_memory(&self) -> Option<&'static str> {
-        let on_disk = self.stat.kind == FileType::BlockDevice;
-        named(MEMORY, self.stat.fs_magic).filter(|_| !on_disk)
+        in_memory(&self.stat)
     }
 
     /// The second descriptor and the alignment its reads need, or why there is none.
@@ -204,14 +222,7 @@ impl Input {
     /// The name of its file system, "block device" for one; a number in hexadecimal where it is
     /// not one we know.
     pub(crate) fn file_system(&self) -> String {
-        if self.stat.kind == FileType::BlockDevice {
-            // Where its node lies says nothing.
-            return super::Source::BLOCK_DEVICE.to_string();
-        }
-        [DISK, MEMORY]
-            .iter()
-            .find_map(|list| named(list, self.stat.fs_magic))
-            .map_or_else(|| format!("{:#x}", self.stat.fs_magic), str::to_string)
+        file_system(&self.stat)
     }
 
     /// The block device that it is or lies on.
@@ -256,33 +267,9 @@ impl Input {
     /// The parts of `[start, end)` that hold data; the rest are holes and need no reading.
     ///
     /// Holes shorter than `small` are left inside the data: reading zeros is cheaper than
-    /// breaking a read in two. The list is at most 64 Ki long; what lies behind counts as data.
+    /// breaking a read in two.
     pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
-        let mut list: Vec<(u64, u64)> = Vec::new();
-        let mut from = start;
-        while from < end {
-            // An error means that the file system cannot tell: all of it counts as data.
-            let whole = (from, end);
-            let next = if list.len() < 1 << 16 {
-                file::next_data(self.buffered(), from).unwrap_or(Some(whole))
-            } else {
-                Some(whole)
-            };
-            // A network or FUSE server that answers nonsense tells as little.
-            let next = next.map(|(data, hole)| match from <= data && data < hole {
-                true => (data, hole),
-                false => whole,
-            });
-            let Some((data, hole)) = next.filter(|(data, _)| *data < end) else {
-                break;
-            };
-            match list.last_mut() {
-                Some(last) if data - last.1 < small => last.1 = hole.min(end),
-                _ => list.push((data, hole.min(end))),
-            }
-            from = hole;
-        }
-        list
+        file::data(self.buffered(), start, end, small)
     }
 
     /// Bytes of `[start, end)` in the page cache, in whole pages; EPERM where the kernel keeps

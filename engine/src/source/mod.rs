@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::sys::Errno;
 use crate::sys::block::Device;
 use file::Input;
+pub(crate) use file::{file_system, in_memory};
 use serde::Serialize;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};

@@ -64,6 +64,14 @@ pub(crate) fn drop_page(fd: BorrowedFd<'_>, offset: u64) {
     );
 }
 
+/// Drops the pages of a range, but for those that are not on the disk or that somebody else uses
+/// (posix_fadvise(2)). `len` 0 reaches to the end of the file.
+pub(crate) fn drop_range(fd: BorrowedFd<'_>, offset: u64, len: u64) {
+    let len = std::num::NonZeroU64::new(len);
+    // Advice only, as in `drop_page`.
+    let _ = rustix::fs::fadvise(fd, offset, len, rustix::fs::Advice::DontNeed);
+}
+
 /// Says that reads on this descriptor will jump about, so that a miss brings in no more than
 /// what was asked for (posix_fadvise(2)).
 pub(crate) fn no_readahead(fd: BorrowedFd<'_>) {

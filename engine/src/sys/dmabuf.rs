@@ -206,6 +206,16 @@ pub(crate) fn name(fd: BorrowedFd<'_>, name: &str) {
 
 /// Says that the CPU begins (or ends) to read, or to read and write, the memory of a dma-buf.
 pub(crate) fn sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Errno> {
+    loop {
+        match try_sync(fd, write, end) {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            done => return done,
+        }
+    }
+}
+
+/// As [`sync`]; a signal ends it (EINTR), as it does its wait for what devices have still to write.
+pub(crate) fn try_sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Errno> {
     let mut flags = DMA_BUF_SYNC_READ;
     if write {
         flags |= DMA_BUF_SYNC_WRITE;
@@ -214,10 +224,5 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Err
         flags |= DMA_BUF_SYNC_END;
     }
     let mut sync = Sync { flags };
-    loop {
-        match request(fd, &mut sync) {
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            done => return done.map(drop),
-        }
-    }
+    request(fd, &mut sync).map(drop)
 }

@@ -1,10 +1,13 @@
-//! Files: opening, what they are, where their data lies, and reading into a region.
+//! Files: opening, what they are, where their data lies, reading into a region and writing from one.
 
 use super::map::{Region, iovec};
 use super::{Errno, last_errno, retry};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::time::Timespec;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// What `statx(2)` and `fstatfs(2)` say of an open file.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +104,87 @@ pub(crate) fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<(u64, u6
         Err(Errno::NXIO) => Ok(None),
         Err(errno) => Err(errno),
     }
+}
+
+/// The parts of `[start, end)` of a file that hold data; the rest are holes.
+///
+/// Holes shorter than `small` are left inside the data. The list is at most 64 Ki long; what lies
+/// behind counts as data.
+pub(crate) fn data(fd: BorrowedFd<'_>, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
+    let mut list: Vec<(u64, u64)> = Vec::new();
+    let mut from = start;
+    while from < end {
+        // An error means that the file system cannot tell: all of it counts as data.
+        let whole = (from, end);
+        let next = if list.len() < 1 << 16 {
+            next_data(fd, from).unwrap_or(Some(whole))
+        } else {
+            Some(whole)
+        };
+        // A network or FUSE server that answers nonsense tells as little.
+        let next = next.map(|(data, hole)| match from <= data && data < hole {
+            true => (data, hole),
+            false => whole,
+        });
+        let Some((data, hole)) = next.filter(|(data, _)| *data < end) else {
+            break;
+        };
+        match list.last_mut() {
+            Some(last) if data - last.1 < small => last.1 = hole.min(end),
+            _ => list.push((data, hole.min(end))),
+        }
+        from = hole;
+    }
+    list
+}
+
+/// pwrite(2) of `len` bytes at `at` of the region.
+pub(crate) fn pwrite(
+    fd: impl AsFd,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+    offset: u64,
+) -> Result<u64, Errno> {
+    // Not rustix's: it wants a slice, and others may write to these bytes meanwhile.
+    // SAFETY: `span` has checked that the bytes lie inside the region, which is there through the call.
+    let done = unsafe {
+        libc::pwrite64(
+            fd.as_fd().as_raw_fd(),
+            region.span(at, len).cast(),
+            len as usize,
+            offset as libc::off64_t,
+        )
+    };
+    u64::try_from(done).map_err(|_| last_errno())
+}
+
+/// read(2) of up to `len` bytes to `at` of the region: what a pipe has.
+pub(crate) fn read(
+    fd: BorrowedFd<'_>,
+    region: &Region<'_>,
+    at: u64,
+    len: u64,
+) -> Result<u64, Errno> {
+    // SAFETY: as in `pread`.
+    let got = unsafe { libc::read(fd.as_raw_fd(), region.span(at, len).cast(), len as usize) };
+    u64::try_from(got).map_err(|_| last_errno())
+}
+
+/// Whether a pipe has something to read, or has ended, within `most`.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, Errno> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let most = Timespec::try_from(most).map_err(|_| Errno::INVAL)?;
+    match rustix::event::poll(&mut fds, Some(&most)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The largest size that this process may give to a file, in bytes; None is no limit (RLIMIT_FSIZE).
+pub(crate) fn size_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }
 
 /// pread(2) into `len` bytes at `at` of the region.
@@ -230,6 +314,12 @@ pub(crate) fn pwrite_all(
         offset += done as u64;
     }
     Ok(())
+}
+
+/// Whether a descriptor is open for reading.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::PATH))
 }
 
 /// Lets a program that this process executes inherit the descriptor.

@@ -13,6 +13,8 @@ pub(crate) const NODE: &str = "/dev/dmafile";
 
 /// What of it is used here: DMAFILE_FEATURE_ALLOC_READ, DMAFILE_FEATURE_READ.
 pub(crate) const FEATURES: u64 = 0x1 | 0x2;
+/// What saving needs of it (DMAFILE_FEATURE_WRITE).
+pub(crate) const FEATURE_WRITE: u64 = 0x4;
 /// What it can do besides, and the names of all (DMAFILE_FEATURE_*).
 pub(crate) const FEATURE_NAMES: [(u64, &str); 4] = [
     (0x1, "allocate and read in one step"),
@@ -274,9 +276,33 @@ pub(crate) fn read(
     how: How,
     progress: &Progress,
 ) -> (Moved, Result<(), Errno>) {
+    rw(READ, node, dma_buf, file, range, how, progress)
+}
+
+/// As [`read`], the other way: writes a range of a dma-buf to a file.
+pub(crate) fn write(
+    node: BorrowedFd<'_>,
+    dma_buf: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    range: Range,
+    how: How,
+    progress: &Progress,
+) -> (Moved, Result<(), Errno>) {
+    rw(WRITE, node, dma_buf, file, range, how, progress)
+}
+
+fn rw(
+    direction: u32,
+    node: BorrowedFd<'_>,
+    dma_buf: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    range: Range,
+    how: How,
+    progress: &Progress,
+) -> (Moved, Result<(), Errno>) {
     let mut rw = Rw {
         size: size_of::<Rw>() as u32,
-        flags: how.flags() | READ,
+        flags: how.flags() | direction,
         fd: dma_buf.as_raw_fd(),
         file_fd: file.as_raw_fd(),
         file_offset: range.file,
@@ -365,6 +391,7 @@ mod tests {
             ("DMAFILE_FEATURE_ALLOC_READ", FEATURE_NAMES[0].0),
             ("DMAFILE_FEATURE_READ", FEATURE_NAMES[1].0),
             ("DMAFILE_FEATURE_WRITE", FEATURE_NAMES[2].0),
+            ("DMAFILE_FEATURE_WRITE", FEATURE_WRITE),
             ("DMAFILE_FEATURE_URING_CMD", FEATURE_NAMES[3].0),
             (
                 "DMAFILE_FEATURE_ALLOC_READ | DMAFILE_FEATURE_READ",

@@ -321,7 +321,7 @@ impl View {
     }
 }
 
-/// Memory that the kernel may fill: addresses, bounds, and no claim to be the only one there.
+/// Memory that the kernel may fill, or read: addresses, bounds, and no claim to be the only one there.
 #[derive(Clone, Copy)]
 pub(crate) struct Region<'m> {
     base: NonNull<u8>,

@@ -1,6 +1,6 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
-use super::{Errno, retry};
+use super::{Errno, file, retry};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -19,8 +19,7 @@ pub(crate) fn create(name: &str, huge: bool) -> Result<OwnedFd, Errno> {
 /// Sets the size. The errno is EFBIG where RLIMIT_FSIZE forbids it, without the signal that the
 /// kernel would send.
 pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
-    if limit.current.is_some_and(|limit| size > limit) {
+    if file::size_limit().is_some_and(|limit| size > limit) {
         return Err(Errno::FBIG);
     }
     retry(|| rustix::fs::ftruncate(fd, size))

@@ -19,6 +19,7 @@ pub(crate) mod netlink;
 pub(crate) mod numa;
 pub(crate) mod pagemap;
 pub(crate) mod pipe;
+pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod socket;
 pub(crate) mod tracefs;

@@ -1,4 +1,4 @@
-//! One io_uring that reads files into one region, or into dma-bufs.
+//! One io_uring that reads files into one region or into dma-bufs, and writes them from there.
 
 use super::map::{Region, iovec};
 use super::usage::Bell;
@@ -59,7 +59,7 @@ pub(crate) const MAP_UNIT: u64 = 4096;
 /// Slots for registered buffers, at most (IORING_MAX_REG_BUFFERS).
 pub(crate) const MOST_SLOTS: usize = 1 << 14;
 
-/// Where a read lands.
+/// Where a read lands, or a write begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Landing {
     /// At this byte of the region.
@@ -70,7 +70,7 @@ pub(crate) enum Landing {
     Window(u64, u32),
 }
 
-/// A read that came back.
+/// A read or write that came back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     /// The number it was given when it was submitted.
@@ -234,8 +234,18 @@ impl<'m> Ring<'m> {
 
     /// Queues a read of `len` bytes to where they are to land, from an offset of the file with this
     /// number. A slot that is named must cover it. The caller keeps to the depth the ring was made for.
-    pub(crate) fn read(
+    pub(crate) fn read(&mut self, token: u64, landing: Landing, len: u64, place: (usize, u64)) {
+        self.queue(false, token, landing, len, place);
+    }
+
+    /// As [`Ring::read`], to write.
+    pub(crate) fn write(&mut self, token: u64, from: Landing, len: u64, place: (usize, u64)) {
+        self.queue(true, token, from, len, place);
+    }
+
+    fn queue(
         &mut self,
+        write: bool,
         token: u64,
         landing: Landing,
         len: u64,
@@ -251,19 +261,24 @@ impl<'m> Ring<'m> {
         };
         let len = u32::try_from(len).expect("a block is at most 64 MiB");
         // The two ways to name a file are two types.
-        macro_rules! read {
-            ($file:expr) => {
+        macro_rules! operation {
+            ($fixed:ident, $plain:ident, $file:expr) => {
                 match slot {
-                    Some(slot) => opcode::ReadFixed::new($file, target, len, slot as u16)
+                    Some(slot) => opcode::$fixed::new($file, target, len, slot as u16)
                         .offset(offset)
                         .build(),
-                    None => opcode::Read::new($file, target, len).offset(offset).build(),
+                    None => opcode::$plain::new($file, target, len)
+                        .offset(offset)
+                        .build(),
                 }
             };
         }
-        let entry = match self.registered_files {
-            true => read!(types::Fixed(file as u32)),
-            false => read!(types::Fd(self.files[file].as_raw_fd())),
+        let (number, name) = (types::Fixed(file as u32), self.files[file].as_raw_fd());
+        let entry = match (write, self.registered_files) {
+            (false, true) => operation!(ReadFixed, Read, number),
+            (false, false) => operation!(ReadFixed, Read, types::Fd(name)),
+            (true, true) => operation!(WriteFixed, Write, number),
+            (true, false) => operation!(WriteFixed, Write, types::Fd(name)),
         };
         self.push(&entry.user_data(token));
     }
@@ -276,11 +291,11 @@ impl<'m> Ring<'m> {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory of a read lies in the region, which outlives this ring; dropping
+        // SAFETY: the memory of a read or write lies in the region, which outlives this ring; dropping
         // the ring waits for it. Or it lies in a dma-buf, which the slot holds, where the kernel checks
         // that it is inside of what is mapped. A bell is an eventfd and needs no memory.
         unsafe { self.ring.submission().push(entry) }
-            .expect("the queue has an entry for each read in flight");
+            .expect("the queue has an entry for each operation in flight");
         self.in_flight += 1;
     }
 

@@ -1,5 +1,5 @@
-//! In place of the algorithms, where the feature `checksums` is off: without `Load::verify` nothing asks
-//! for a checksum.
+//! In place of the algorithms, where the feature `checksums` is off: without `Load::verify`
+//! and `Save::verify` nothing asks for a checksum.
 
 use super::Algorithm;
 

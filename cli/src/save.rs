@@ -1,0 +1,78 @@
+//! `dmafile save`
+
+use crate::args::SaveArgs;
+use crate::output::{Text, progress_bar, write_file, write_wanted_json};
+use crate::signals::interruptible;
+use crate::{Failure, text};
+use dmafile::{CancelToken, Reason};
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex};
+
+/// How far a save is, while it lasts.
+const PROGRESS: &str = "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
+
+/// `explain save ARGS` is `save --explain ARGS`: with anything behind it, `save` is no file to load.
+pub(crate) fn explained(args: &[OsString]) -> Cow<'_, [OsString]> {
+    match args {
+        [program, explain, save, rest @ ..]
+            if explain == "explain" && save == "save" && !rest.is_empty() =>
+        {
+            let start = [program.clone(), save.clone(), "--explain".into()];
+            Cow::Owned(start.into_iter().chain(rest.iter().cloned()).collect())
+        }
+        _ => Cow::Borrowed(args),
+    }
+}
+
+pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
+    let out = match (args.quiet, &args.json) {
+        (true, _) => Text::Nowhere,
+        (false, Some(None)) => Text::Stderr,
+        (false, _) => Text::Stdout,
+    };
+    if args.explain {
+        let plan = args.save()?.plan()?;
+        if args.json.is_none() {
+            out.print(&text::save_plan(&plan))?;
+        }
+        return write_wanted_json(&args.json, &plan).map(|()| 0);
+    }
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
+    let shown = Arc::clone(&planned);
+    let stop = token.clone();
+    let mut save = args.save()?.cancel(token).trace(args.trace.is_some());
+    save = save.on_plan(move |plan| {
+        let printed = out.print(&text::save_plan(plan));
+        if printed.is_err() {
+            // Nobody will see what comes of it.
+            stop.cancel();
+        }
+        let mut shown = shown.lock().expect("no holder of this lock panics");
+        *shown = (plan.reasons.clone(), printed.err());
+    });
+    let bar = progress_bar(args.quiet, PROGRESS);
+    if let Some(bar) = bar.clone() {
+        save = save.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+        });
+    }
+    let saved = save.run();
+    if let Some(bar) = bar {
+        // Of a stream nobody knows before when that is.
+        bar.abandon();
+    }
+    let mut planned = planned.lock().expect("no holder of this lock panics");
+    if let Some(failure) = planned.1.take() {
+        return Err(failure);
+    }
+    let report = saved?;
+    out.print(&text::save_report(&report, &planned.0))?;
+    if let (Some(path), Some(trace)) = (&args.trace, report.trace()) {
+        write_file(path, trace)?;
+    }
+    write_wanted_json(&args.json, &report).map(|()| 0)
+}

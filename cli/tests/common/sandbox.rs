@@ -1,0 +1,66 @@
+//! Sandboxes in which system calls are refused.
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// A system call is refused where this argument has all these bits.
+#[derive(Clone, Copy)]
+pub struct Call {
+    pub number: i64,
+    pub argument: u8,
+    pub bits: u64,
+}
+
+/// Whatever its arguments.
+pub fn any(number: i64) -> [Call; 1] {
+    [Call {
+        number,
+        argument: 0,
+        bits: 0,
+    }]
+}
+
+/// Opening past the page cache.
+pub fn open_direct() -> Vec<Call> {
+    let call = |number, argument| Call {
+        number,
+        argument,
+        bits: libc::O_DIRECT as u64,
+    };
+    vec![
+        call(libc::SYS_openat, 2),
+        #[cfg(target_arch = "x86_64")]
+        call(libc::SYS_open, 1),
+    ]
+}
+
+fn filter(calls: &[Call], errno: i32) -> BpfProgram {
+    let rule = |call: &Call| {
+        let (length, op) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(call.bits));
+        let bits = SeccompCondition::new(call.argument, length, op, call.bits).unwrap();
+        (call.number, vec![SeccompRule::new(vec![bits]).unwrap()])
+    };
+    SeccompFilter::new(
+        calls.iter().map(rule).collect(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno.try_into().unwrap()),
+        std::env::consts::ARCH.try_into().unwrap(),
+    )
+    .unwrap()
+    .try_into()
+    .unwrap()
+}
+
+/// Has a command run where system calls answer `errno`.
+pub fn refuse(mut command: Command, calls: &[Call], errno: i32) -> Command {
+    let filter = filter(calls, errno);
+    let apply = move || seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::Other.into());
+    // SAFETY: the filter is made; applying it is two system calls between fork and exec.
+    unsafe { command.pre_exec(apply) };
+    command
+}

@@ -1,0 +1,502 @@
+//! `dmafile save` as scripts see it: the words, the exit statuses, and a file that is the old one or the
+//! new one whatever happens meanwhile.
+
+mod common;
+
+use common::sandbox::{Call, any, open_direct, refuse};
+use common::{
+    Dir, KIB, MIB, NOBODY, content, done, end, is_root, limit, memfd, own_mounts, run_as, sha256,
+    skip, start,
+};
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// More than a window of registered memory, and not whole blocks.
+const SIZE: u64 = 66 * MIB + 77;
+
+/// A memfd that commands inherit, with what files of these tests hold.
+fn memory(bytes: u64) -> File {
+    let file = memfd(bytes);
+    file.write_all_at(&content(0, bytes as usize), 0).unwrap();
+    file
+}
+
+/// `dmafile save --from fd:N ARGS`.
+fn save(dir: &Dir, memory: &File, args: &str) -> Command {
+    dir.dmafile(&format!("save --from fd:{} {args}", memory.as_raw_fd()))
+}
+
+/// An old file of 5,000 bytes, none of which a new one has.
+fn old(dir: &Dir, name: &str) -> Vec<u8> {
+    let bytes = vec![0xff; 5000];
+    fs::write(dir.path(name), &bytes).unwrap();
+    bytes
+}
+
+/// A file without a name is refused, as on file systems that have none.
+fn no_nameless() -> Vec<Call> {
+    // O_TMPFILE is two bits, of which a folder has the other.
+    let bits = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+    let number = libc::SYS_openat;
+    vec![Call {
+        number,
+        argument: 2,
+        bits,
+    }]
+}
+
+#[test]
+fn every_source_is_saved_and_reported() {
+    let dir = Dir::new();
+    let source = dir.file("source", SIZE);
+    let digest = sha256(&source, 0, SIZE);
+    let memory = memory(SIZE);
+    let number = memory.as_raw_fd();
+    for from in [
+        format!("fd:{number}"),
+        "source".to_string(),
+        "-".to_string(),
+    ] {
+        let args = format!("save --from {from} to --json --verify sha256");
+        let mut command = dir.dmafile(&args);
+        // A regular file of which nothing has been read.
+        command.stdin(File::open(&source).unwrap());
+        let ended = end(&mut command).ok();
+        let report = ended.json();
+        assert_eq!(common::cached(&dir.path("to")).unwrap_or(0), 0, "{from}");
+        assert_eq!(sha256(&dir.path("to"), 0, SIZE), digest, "{from}");
+        assert_eq!(report["bytes"], SIZE, "{from}");
+        assert_eq!(report["verify"]["digest"], digest.as_str(), "{from}");
+        assert_eq!(
+            (&report["atomic"], &report["sync"]),
+            (&true.into(), &true.into())
+        );
+        let moved = ["bytes_direct", "bytes_buffered", "bytes_hole"];
+        let moved = moved.map(|key| report[key].as_u64().unwrap());
+        assert_eq!(moved.iter().sum::<u64>(), SIZE, "{from}: {moved:?}");
+        assert!(ended.stderr.contains("saved "), "{from}: {ended:?}");
+        assert_eq!(dir.names(), ["source", "to"], "{from}");
+    }
+    // A part of memory, and one that a pipe must have.
+    let args = "--length 1M --quiet to";
+    let from = format!("save --from fd:{number}@4097 {args}");
+    let ended = dir.run(&from).ok();
+    assert_eq!((ended.stdout, ended.stderr), (String::new(), String::new()));
+    assert_eq!(sha256(&dir.path("to"), 0, MIB), sha256(&source, 4097, MIB));
+    assert_eq!(fs::metadata(dir.path("to")).unwrap().len(), MIB);
+    let mut command = dir.dmafile("save --from - --length 1M to@1K");
+    command.stdin(Stdio::from(File::open(&source).unwrap()));
+    assert!(end(&mut command).ok().stdout.contains("not atomic"));
+    assert_eq!(sha256(&dir.path("to"), KIB, MIB), sha256(&source, 0, MIB));
+    assert_eq!(sha256(&dir.path("to"), 0, KIB), sha256(&source, 4097, KIB));
+}
+
+#[test]
+fn the_plan_is_shown_and_nothing_moves() {
+    let dir = Dir::new();
+    dir.file("source", 3 * MIB);
+    let bytes = old(&dir, "to");
+    for args in [
+        "explain save --from source to",
+        "save --from source to --explain",
+    ] {
+        let text = dir.run(args).ok().stdout;
+        assert!(text.contains("\n  place       atomic "), "{text}");
+        let plan = dir.run(&format!("{args} --json")).ok().json();
+        assert_eq!(plan["bytes"], 3 * MIB);
+        assert_eq!(plan["to"], "to");
+        assert!(common::reasons(&plan).contains("sync yes: "), "{plan}");
+    }
+    assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
+    assert_eq!(dir.names(), ["source", "to"]);
+    // A file may be called that.
+    dir.file("save", 5000);
+    assert!(dir.run("explain save").ok().stdout.contains("4.88 KiB"));
+}
+
+#[test]
+fn it_is_used_wrongly_with_status_2() {
+    let dir = Dir::new();
+    dir.file("source", 5000);
+    for args in [
+        "save to",
+        "save --from source",
+        "save --from fd:x to",
+        "save --from source to --method mmap",
+        "save --from source to --block 5K",
+        "save --from source to --queue-depth 0",
+        "save --from source to --verify md5",
+    ] {
+        dir.refusal(&mut dir.dmafile(args), 2);
+    }
+    let line = dir.refusal(&mut dir.dmafile("save --from fd:987 to"), 1);
+    let says = "cannot use the descriptor: fd:987: Bad file number (EBADF); pass one that is open";
+    assert!(line.starts_with(says), "{line}");
+}
+
+/// Killed at any moment: the file is the old one or the new one, and what is left behind goes with the
+/// next save.
+fn killed(prepare: impl Fn(Command) -> Command, leaves_names: bool) {
+    const KILLS: u64 = 20;
+    let dir = Dir::new();
+    let memory = memory(SIZE);
+    let source = dir.file("source", SIZE);
+    let new = sha256(&source, 0, SIZE);
+    let before = old(&dir, "to");
+    let begin = std::time::Instant::now();
+    end(&mut prepare(save(&dir, &memory, "to --quiet"))).ok();
+    let lasts = begin.elapsed();
+    let mut seen_left = false;
+    for kill in 0..KILLS {
+        fs::write(dir.path("to"), &before).unwrap();
+        let running = start(&mut prepare(save(&dir, &memory, "to --quiet")));
+        // Moments that cover all of it, however fast the machine is.
+        std::thread::sleep(lasts.mul_f64(kill as f64 / KILLS as f64));
+        running.signal(libc::SIGKILL);
+        running.end();
+        seen_left |= dir.names().len() > 2;
+        let bytes = fs::metadata(dir.path("to")).unwrap().len();
+        match bytes {
+            5000 => assert_eq!(fs::read(dir.path("to")).unwrap(), before),
+            _ => assert_eq!(sha256(&dir.path("to"), 0, bytes), new),
+        }
+    }
+    if leaves_names && !seen_left {
+        skip("no kill came while there was a name beside the place");
+    }
+    end(&mut prepare(save(&dir, &memory, "to --quiet"))).ok();
+    assert_eq!(sha256(&dir.path("to"), 0, SIZE), new);
+    assert_eq!(dir.names(), ["source", "to"]);
+}
+
+#[test]
+fn a_kill_leaves_the_old_file_or_the_new_one() {
+    killed(|command| command, false);
+}
+
+#[test]
+fn a_kill_leaves_what_the_next_save_clears_away() {
+    killed(
+        |command| refuse(command, &no_nameless(), libc::EOPNOTSUPP),
+        true,
+    );
+}
+
+#[test]
+fn names_beside_the_place_that_nobody_uses_are_cleared_away() {
+    let dir = Dir::new();
+    let memory = memory(5000);
+    for name in [".to.dmafile-0", ".to.dmafile-3", ".to.dmafile-15"] {
+        fs::write(dir.path(name), b"left").unwrap();
+    }
+    // Of another save that is under way; and what is no file is nobody's to remove.
+    let used = File::create(dir.path(".to.dmafile-1")).unwrap();
+    // SAFETY: a lock on an open file, given back when it is closed.
+    done(unsafe { libc::flock(used.as_raw_fd(), libc::LOCK_EX) }).unwrap();
+    fs::create_dir(dir.path(".to.dmafile-2")).unwrap();
+    fs::write(dir.path(".other.dmafile-0"), b"another place's").unwrap();
+    old(&dir, "to");
+    for calls in [vec![], no_nameless()] {
+        let command = save(&dir, &memory, "to --json");
+        let report = end(&mut refuse(command, &calls, libc::EOPNOTSUPP))
+            .ok()
+            .json();
+        let reasons = common::reasons(&report);
+        let named = reasons.contains("file .to.dmafile-0: the file system has no nameless files");
+        assert_eq!(named, !calls.is_empty(), "{reasons}");
+        assert_eq!(
+            dir.names(),
+            [".other.dmafile-0", ".to.dmafile-1", ".to.dmafile-2", "to"]
+        );
+    }
+    // Names as long as they can be.
+    let long = "n".repeat(255);
+    end(&mut save(&dir, &memory, &long)).ok();
+    end(&mut save(&dir, &memory, &long)).ok();
+    assert_eq!(fs::read(dir.path(&long)).unwrap(), content(0, 5000));
+}
+
+/// What each call that fails says. The file is as it was, and nothing is left, with and without files
+/// that have no name.
+#[test]
+fn failures_leave_the_old_file() {
+    let dir = Dir::new();
+    let memory = memory(3 * MIB + 5);
+    let bytes = old(&dir, "to");
+    let calls = [
+        (
+            libc::SYS_fallocate,
+            libc::ENOSPC,
+            "cannot write: to: No space left on device (ENOSPC); free space",
+        ),
+        (
+            libc::SYS_fallocate,
+            libc::EDQUOT,
+            "(EDQUOT); free space, or ask for a larger quota",
+        ),
+        (
+            libc::SYS_pwrite64,
+            libc::EIO,
+            "(EIO); the device failed to write: see the kernel log",
+        ),
+        (libc::SYS_fsync, libc::EIO, "cannot sync: to: "),
+        (libc::SYS_renameat, libc::EIO, "cannot write: to: "),
+        (
+            libc::SYS_ftruncate,
+            libc::EFBIG,
+            "(EFBIG); raise the limit on file size: ulimit -f",
+        ),
+        (
+            libc::SYS_fchmod,
+            libc::EPERM,
+            "cannot keep its owner and permissions: to: ",
+        ),
+    ];
+    for (number, errno, says) in calls {
+        for nameless in [true, false] {
+            let command = save(&dir, &memory, "to --quiet");
+            let command = match nameless {
+                true => command,
+                false => refuse(command, &no_nameless(), libc::EOPNOTSUPP),
+            };
+            let line = dir.refusal(&mut refuse(command, &any(number), errno), 1);
+            assert!(line.contains(says), "{number}: {line}");
+            assert_eq!(fs::read(dir.path("to")).unwrap(), bytes, "{line}");
+        }
+    }
+    // What was not asked for is not waited for.
+    let command = save(&dir, &memory, "to --no-sync --json");
+    let ended = end(&mut refuse(command, &any(libc::SYS_fsync), libc::EIO)).ok();
+    assert_eq!(ended.json()["sync"], false);
+    // A part of a file has no owner and no name to keep: its bytes are synced.
+    let command = save(&dir, &memory, "to@0 --quiet");
+    let mut command = refuse(command, &any(libc::SYS_fdatasync), libc::EIO);
+    assert!(end(&mut command).line(1).contains("cannot sync: to: "));
+}
+
+#[test]
+fn what_a_file_system_or_sandbox_lacks_is_done_otherwise() {
+    let dir = Dir::new();
+    let memory = memory(3 * MIB + 5);
+    let want = content(0, 3 * MIB as usize + 5);
+    let saved = |calls: &[Call], errno, args: &str| {
+        let command = save(&dir, &memory, &format!("{args} --json"));
+        let report = end(&mut refuse(command, calls, errno)).ok().json();
+        assert!(fs::read(dir.path("to")).unwrap() == want, "{report}");
+        assert_eq!(dir.names(), ["to"]);
+        (report.clone(), common::reasons(&report))
+    };
+    let (_, reasons) = saved(&any(libc::SYS_fallocate), libc::EOPNOTSUPP, "to");
+    assert!(reasons.contains("space not reserved: "), "{reasons}");
+    let (report, reasons) = saved(&any(libc::SYS_io_uring_setup), libc::EPERM, "to");
+    assert_eq!(report["method"], "threads");
+    assert!(reasons.contains("io_uring is refused (EPERM)"), "{reasons}");
+    // What has to pass through blocks is written from there by threads, in order where that counts.
+    for from in ["source", "-"] {
+        let source = dir.file("source", 3 * MIB + 5);
+        let digest = sha256(&source, 0, 3 * MIB + 5);
+        let mut command = dir.dmafile(&format!("save --from {from} to --json --verify sha256"));
+        command.stdin(File::open(&source).unwrap());
+        let report = end(&mut refuse(
+            command,
+            &any(libc::SYS_io_uring_setup),
+            libc::EPERM,
+        ));
+        let report = report.ok().json();
+        assert_eq!(report["method"], "bounce", "{report}");
+        assert_eq!(report["verify"]["digest"], digest.as_str(), "{from}");
+        assert_eq!(sha256(&dir.path("to"), 0, 3 * MIB + 5), digest, "{from}");
+        fs::remove_file(source).unwrap();
+    }
+    let direct = open_direct();
+    let (report, reasons) = saved(&direct, libc::EINVAL, "to");
+    assert_eq!(report["io"], "buffered");
+    assert!(
+        reasons.contains("O_DIRECT is refused at open (EINVAL)"),
+        "{reasons}"
+    );
+    let command = save(&dir, &memory, "to --io direct");
+    let line = dir.refusal(&mut refuse(command, &direct, libc::EINVAL), 1);
+    assert!(line.contains("cannot save this way"), "{line}");
+}
+
+#[test]
+fn a_signal_ends_it_with_130() {
+    let dir = Dir::new();
+    let bytes = old(&dir, "to");
+    for calls in [vec![], no_nameless()] {
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            let (read, mut write) = std::io::pipe().unwrap();
+            let mut command = refuse(dir.dmafile("save --from - to"), &calls, libc::EOPNOTSUPP);
+            let mut running = start(command.stdin(read));
+            write.write_all(&vec![7; 3 * MIB as usize]).unwrap();
+            running.until_written("if refused");
+            running.signal(signal);
+            let ended = running.end();
+            assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+            assert!(ended.stderr.contains("save: -: cancelled"), "{ended:?}");
+            assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
+            assert_eq!(dir.names(), ["to"]);
+        }
+    }
+}
+
+#[test]
+fn limits_on_file_size_are_errors_and_no_signals() {
+    let dir = Dir::new();
+    let memory = memory(3 * MIB);
+    let source = dir.file("source", 3 * MIB);
+    let bytes = old(&dir, "to");
+    let commands = [
+        save(&dir, &memory, "to --quiet"),
+        save(&dir, &memory, "to@4096 --quiet"),
+        dir.dmafile("save --from - to --quiet"),
+    ];
+    for mut command in commands {
+        command.stdin(File::open(&source).unwrap());
+        limit(&mut command, libc::RLIMIT_FSIZE, 2 * MIB);
+        let line = dir.refusal(&mut command, 1);
+        assert!(
+            line.contains("(EFBIG); raise the limit on file size"),
+            "{line}"
+        );
+        assert_eq!(fs::read(dir.path("to")).unwrap(), bytes, "{command:?}");
+    }
+}
+
+#[test]
+fn folders_and_files_that_may_not_be_changed() {
+    if !is_root() {
+        return skip("needs root to be somebody else");
+    }
+    let dir = Dir::new();
+    let memory = memory(5000);
+    fs::create_dir(dir.path("closed")).unwrap();
+    let line = dir.refusal(
+        run_as(&mut save(&dir, &memory, "closed/to --quiet"), NOBODY),
+        1,
+    );
+    assert!(
+        line.contains("(EACCES); ask for write permission in its folder"),
+        "{line}"
+    );
+    // A file of somebody else that all may write to: its owner could not stay.
+    let bytes = old(&dir, "to");
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o666)).unwrap();
+    let line = dir.refusal(run_as(&mut save(&dir, &memory, "to --quiet"), NOBODY), 1);
+    assert!(
+        line.contains("cannot keep its owner and permissions"),
+        "{line}"
+    );
+    // One that they may not.
+    fs::set_permissions(dir.path("to"), Permissions::from_mode(0o644)).unwrap();
+    let line = dir.refusal(run_as(&mut save(&dir, &memory, "to --quiet"), NOBODY), 1);
+    assert!(
+        line.contains("(EACCES); ask for write permission on it"),
+        "{line}"
+    );
+    assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
+    // An owner that stays, where that can be.
+    std::os::unix::fs::chown(dir.path("to"), Some(NOBODY), Some(NOBODY)).unwrap();
+    end(&mut save(&dir, &memory, "to --quiet")).ok();
+    let now = fs::metadata(dir.path("to")).unwrap();
+    assert_eq!(
+        (now.uid(), now.gid(), now.mode() & 0o777),
+        (NOBODY, NOBODY, 0o644)
+    );
+    assert_eq!(fs::read(dir.path("to")).unwrap(), content(0, 5000));
+
+    let flag = |flag: &str| {
+        Command::new("chattr")
+            .arg(flag)
+            .arg(dir.path("to"))
+            .status()
+    };
+    if !flag("+i").is_ok_and(|status| status.success()) {
+        return skip("chattr +i does not work here");
+    }
+    let refused = dir.dmafile(&format!("save --from fd:{} to", memory.as_raw_fd()));
+    let ended = end(&mut { refused });
+    flag("-i").unwrap();
+    let line = ended.line(1);
+    assert!(
+        line.contains("immutable, or may only grow (EPERM); take its flag away"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_full_file_system_is_found_before_the_first_write() {
+    if !is_root() || own_mounts().is_err() {
+        return skip("needs root to mount");
+    }
+    let dir = Dir::new();
+    fs::create_dir(dir.path("small")).unwrap();
+    let mount = |options: &str| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "none"]);
+        command.arg(dir.path("small")).status().unwrap().success()
+    };
+    if !mount("size=4m") {
+        return skip("cannot mount a tmpfs");
+    }
+    let to = dir.path("small/to");
+    fs::write(&to, b"old").unwrap();
+    let (small, large) = (memory(2 * MIB), memory(5 * MIB));
+    let names = |path: &Path| fs::read_dir(path).unwrap().count();
+    let line = dir.refusal(&mut save(&dir, &large, "small/to --quiet"), 1);
+    assert!(
+        line.contains("small/to: No space left on device (ENOSPC); free space"),
+        "{line}"
+    );
+    // A stream that turns out to be too long.
+    let mut command = dir.dmafile("save --from - small/to --quiet");
+    command.stdin(File::open(format!("/proc/self/fd/{}", large.as_raw_fd())).unwrap());
+    let line = dir.refusal(&mut command, 1);
+    assert!(line.contains("(ENOSPC)"), "{line}");
+    assert_eq!(fs::read(&to).unwrap(), b"old");
+    assert_eq!(names(&dir.path("small")), 1);
+    // What fits does, and says that it lies in memory.
+    let report = end(&mut save(&dir, &small, "small/to --json")).ok().json();
+    assert!(fs::read(&to).unwrap() == content(0, 2 * MIB as usize));
+    assert_eq!(report["io"], "buffered");
+    assert!(common::reasons(&report).contains("tmpfs keeps its files in memory"));
+    // A file there is memory, too, and read where it is.
+    let report = dir.run("save --from small/to copy --json").ok().json();
+    assert_eq!(report["method"], "uring", "{report}");
+    assert!(fs::read(dir.path("copy")).unwrap() == content(0, 2 * MIB as usize));
+
+    assert!(mount("remount,ro"));
+    let line = dir.refusal(&mut save(&dir, &small, "small/to --quiet"), 1);
+    assert!(
+        line.contains("(EROFS); save elsewhere, or mount it for writing"),
+        "{line}"
+    );
+    let line = dir.refusal(&mut save(&dir, &small, "small/new --quiet"), 1);
+    assert!(line.contains("(EROFS)"), "{line}");
+}
+
+/// Saves to one place at the same time: each whole, and the last one stays.
+#[test]
+fn several_at_once_do_not_meet() {
+    let dir = Dir::new();
+    let sizes = [3 * MIB + 1, 5 * MIB + 2, 7 * MIB + 3];
+    let memories = sizes.map(memory);
+    for calls in [vec![], no_nameless()] {
+        let start = |memory| {
+            let command = save(&dir, memory, "to --quiet");
+            start(&mut refuse(command, &calls, libc::EOPNOTSUPP))
+        };
+        for running in memories.each_ref().map(start) {
+            running.end().ok();
+        }
+        let bytes = fs::read(dir.path("to")).unwrap();
+        assert!(sizes.contains(&(bytes.len() as u64)));
+        assert!(bytes == content(0, bytes.len()));
+        assert_eq!(dir.names(), ["to"]);
+    }
+}

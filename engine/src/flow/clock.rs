@@ -1,0 +1,39 @@
+//! When a transfer began, by the wall and by the CPU, and what of the CPU it has used.
+
+use crate::sys::usage;
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// When it began.
+pub(crate) struct Clock {
+    pub begin: Instant,
+    cpu: (Duration, Duration),
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            begin: Instant::now(),
+            cpu: usage::cpu(),
+        }
+    }
+
+    /// What the process has used since then.
+    pub(crate) fn cpu(&self) -> Cpu {
+        let (user, system) = usage::cpu();
+        Cpu {
+            user: user.saturating_sub(self.cpu.0).as_secs_f64(),
+            system: system.saturating_sub(self.cpu.1).as_secs_f64(),
+        }
+    }
+}
+
+/// Processor time of the whole process during a load or a save, in seconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Cpu {
+    /// In user space.
+    pub user: f64,
+    /// In the kernel.
+    pub system: f64,
+}

@@ -1,0 +1,97 @@
+//! Windows of memory that are registered with a ring, one after the other as reads or writes advance.
+
+use crate::flow::feed::Extent;
+use crate::plan::WINDOWS;
+use crate::sys::Errno;
+use crate::sys::uring::Ring;
+
+/// A range of the memory that is registered, and pinned while it is.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    start: u64,
+    end: u64,
+    in_flight: u32,
+}
+
+/// Registered windows, used in turn.
+pub(crate) struct Windows {
+    slots: [Window; WINDOWS as usize],
+    current: usize,
+    largest: u64,
+    map: Map,
+}
+
+/// Whether windows are DMA-mapped when they are registered, for the file that is read or written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Map {
+    No,
+    /// Where that is refused, they are only registered.
+    IfPossible,
+    Yes,
+}
+
+impl Windows {
+    pub(crate) fn open(ring: &mut Ring<'_>, largest: u64, map: Map) -> Result<Self, Errno> {
+        ring.open_slots(WINDOWS as u32)?;
+        Ok(Self {
+            slots: Default::default(),
+            current: 0,
+            largest,
+            map,
+        })
+    }
+
+    /// The window that covers an extent, registered now if none does. None where all are in use:
+    /// that extent is moved without.
+    /// `present` is how far memory is allocated.
+    pub(crate) fn cover(
+        &mut self,
+        ring: &mut Ring<'_>,
+        present: u64,
+        extent: &Extent,
+        file: usize,
+    ) -> Result<Option<usize>, Errno> {
+        let (start, end) = (extent.at, extent.at + extent.len);
+        let window = &self.slots[self.current];
+        if !(window.start <= start && end <= window.end) {
+            let next = (self.current + 1) % self.slots.len();
+            if self.slots[next].in_flight > 0 {
+                return Ok(None);
+            }
+            // As far as data and allocated memory reach: registering would allocate the rest.
+            let reach = extent.run_end.min(present).min(start + self.largest);
+            let reach = reach.max(end);
+            self.fill(ring, next as u32, (start, reach - start), file)?;
+            self.slots[next] = Window {
+                start,
+                end: reach,
+                in_flight: 0,
+            };
+            self.current = next;
+        }
+        self.slots[self.current].in_flight += 1;
+        Ok(Some(self.current))
+    }
+
+    /// What a slot's window was named for has ended.
+    pub(crate) fn landed(&mut self, slot: usize) {
+        self.slots[slot].in_flight -= 1;
+    }
+
+    fn fill(
+        &mut self,
+        ring: &mut Ring<'_>,
+        slot: u32,
+        (at, len): (u64, u64),
+        file: usize,
+    ) -> Result<(), Errno> {
+        if self.map != Map::No {
+            let mapped = ring.fill_slot_mapped(slot, at, len, file);
+            if mapped.is_ok() || self.map == Map::Yes {
+                return mapped;
+            }
+            self.map = Map::No;
+        }
+        ring.fill_slot(slot, at, len)
+    }
+}

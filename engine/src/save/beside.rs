@@ -1,0 +1,360 @@
+//! A file that comes into being beside its place: without a name where the file system has such files
+//! (open(2), O_TMPFILE), else with one that the next save to the same place clears away. It takes its
+//! place in one step.
+
+use super::to::{cannot_open, cannot_sync};
+use crate::error::{Error, Result, errno_name};
+use crate::message::Message;
+use crate::reasons::Reasons;
+use crate::sys::{Errno, place};
+use rustix::fs::FileType;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Saves to one place that may be under way at the same time.
+const MOST: usize = 16;
+/// How many links lead to a file, at most (path_resolution(7)).
+const MOST_LINKS: usize = 40;
+
+/// The place of a file, and what the file is called until it takes it.
+pub(super) struct Beside {
+    /// As it was asked for.
+    path: PathBuf,
+    folder: OwnedFd,
+    /// To be synced; None where it may not be listed.
+    listed: Option<OwnedFd>,
+    name: OsString,
+    /// A file had the name.
+    replaces: bool,
+    /// What it is called meanwhile. None while it has no name.
+    called: Option<OsString>,
+}
+
+impl Beside {
+    /// Makes an empty file for a place, with the owner, permissions and attributes of the file that it
+    /// will replace.
+    pub(super) fn create(path: &Path, log: &Reasons) -> Result<(Self, OwnedFd)> {
+        let place = path.display().to_string();
+        let (parent, name) = resolve(path)?;
+        let (folder, listed) = place::folder(&parent).map_err(|errno| {
+            let remedy = "make the folder first: mkdir -p";
+            let error = cannot_open(errno).at(&place);
+            match errno {
+                Errno::NOENT => error
+                    .with_why("there is no such folder")
+                    .with_remedy(remedy),
+                _ => error,
+            }
+        })?;
+        let old = place::look_up(folder.as_fd(), &name);
+        let old = old.map_err(|errno| cannot_open(errno).at(&place))?;
+        let mut beside = Self {
+            path: path.to_path_buf(),
+            folder,
+            listed,
+            name,
+            replaces: old.is_some(),
+            called: None,
+        };
+        if let Some(old) = &old {
+            beside.may_replace(old)?;
+        }
+        beside.clear_away();
+        let file = beside.open(log).map_err(|error| error.at(&place))?;
+        if let Some(old) = &old {
+            beside.take_after(old, file.as_fd(), log)?;
+        }
+        Ok((beside, file))
+    }
+
+    /// Whether what is in the place is a file that this process may replace.
+    fn may_replace(&self, old: &place::Named) -> Result<()> {
+        let refuse = |why: &str, errno, remedy: &str| {
+            Err(Error::os("cannot replace", errno)
+                .with_why(why)
+                .at(self.place())
+                .with_remedy(remedy))
+        };
+        match old.kind {
+            FileType::RegularFile => {}
+            FileType::Directory => {
+                return refuse("it is a folder", Errno::ISDIR, "name a file in it");
+            }
+            FileType::BlockDevice => {
+                let remedy = "write into it, from an offset on: FILE@0";
+                return refuse("it is a block device", Errno::INVAL, remedy);
+            }
+            _ => return refuse("it is no regular file", Errno::INVAL, "name a file"),
+        }
+        if old.immutable {
+            let remedy = "take its flag away: chattr -i -a";
+            return refuse("it is immutable, or may only grow", Errno::PERM, remedy);
+        }
+        place::may_write(self.folder.as_fd(), &self.name)
+            .map_err(|errno| cannot_open(errno).at(self.place()))
+    }
+
+    /// Makes the file.
+    fn open(&mut self, log: &Reasons) -> Result<OwnedFd> {
+        let refused = match place::nameless(self.folder.as_fd()) {
+            Ok(file) if place::has_link(file.as_fd()) => {
+                log.add(
+                    "file",
+                    "without a name",
+                    "it gets one when it is whole (O_TMPFILE)",
+                );
+                return Ok(file);
+            }
+            Ok(_) => "without /proc a nameless file would stay one".to_string(),
+            Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
+                let name = errno_name(errno.raw_os_error());
+                format!("the file system has no nameless files ({name})")
+            }
+            Err(errno) => return Err(cannot_make(errno)),
+        };
+        let (called, file) = self.claim(|name| {
+            let file = place::create(self.folder.as_fd(), name)?;
+            match self.marked(name, file.as_fd()) {
+                true => Ok(file),
+                // Another save took it for one that was left behind.
+                false => Err(Errno::EXIST),
+            }
+        })?;
+        log.add("file", called.to_string_lossy(), refused);
+        self.called = Some(called);
+        Ok(file)
+    }
+
+    /// Marks a file as in use. False where it has lost its name meanwhile.
+    fn marked(&self, name: &OsStr, file: BorrowedFd<'_>) -> bool {
+        let inode = |named: place::Named| named.inode;
+        // A file system without marks has them not for others either, who would take this name away.
+        let _ = place::mark(file);
+        let now = place::look_up(self.folder.as_fd(), name).ok().flatten();
+        now.map(inode) == place::look_at(file).ok().map(inode)
+    }
+
+    /// The first of the names beside the place for which `make` finds none in use.
+    fn claim<T>(&self, make: impl Fn(&OsStr) -> Result<T, Errno>) -> Result<(OsString, T)> {
+        for name in self.names() {
+            match make(&name) {
+                Ok(made) => return Ok((name, made)),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(cannot_make(errno)),
+            }
+        }
+        let why = format!("{MOST} saves to it are under way, or have left files in its folder");
+        Err(Error::os("cannot write", Errno::BUSY)
+            .with_why(why)
+            .with_remedy(format!("wait for them, or remove {}", self.pattern())))
+    }
+
+    /// The names that files beside this place have: few, so that what is left behind is found.
+    fn names(&self) -> impl Iterator<Item = OsString> {
+        let stem = self.stem();
+        (0..MOST).map(move |number| {
+            let mut name = stem.clone();
+            name.push(format!(".dmafile-{number}"));
+            name
+        })
+    }
+
+    fn stem(&self) -> OsString {
+        /// With what is added no file system finds it too long.
+        const LONGEST: usize = 100;
+        let mut stem = b".".to_vec();
+        let bytes = self.name.as_bytes();
+        let cut = match std::str::from_utf8(bytes) {
+            Ok(text) => (0..=LONGEST.min(text.len())).rfind(|&at| text.is_char_boundary(at)),
+            Err(_) => None,
+        };
+        stem.extend(&bytes[..cut.unwrap_or(LONGEST.min(bytes.len()))]);
+        OsString::from_vec(stem)
+    }
+
+    fn pattern(&self) -> String {
+        format!("{}.dmafile-*", self.stem().to_string_lossy())
+    }
+
+    /// Removes what saves to this place have left behind that were killed.
+    fn clear_away(&self) {
+        let folder = self.folder.as_fd();
+        for name in self.names() {
+            let Ok(Some(left)) = place::look_up(folder, &name) else {
+                continue;
+            };
+            if left.kind != FileType::RegularFile {
+                continue;
+            }
+            let Ok(file) = place::open(folder, &name) else {
+                continue;
+            };
+            if place::mark(file.as_fd()).is_ok() && self.marked(&name, file.as_fd()) {
+                // What may not be removed stays, and its name is passed over.
+                let _ = place::unlink(folder, &name);
+            }
+        }
+    }
+
+    /// Gives the new file what the old one has, but for its bytes.
+    fn take_after(&self, old: &place::Named, file: BorrowedFd<'_>, log: &Reasons) -> Result<()> {
+        let cannot = |what: &str, errno| {
+            Error::os(format!("cannot keep {what}"), errno)
+                .at(self.place())
+                .with_remedy("run as its owner, or remove it first")
+        };
+        place::own(file, old.owner, old.mode)
+            .map_err(|errno| cannot("its owner and permissions", errno))?;
+        let attributes = place::attributes(self.folder.as_fd(), &self.name)
+            .map_err(|errno| cannot("its extended attributes", errno))?;
+        let (mut kept, mut left) = (0, Vec::new());
+        for (name, value) in attributes {
+            if OF_CONTENTS.iter().any(|of| name == *of) {
+                left.push(name.to_string_lossy().into_owned());
+                continue;
+            }
+            place::set_attribute(file, &name, &value).map_err(|errno| {
+                cannot(&format!("the attribute {}", name.to_string_lossy()), errno)
+            })?;
+            kept += 1;
+        }
+        let mut why = format!("{:o}, {}:{}", old.mode, old.owner.0, old.owner.1);
+        if kept > 0 {
+            why += &format!(", {kept} extended attributes");
+        }
+        if !left.is_empty() {
+            why += &format!("; not {}, which spoke of the old bytes", left.join(", "));
+        }
+        log.add("replaces", "as it was owned", why);
+        if old.links > 1 {
+            let others = old.links - 1;
+            let why = format!("{others} other names of the old file keep its old bytes");
+            log.add("links", old.links, why);
+        }
+        Ok(())
+    }
+
+    /// Takes its place. With `sync`, for good.
+    pub(super) fn put(mut self, file: &OwnedFd, sync: bool) -> Result<()> {
+        let folder = self.folder.as_fd();
+        let failed = |errno| match errno {
+            Errno::ISDIR => cannot_open(errno).with_why("a folder has come into its place"),
+            errno => cannot_open(errno),
+        };
+        if self.called.is_none() && !self.replaces {
+            match place::link(file.as_fd(), folder, &self.name) {
+                // Somebody was faster.
+                Err(Errno::EXIST) => {}
+                done => {
+                    done.map_err(|errno| failed(errno).at(self.place()))?;
+                    return self.settle(file, sync);
+                }
+            }
+        }
+        if self.called.is_none() {
+            let _ = place::mark(file.as_fd());
+            let claimed = self.claim(|name| place::link(file.as_fd(), folder, name));
+            let (called, ()) = claimed.map_err(|error| error.at(self.place()))?;
+            self.called = Some(called);
+        }
+        if let Some(called) = &self.called {
+            place::rename(self.folder.as_fd(), called, &self.name)
+                .map_err(|errno| failed(errno).at(self.place()))?;
+        }
+        self.called = None;
+        self.settle(file, sync)
+    }
+
+    /// Waits until its name is on the disk.
+    fn settle(&self, file: &OwnedFd, sync: bool) -> Result<()> {
+        if !sync {
+            return Ok(());
+        }
+        // btrfs logs nothing of a file before it has a name.
+        let synced = place::sync(file.as_fd()).and_then(|()| match &self.listed {
+            Some(folder) => place::sync(folder.as_fd()),
+            None => place::sync_all(file.as_fd()),
+        });
+        synced.map_err(|errno| {
+            let why = "the new file is in its place, but a crash may bring the old one back";
+            cannot_sync(errno).with_why(why).at(self.place())
+        })
+    }
+
+    fn place(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some(called) = &self.called {
+            // The next save tries again.
+            let _ = place::unlink(self.folder.as_fd(), called);
+        }
+    }
+}
+
+/// Extended attributes that are about a file's bytes, and go with them: as they would, were the file
+/// written to (capabilities(7)).
+const OF_CONTENTS: [&str; 3] = ["security.capability", "security.ima", "security.evm"];
+
+/// The folder and the name that a path leads to, links followed.
+fn resolve(path: &Path) -> Result<(PathBuf, OsString)> {
+    let refuse = |errno, why: &str| {
+        let error = cannot_open(errno).at(path.display().to_string());
+        Err(error.with_why(why))
+    };
+    let mut end = path.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        let link = std::fs::read_link(&end);
+        let parent = match end.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        let Ok(link) = link else {
+            let slash = end.as_os_str().as_bytes().ends_with(b"/");
+            return match end.file_name() {
+                Some(name) if !slash => Ok((parent, name.to_os_string())),
+                _ => refuse(Errno::ISDIR, "it is a folder"),
+            };
+        };
+        end = parent.join(link);
+    }
+    refuse(Errno::LOOP, "its symbolic links lead in a circle")
+}
+
+/// No file can be made in the folder.
+fn cannot_make(errno: Errno) -> Error {
+    let error = cannot_open(errno);
+    let remedy: Message = match errno {
+        Errno::ACCESS | Errno::PERM => "ask for write permission in its folder".into(),
+        _ => error.remedy().clone(),
+    };
+    error.with_remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_to_a_folder_and_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("sub")).unwrap();
+        std::os::unix::fs::symlink("sub/real", at("link")).unwrap();
+        std::os::unix::fs::symlink(at("link"), at("again")).unwrap();
+        std::os::unix::fs::symlink("round", at("round")).unwrap();
+        let (folder, name) = resolve(&at("again")).unwrap();
+        assert_eq!((folder, name), (at("sub"), "real".into()));
+        assert_eq!(resolve(Path::new("a")).unwrap(), (".".into(), "a".into()));
+        let errno = |path: &Path| resolve(path).unwrap_err().raw_os_error();
+        assert_eq!(errno(&at("round")), Some(libc::ELOOP));
+        assert_eq!(errno(Path::new("/")), Some(libc::EISDIR));
+        assert_eq!(errno(&at("sub/")), Some(libc::EISDIR));
+        assert_eq!(errno(&at("..")), Some(libc::EISDIR));
+    }
+}

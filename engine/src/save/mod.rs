@@ -1,0 +1,200 @@
+//! Save: the request, as a builder.
+
+mod beside;
+mod hash;
+mod origin;
+mod plan;
+mod report;
+mod run;
+mod to;
+mod write;
+
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::Result;
+use crate::message::{Builder, Names, Opt};
+use crate::options::{Io, Method};
+use crate::request::in_range;
+use crate::verify::Verify;
+use std::path::PathBuf;
+
+pub use origin::Origin;
+pub use plan::SavePlan;
+pub use report::SaveReport;
+
+type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
+
+/// What a caller asked for, where it is not left to the plan. Sizes are bytes.
+struct Wanted {
+    /// What is saved, as it was named.
+    from: String,
+    length: Option<u64>,
+    method: Method,
+    io: Io,
+    block: Option<u64>,
+    queue_depth: Option<u32>,
+    sync: bool,
+}
+
+/// A save in the making: memory, and the file that shall have its bytes.
+///
+/// The file comes into being beside its place, without a name where the file system has such files, and
+/// takes the place in one step when all of it is on the disk. Until then, and after any error, what was
+/// there is as it was. The file that is replaced gives its owner, permissions and extended attributes to
+/// the new one; a symbolic link is followed.
+///
+/// ```no_run
+/// use dmafile::{Load, Origin, Save};
+///
+/// let loaded = Load::new("model.safetensors").run()?;
+/// let (at, bytes) = (loaded.buffer.offset(), loaded.buffer.len());
+/// let memfd = loaded.buffer.into_fd()?;
+/// let report = Save::new(Origin::fd(memfd, at), "copy.safetensors").length(bytes).run()?;
+/// assert!(report.sync && report.atomic);
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[must_use = "nothing is saved before `run`"]
+pub struct Save {
+    origin: Origin,
+    path: PathBuf,
+    in_place: Option<u64>,
+    wanted: Wanted,
+    verify: Option<Verify>,
+    trace: bool,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
+}
+
+impl Save {
+    /// A save of all of `origin` as the file `path`, everything else left to the plan.
+    pub fn new(origin: Origin, path: impl Into<PathBuf>) -> Self {
+        Self {
+            wanted: Wanted {
+                from: origin.to_string(),
+                length: None,
+                method: Method::Auto,
+                io: Io::Auto,
+                block: None,
+                queue_depth: None,
+                sync: true,
+            },
+            origin,
+            path: path.into(),
+            in_place: None,
+            verify: None,
+            trace: false,
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+            names: &Builder,
+        }
+    }
+
+    /// Writes into the file, or the block device, that exists, from byte `offset` on, and touches nothing
+    /// else of it. That is not atomic: what ends it early leaves old bytes and new ones.
+    pub fn in_place(mut self, offset: u64) -> Self {
+        self.in_place = Some(offset);
+        self
+    }
+
+    /// How many bytes are saved; default to the end of the origin.
+    pub fn length(mut self, bytes: u64) -> Self {
+        self.wanted.length = Some(bytes);
+        self
+    }
+
+    /// How bytes move: [`Method::Auto`], which is the default, `Uring`, `Threads`, `Bounce`, `Module`,
+    /// `CopyFileRange` or `Premap`.
+    pub fn method(mut self, method: Method) -> Self {
+        self.wanted.method = method;
+        self
+    }
+
+    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it where that can be. Parts of blocks
+    /// at either end go through it in each case, and are dropped from it when they are on the disk.
+    pub fn io(mut self, io: Io) -> Self {
+        self.wanted.io = io;
+        self
+    }
+
+    /// The size of one operation in bytes, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of
+    /// the file's blocks; default left to the plan.
+    pub fn block(mut self, bytes: u64) -> Self {
+        self.wanted.block = Some(bytes);
+        self
+    }
+
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default left to the
+    /// plan.
+    pub fn queue_depth(mut self, operations: u32) -> Self {
+        self.wanted.queue_depth = Some(operations);
+        self
+    }
+
+    /// Whether to wait until the file and its name are on the disk; default true. Without, a crash of the
+    /// machine soon after may leave the old file or an incomplete one.
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.wanted.sync = sync;
+        self
+    }
+
+    /// Computes a checksum of the bytes that are saved; where one is expected and differs, the save fails
+    /// (EBADMSG) before the file takes its place.
+    #[cfg(feature = "checksums")]
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.verify = Some(verify);
+        self
+    }
+
+    /// Records a timeline, available from [`SaveReport::trace`]; default false.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Lets `token` end the save early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// Calls `progress` now and then, at most 30 times a second, from the threads that move the bytes,
+    /// and once at the end. It should return soon. Of a stream the total is what has come so far.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// How reasons name options; default as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Calls `show` with the plan once it is made, before anything is moved.
+    pub fn on_plan(mut self, show: impl FnOnce(&SavePlan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+
+    /// The ways that saves know, of all that [`Method`] has.
+    pub const METHODS: &'static [Method] = &plan::METHODS;
+
+    /// Checks what needs neither files nor this machine: that values are in range. [`Save::plan`] and
+    /// [`Save::run`] begin with it.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(&self) -> Result<()> {
+        let (block, depth) = (self.wanted.block, self.wanted.queue_depth);
+        if let Some(block) = block {
+            in_range(Opt::Block, block, crate::options::BLOCK_RANGE)?;
+        }
+        if let Some(depth) = depth {
+            let (low, high) = crate::options::QUEUE_DEPTH_RANGE.into_inner();
+            in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
+        }
+        Ok(())
+    }
+}

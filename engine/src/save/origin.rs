@@ -1,0 +1,644 @@
+//! What is saved: memory behind a descriptor, a file, or what comes out of a pipe.
+
+use super::hash::Hash;
+use crate::control::CancelToken;
+use crate::error::{Error, Result};
+use crate::exporter::ko::{self, Ko};
+use crate::message::Opt;
+use crate::source::{self, Source};
+use crate::sync::lock;
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
+use rustix::fs::FileType;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Where the bytes of a save come from.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Origin {
+    /// What a descriptor stands for: a memfd, a dma-buf, any regular file or block device, or a pipe.
+    /// Made with [`Origin::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
+    Fd {
+        /// The descriptor.
+        fd: Arc<OwnedFd>,
+        /// The number it is known by to whoever asked.
+        number: i32,
+        /// The first byte that is saved.
+        at: u64,
+    },
+    /// A regular file or a block device.
+    File(PathBuf),
+    /// What comes out of a pipe, a socket or a terminal until it ends; `-` is standard input. Of a
+    /// regular file it is what lies behind the position.
+    Stream(Arc<OwnedFd>),
+}
+
+impl Origin {
+    /// What a descriptor stands for, from byte `at` on.
+    pub fn fd(fd: OwnedFd, at: u64) -> Self {
+        let number = fd.as_raw_fd();
+        let fd = Arc::new(fd);
+        Self::Fd { fd, number, at }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fd { number, at: 0, .. } => write!(f, "fd:{number}"),
+            Self::Fd { number, at, .. } => write!(f, "fd:{number}@{at}"),
+            Self::File(path) => path.display().fmt(f),
+            Self::Stream(_) => f.write_str("-"),
+        }
+    }
+}
+
+impl FromStr for Origin {
+    type Err = Error;
+
+    /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF
+    /// where it is not open.
+    fn from_str(text: &str) -> Result<Self> {
+        let duplicate = |number| {
+            file::duplicate(number).map(Arc::new).map_err(|errno| {
+                Error::os("cannot use the descriptor", errno)
+                    .at(text)
+                    .with_remedy(
+                        "pass one that is open, for example from the shell with N</proc/PID/fd/M",
+                    )
+            })
+        };
+        if text == "-" {
+            return duplicate(0).map(Self::Stream);
+        }
+        let Some(number) = text.strip_prefix("fd:") else {
+            return Ok(Self::File(text.into()));
+        };
+        let bad = || {
+            let why = format!("'{text}' names no descriptor; a file of this name is ./{text}");
+            Error::usage(Opt::From, why)
+        };
+        let (number, at) = number.split_once('@').unwrap_or((number, "0"));
+        let at = at.parse().map_err(|_| bad())?;
+        let number = number.parse().map_err(|_| bad())?;
+        let fd = duplicate(number)?;
+        Ok(Self::Fd { fd, number, at })
+    }
+}
+
+/// An origin that is open.
+pub(super) struct Opened {
+    name: String,
+    /// What it is.
+    pub(super) kind: &'static str,
+    /// The first byte that is saved.
+    pub(super) start: u64,
+    /// How many; None of a stream that ends by itself.
+    pub(super) bytes: Option<u64>,
+    body: Body,
+}
+
+enum Body {
+    Nothing,
+    Memory(Memory),
+    File(Source),
+    Stream(Stream),
+}
+
+/// Memory behind a descriptor.
+pub(super) struct Memory {
+    fd: Arc<OwnedFd>,
+    /// None where it cannot be mapped, or had better not be touched by addresses.
+    map: Result<Mapping, String>,
+    /// Why its pages cannot be registered, which the kernel does only with memory that may be written.
+    pub(super) unregistrable: Option<&'static str>,
+    /// Bytes of its largest pages.
+    pub(super) page: u64,
+    pub(super) dma_buf: Option<DmaBuf>,
+}
+
+/// What is true of a dma-buf.
+pub(super) struct DmaBuf {
+    /// Why its mapping cannot be pinned, so that no device can read it by its addresses.
+    pub(super) unpinnable: Option<Errno>,
+    /// dmafile.ko, where it made the dma-buf.
+    pub(super) ko: Option<Ko>,
+}
+
+/// A pipe, and how far it has been read.
+struct Stream {
+    fd: Arc<OwnedFd>,
+    state: Mutex<Read>,
+}
+
+#[derive(Default)]
+struct Read {
+    bytes: u64,
+    ended: bool,
+}
+
+/// How long a pipe is waited for until a cancel is looked for.
+const LOOK: Duration = Duration::from_millis(100);
+
+impl Opened {
+    /// Opens it and looks what it is.
+    pub(super) fn open(origin: &Origin, length: Option<u64>) -> Result<Self> {
+        let (start, body, size, kind) = match origin {
+            Origin::Fd { fd, number, at } => {
+                let (body, size, kind) =
+                    of_descriptor(fd, *number).map_err(|error| error.at(origin.to_string()))?;
+                (*at, body, size, kind)
+            }
+            Origin::File(path) => {
+                let (body, size, kind) = of_file(path)?;
+                (0, body, size, kind)
+            }
+            Origin::Stream(fd) => (0, Body::stream(fd), None, "pipe"),
+        };
+        let bytes = match size {
+            None if start > 0 => {
+                let error = Error::os("cannot save", Errno::SPIPE).at(origin.to_string());
+                return Err(error.with_why("a pipe has no offsets"));
+            }
+            None => length,
+            Some(size) => Some(range(origin, size, start, length)?),
+        };
+        Ok(Self {
+            name: origin.to_string(),
+            kind,
+            start,
+            bytes,
+            body: match bytes {
+                Some(0) => Body::Nothing,
+                _ => body,
+            },
+        })
+    }
+
+    /// `name` or `name at byte N`, for error messages.
+    pub(super) fn place(&self, at: u64) -> String {
+        match at {
+            0 => self.name.clone(),
+            _ => format!("{} at byte {at}", self.name),
+        }
+    }
+
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        match &self.body {
+            Body::Memory(memory) => Some(memory),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_stream(&self) -> bool {
+        matches!(self.body, Body::Stream(_))
+    }
+
+    /// It cannot be read twice, or had better not be: a checksum is computed of what passes by.
+    pub(super) fn passes_once(&self) -> bool {
+        matches!(self.body, Body::Stream(_) | Body::File(_))
+    }
+
+    /// The parts of `[start, end)` that hold data; the rest are holes.
+    pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        match &self.body {
+            Body::Nothing => Vec::new(),
+            Body::Memory(memory) if memory.dma_buf.is_none() => {
+                file::data(memory.fd.as_fd(), start, end, 0)
+            }
+            Body::File(source) => source.data(start, end, 0),
+            Body::Memory(_) | Body::Stream(_) => vec![(start, end)],
+        }
+    }
+
+    /// The CPU begins to read, once devices have written what they were to write (fences).
+    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
+        let Some(memory) = self.memory().filter(|memory| memory.dma_buf.is_some()) else {
+            return Ok(Access(None));
+        };
+        loop {
+            match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
+                Ok(()) => return Ok(Access(Some(memory.fd.as_fd()))),
+                Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
+                    return Err(Error::save_cancelled(&self.name));
+                }
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => {
+                    let what = "cannot access the dma-buf (DMA_BUF_IOCTL_SYNC)";
+                    return Err(Error::os(what, errno).at(&self.name));
+                }
+            }
+        }
+    }
+
+    /// Copies bytes out, by the kernel where a touch of them could raise a signal.
+    pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        let mut read = |fd, offset| file::pread_all(fd, &mut *into, offset);
+        let done = match &self.body {
+            Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
+                (Some(_), Ok(map)) => {
+                    map.region().copy_out(at, into);
+                    return Ok(());
+                }
+                _ => read(memory.fd.as_fd(), at),
+            },
+            Body::File(source) => {
+                let (fd, offset) = source.buffered(at);
+                read(fd, offset)
+            }
+            Body::Nothing | Body::Stream(_) => Ok(()),
+        };
+        done.map_err(|errno| match errno {
+            Errno::IO => self.cut_short(at).unwrap_or_else(|| self.failed(at, errno)),
+            errno => self.failed(at, errno),
+        })
+    }
+
+    /// Reads up to `len` bytes from `at` on into a block of a ring: all of them, but where a stream
+    /// ends. The block has room for what direct reads round up.
+    pub(super) fn fill(
+        &self,
+        block: &Block<'_>,
+        at: u64,
+        len: u64,
+        cancel: &CancelToken,
+    ) -> Result<u64> {
+        match &self.body {
+            Body::Nothing => Ok(0),
+            Body::Stream(stream) => stream.fill(block, len, self.bytes, cancel, &self.name),
+            Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
+                (Some(_), Ok(map)) => {
+                    block.ring.copy_from(block.at, &map.region(), at, len);
+                    Ok(len)
+                }
+                _ => self.read(memory.fd.as_fd(), block, (at, at), len),
+            },
+            Body::File(source) => {
+                if self.read_direct(source, block, at, len)? {
+                    return Ok(len);
+                }
+                let (fd, offset) = source.buffered(at);
+                self.read(fd, block, (at, offset), len)
+            }
+        }
+    }
+
+    /// Reads what no page cache holds past it. False where that is not so, or cannot be.
+    fn read_direct(&self, source: &Source, block: &Block<'_>, at: u64, len: u64) -> Result<bool> {
+        let align = source.align();
+        let Ok((fd, offset)) = source.direct(at) else {
+            return Ok(false);
+        };
+        let rounded = len.next_multiple_of(align);
+        let possible =
+            offset.is_multiple_of(align) && block.at.is_multiple_of(align) && rounded <= block.room;
+        if !possible || source.resident(at, at + len).is_ok_and(|bytes| bytes > 0) {
+            return Ok(false);
+        }
+        match retry(|| file::pread(fd, block.ring, block.at, rounded, offset)) {
+            Ok(got) if got >= len => Ok(true),
+            // The rest, or the error, comes by the page cache.
+            Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
+            Err(errno) => Err(self.failed(at, errno)),
+        }
+    }
+
+    fn read(
+        &self,
+        fd: BorrowedFd<'_>,
+        block: &Block<'_>,
+        (at, offset): (u64, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let mut done = 0;
+        while done < len {
+            let (to, from) = (block.at + done, offset + done);
+            match retry(|| file::pread(fd, block.ring, to, len - done, from)) {
+                Ok(0) => {
+                    let error = self.cut_short(at + done);
+                    return Err(error.unwrap_or_else(|| self.failed(at + done, Errno::NODATA)));
+                }
+                Ok(got) => done += got,
+                Err(errno) => return Err(self.failed(at + done, errno)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// What to say where bytes that were there are gone, if they are.
+    pub(super) fn cut_short(&self, at: u64) -> Option<Error> {
+        let now = match &self.body {
+            Body::Memory(memory) if memory.dma_buf.is_none() => {
+                file::stat(memory.fd.as_fd()).ok()?.size
+            }
+            Body::File(source) => source.size_now(0).ok()?,
+            _ => return None,
+        };
+        if now >= self.start + self.bytes? {
+            return None;
+        }
+        let error = Error::new(
+            "cannot save",
+            format!("its owner has cut it short meanwhile, to {now} bytes"),
+        );
+        Some(
+            error
+                .with_errno(Errno::NODATA)
+                .at(self.place(at))
+                .with_remedy("save it again when nobody changes its size"),
+        )
+    }
+
+    pub(super) fn failed(&self, at: u64, errno: Errno) -> Error {
+        Error::os("cannot read", errno).at(self.place(at))
+    }
+
+    /// A stream was to have more bytes than came.
+    pub(super) fn missing(&self) -> Option<Error> {
+        let Body::Stream(stream) = &self.body else {
+            return None;
+        };
+        let got = lock(&stream.state).bytes;
+        let wanted = self.bytes.filter(|wanted| got < *wanted)?;
+        let why = format!("it ended after {got} of {wanted} bytes");
+        let error = Error::new("cannot save", why).with_errno(Errno::NODATA);
+        Some(error.at(&self.name))
+    }
+
+    /// Bytes that have come out of a stream.
+    pub(super) fn came(&self) -> u64 {
+        match &self.body {
+            Body::Stream(stream) => lock(&stream.state).bytes,
+            _ => self.bytes.unwrap_or(0),
+        }
+    }
+}
+
+/// A block of a ring, to be filled.
+pub(super) struct Block<'a> {
+    pub(super) ring: &'a Region<'a>,
+    pub(super) at: u64,
+    pub(super) room: u64,
+}
+
+impl Block<'_> {
+    /// Hashes its first bytes.
+    pub(super) fn hash(&self, hash: &mut Hash<'_>, at: u64, len: u64) -> Result<()> {
+        hash.upto(at)?;
+        let mut scratch = vec![0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(scratch.len() as u64);
+            let bytes = &mut scratch[..step as usize];
+            self.ring.copy_out(self.at + done, bytes);
+            hash.bytes(bytes);
+            done += step;
+        }
+        Ok(())
+    }
+}
+
+/// Reading by the CPU, until it is dropped (DMA_BUF_IOCTL_SYNC).
+pub(super) struct Access<'a>(Option<BorrowedFd<'a>>);
+
+impl Drop for Access<'_> {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0 {
+            // It has begun, so that it can end; a drop has nobody to report to.
+            let _ = dmabuf::sync(fd, false, true);
+        }
+    }
+}
+
+impl Memory {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its bytes at their addresses; or why it has none.
+    pub(super) fn region(&self) -> Result<Region<'_>, &str> {
+        self.map
+            .as_ref()
+            .map(Mapping::region)
+            .map_err(String::as_str)
+    }
+}
+
+impl Body {
+    fn stream(fd: &Arc<OwnedFd>) -> Self {
+        Self::Stream(Stream {
+            fd: Arc::clone(fd),
+            state: Mutex::default(),
+        })
+    }
+}
+
+impl Stream {
+    fn fill(
+        &self,
+        block: &Block<'_>,
+        len: u64,
+        wanted: Option<u64>,
+        cancel: &CancelToken,
+        name: &str,
+    ) -> Result<u64> {
+        let mut state = lock(&self.state);
+        let len = wanted.map_or(len, |wanted| len.min(wanted - state.bytes));
+        let mut done = 0;
+        let fd = self.fd.as_fd();
+        while done < len && !state.ended {
+            if cancel.is_set() {
+                return Err(Error::save_cancelled(name));
+            }
+            let failed = |errno| Error::os("cannot read", errno).at(name);
+            if !file::wait_readable(fd, LOOK).map_err(failed)? {
+                continue;
+            }
+            match file::read(fd, block.ring, block.at + done, len - done) {
+                Ok(0) => state.ended = true,
+                Ok(got) => done += got,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        state.bytes += done;
+        Ok(done)
+    }
+}
+
+/// How many bytes are saved of an origin of `size` bytes.
+fn range(origin: &Origin, size: u64, start: u64, length: Option<u64>) -> Result<u64> {
+    let left = size.checked_sub(start);
+    let bytes = left.filter(|left| length.is_none_or(|length| length <= *left));
+    let bytes = bytes.map(|left| length.unwrap_or(left));
+    bytes.ok_or_else(|| {
+        let wanted = match length {
+            Some(length) => format!("{length} bytes from byte {start} on"),
+            None => format!("byte {start}"),
+        };
+        Error::new(
+            "cannot save",
+            format!("{wanted} lie past the end, {size} bytes"),
+        )
+        .with_errno(Errno::INVAL)
+        .at(origin.to_string())
+        .with_remedy("choose a range inside of it")
+    })
+}
+
+/// What a descriptor stands for, and its size.
+fn of_descriptor(fd: &Arc<OwnedFd>, number: i32) -> Result<(Body, Option<u64>, &'static str)> {
+    if !sys::file::is_readable(fd.as_fd()).unwrap_or(false) {
+        return Err(Error::os("cannot save", Errno::BADF)
+            .with_why("the descriptor is not open for reading")
+            .with_remedy("open it for reading, or for reading and writing"));
+    }
+    if dmabuf::is_one(fd.as_fd()) {
+        return of_dma_buf(fd);
+    }
+    let stat = file::stat(fd.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+    match stat.kind {
+        FileType::RegularFile if source::in_memory(&stat).is_some() => of_memory(fd, &stat),
+        FileType::RegularFile | FileType::BlockDevice => {
+            match of_file(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))) {
+                // What this process may not open by itself is read by the descriptor that it was given.
+                Err(error) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
+                    let why = format!("fd:{number} cannot be opened once more");
+                    let memory = Memory {
+                        fd: Arc::clone(fd),
+                        map: Err(why),
+                        unregistrable: None,
+                        page: page_size(),
+                        dma_buf: None,
+                    };
+                    Ok((Body::Memory(memory), Some(stat.size), "file"))
+                }
+                done => done,
+            }
+        }
+        FileType::Fifo | FileType::Socket | FileType::CharacterDevice => {
+            Ok((Body::stream(fd), None, "pipe"))
+        }
+        _ => Err(Error::os("cannot save", Errno::INVAL)
+            .with_why("it is neither memory, a file nor a pipe")
+            .with_remedy("pass a memfd, a dma-buf or a regular file")),
+    }
+}
+
+fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body, Option<u64>, &'static str)> {
+    let ask = |errno| Error::os("cannot ask about the dma-buf", errno);
+    let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
+    let ko = ko::behind(fd.as_fd());
+    let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
+    let map = Mapping::chain(&[(fd.as_fd(), bytes)]);
+    let map = map.or_else(|_| Mapping::shared(fd.as_fd(), bytes as usize, 1, false));
+    let unpinnable = match &map {
+        Ok(map) => map.region().can_be_pinned(0).err(),
+        Err(errno) => Some(*errno),
+    };
+    // A device reaches it all the same.
+    let map = map.map_err(|errno| {
+        let name = crate::error::errno_name(errno.raw_os_error());
+        format!("this process cannot map the dma-buf ({name})")
+    });
+    let memory = Memory {
+        fd: Arc::clone(fd),
+        map,
+        unregistrable: None,
+        page: page_size(),
+        dma_buf: Some(DmaBuf { unpinnable, ko }),
+    };
+    Ok((Body::Memory(memory), Some(bytes), "dma-buf"))
+}
+
+/// A memfd, or a file that its file system keeps in memory: there is no other place to read it from.
+fn of_memory(fd: &Arc<OwnedFd>, stat: &file::Stat) -> Result<(Body, Option<u64>, &'static str)> {
+    let kind = match memfd::seals(fd.as_fd()) {
+        Ok(_) => "memfd",
+        Err(_) => "file",
+    };
+    let huge = stat.is_hugetlb();
+    let (map, unregistrable) = if huge && stat.allocated < stat.size {
+        // To touch a hole would fill it from the pool.
+        (Err("it has holes, on huge pages".to_string()), None)
+    } else {
+        let size = stat
+            .size
+            .next_multiple_of(if huge { stat.fs_block } else { 1 }) as usize;
+        let writable = match huge {
+            true => Mapping::shared_sparse(fd.as_fd(), size),
+            false => Mapping::shared(fd.as_fd(), size.max(1), 1, true),
+        };
+        match writable {
+            Ok(map) => (Ok(map), None),
+            Err(_) => {
+                let map = Mapping::shared(fd.as_fd(), size.max(1), 1, false);
+                let why = "it may not be written: the kernel registers only what may be";
+                let map = map.map_err(|errno| {
+                    let name = crate::error::errno_name(errno.raw_os_error());
+                    format!("it cannot be mapped ({name})")
+                });
+                (map, Some(why))
+            }
+        }
+    };
+    let memory = Memory {
+        fd: Arc::clone(fd),
+        map,
+        unregistrable,
+        page: stat.fs_block.max(page_size()),
+        dma_buf: None,
+    };
+    Ok((Body::Memory(memory), Some(stat.size), kind))
+}
+
+fn of_file(path: &Path) -> Result<(Body, Option<u64>, &'static str)> {
+    let source = match Source::open(path) {
+        Ok(source) => source,
+        // Of nothing there is nothing to read.
+        Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => {
+            return Ok((Body::Nothing, Some(0), "file"));
+        }
+        Err(error) => return Err(error.of_save()),
+    };
+    let size = source.size();
+    if source.in_memory() {
+        let (fd, _) = source.buffered(0);
+        let twin = file::twin(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+        let twin = Arc::new(twin);
+        let stat =
+            file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+        return of_memory(&twin, &stat);
+    }
+    let kind = match source.file_system() == Source::BLOCK_DEVICE {
+        true => "block device",
+        false => "file",
+    };
+    Ok((Body::File(source), Some(size), kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn origins_are_parsed_strictly() {
+        assert!(matches!("model".parse(), Ok(Origin::File(_))));
+        assert!(matches!("./fd:3".parse(), Ok(Origin::File(_))));
+        assert!(matches!("-".parse(), Ok(Origin::Stream(_))));
+        let fd: Origin = "fd:0@4096".parse().unwrap();
+        assert_eq!(fd.to_string(), "fd:0@4096");
+        for bad in ["fd:", "fd:x", "fd:0@", "fd:0@-1", "fd:0@1K"] {
+            let error = bad.parse::<Origin>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage, "{bad}");
+        }
+        let error = "fd:987654".parse::<Origin>().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+}

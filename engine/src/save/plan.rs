@@ -1,0 +1,443 @@
+//! What a save will do and why.
+
+use super::Wanted;
+use super::origin::{Memory, Opened};
+use super::to::To;
+use crate::error::{Error, Result, errno_name};
+use crate::facts::{Host, premap};
+use crate::message::{Message, Opt, message};
+use crate::options::{Io, Method};
+use crate::plan::{
+    BOUNCE_BLOCK, BUFFERED_BLOCK, COPY_BLOCK, DIRECT_BLOCK, DIRECT_DEPTH, LARGEST_RING,
+    MOST_THREADS, MOST_WORKERS, Pinned, Rung, no_uring,
+};
+use crate::reasons::{Reason, Reasons};
+use crate::sys::{Errno, file};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// The ways that saves know; what is [`Method`]'s besides reads.
+pub(super) const METHODS: [Method; 7] = [
+    Method::Auto,
+    Method::Uring,
+    Method::Threads,
+    Method::Bounce,
+    Method::Module,
+    Method::CopyFileRange,
+    Method::Premap,
+];
+
+/// A plan for a save: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct SavePlan {
+    /// What is saved, as it was named.
+    pub from: String,
+    /// What that is: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    pub kind: String,
+    /// Its first byte that is saved.
+    pub from_offset: u64,
+    /// How many are; `None` of a stream that ends by itself.
+    pub bytes: Option<u64>,
+    /// Where to; in JSON what of the path is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub to: PathBuf,
+    /// Where the first byte goes.
+    pub offset: u64,
+    /// The file comes into being beside its place, and takes it in one step; otherwise a part of a file
+    /// that exists is written.
+    pub atomic: bool,
+    /// It is on the disk before the save returns.
+    pub sync: bool,
+    /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
+    pub ladder: Vec<Rung>,
+    /// Size of one operation.
+    pub block: u64,
+    /// Operations in flight, at most.
+    pub queue_depth: u32,
+    /// Multiple that direct writes keep to; `None` where there are none.
+    pub align: Option<u64>,
+    /// Bytes that will be written; `None` of a stream.
+    pub to_write: Option<u64>,
+    /// Bytes of holes, which are not.
+    pub holes: u64,
+    /// Size of one window of registered buffers; 0 without.
+    pub window: u64,
+    /// The reasons, one a choice.
+    pub reasons: Vec<Reason>,
+    /// Memory may be read by its addresses, be it only by the CPU: that fills no hole of it.
+    #[serde(skip)]
+    pub(super) by_address: bool,
+    #[serde(skip)]
+    pub(super) tuning: Tuning,
+}
+
+/// What the ways work with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tuning {
+    block: Option<u64>,
+    depth: u32,
+    threads: usize,
+    grain: u64,
+    /// New memory comes from this NUMA node.
+    pub(super) node: Option<u32>,
+}
+
+impl SavePlan {
+    /// The first rung: what will be tried first.
+    pub fn first(&self) -> Rung {
+        self.ladder[0]
+    }
+
+    /// The size of one operation of a rung.
+    pub(super) fn block_of(&self, rung: Rung) -> u64 {
+        self.tuning.block_of(rung)
+    }
+
+    /// Operations that a rung has in flight, at most.
+    pub(super) fn depth_of(&self, rung: Rung) -> u32 {
+        self.tuning.depth_of(rung)
+    }
+}
+
+#[cfg(test)]
+impl SavePlan {
+    /// Has all rungs cut at other places than the file's blocks.
+    pub(super) fn set_block(&mut self, block: u64) {
+        self.tuning.block = Some(block);
+    }
+}
+
+impl Tuning {
+    fn block_of(self, rung: Rung) -> u64 {
+        let usual = match rung.method {
+            Method::Bounce => BOUNCE_BLOCK,
+            Method::Module | Method::CopyFileRange => COPY_BLOCK,
+            _ if rung.direct => DIRECT_BLOCK,
+            _ => BUFFERED_BLOCK,
+        };
+        self.block.unwrap_or(usual.next_multiple_of(self.grain))
+    }
+
+    fn depth_of(self, rung: Rung) -> u32 {
+        let ring = u32::try_from(LARGEST_RING / self.block_of(rung)).unwrap_or(u32::MAX);
+        match (rung.method, rung.direct) {
+            (Method::Module | Method::CopyFileRange, _) => 1,
+            (Method::Bounce, _) => self.depth.min(ring.max(1)),
+            (Method::Threads, true) => self.depth.min(MOST_WORKERS),
+            (Method::Threads, false) => self.threads as u32,
+            _ => self.depth,
+        }
+    }
+}
+
+/// Decides. `runs` is where the origin has data, in offsets of the target.
+pub(super) fn decide(
+    wanted: &Wanted,
+    origin: &Opened,
+    to: &To,
+    host: &Host,
+    runs: &[(u64, u64)],
+    log: &Reasons,
+) -> Result<SavePlan> {
+    let data: u64 = runs.iter().map(|run| run.1 - run.0).sum();
+    let holes = match origin.is_stream() {
+        true => 0,
+        false => origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data)),
+    };
+    let by_address = by_address(origin, to, holes > 0);
+    let mut ladder = ladder(wanted, origin, to, host, &by_address, log)?;
+    let tuning = Tuning {
+        block: wanted.block,
+        depth: wanted.queue_depth.unwrap_or(DIRECT_DEPTH),
+        threads: host.cpus.clamp(1, MOST_THREADS),
+        grain: to.grain,
+        node: host.node,
+    };
+    let cuts = |rung: &Rung| rung.direct && !matches!(wanted.block, None | Some(0));
+    if let Some(block) = wanted.block
+        && ladder.iter().any(cuts)
+        && !block.is_multiple_of(to.grain)
+    {
+        let why = format!(
+            "{block} is not a multiple of the file's blocks, {}",
+            to.grain
+        );
+        return Err(Error::usage(Opt::Block, why));
+    }
+    let window = window(&mut ladder, tuning, origin, host, log);
+    let first = ladder[0];
+    match (to.direct(), wanted.io) {
+        (Err(why), Io::Auto) => log.add("io", Io::Buffered, why),
+        (_, Io::Auto) if first.direct => {
+            log.add("io", Io::Direct, "nothing of it stays in the page cache");
+        }
+        (_, Io::Auto) => log.add("io", Io::Buffered, "all that is left"),
+        (_, asked) => log.add("io", asked, "asked for"),
+    }
+    log.add("method", first, describe(first, wanted.method, origin));
+    let (how, why) = match to.is_in_place() {
+        true => ("in place", "not atomic: a crash leaves old and new bytes"),
+        false => ("atomic", "the old file or the new one, never a mixture"),
+    };
+    log.add("place", how, why);
+    let (how, why) = match wanted.sync {
+        true => ("yes", "it is on the disk when the save has ended"),
+        false => ("no", "asked for: a crash soon after may lose it"),
+    };
+    log.add("sync", how, why);
+    Ok(SavePlan {
+        from: wanted.from.clone(),
+        kind: origin.kind.to_string(),
+        from_offset: origin.start,
+        bytes: origin.bytes,
+        to: to.path().to_path_buf(),
+        offset: to.at,
+        atomic: !to.is_in_place(),
+        sync: wanted.sync,
+        block: tuning.block_of(first),
+        queue_depth: tuning.depth_of(first),
+        align: first.direct.then_some(to.grain),
+        to_write: (!origin.is_stream()).then_some(data),
+        holes,
+        by_address: by_address.is_ok() || holes == 0,
+        window,
+        reasons: log.list(),
+        ladder,
+        tuning,
+    })
+}
+
+fn rung(method: Method, direct: bool, registered: bool) -> Rung {
+    Rung {
+        method,
+        direct,
+        registered,
+    }
+}
+
+/// The ways to try, in order, with the reasons for those left out.
+fn ladder(
+    wanted: &Wanted,
+    origin: &Opened,
+    to: &To,
+    host: &Host,
+    by_address: &Result<(), Message>,
+    log: &Reasons,
+) -> Result<Vec<Rung>> {
+    let uring = [
+        rung(Method::Uring, true, true),
+        rung(Method::Uring, true, false),
+    ];
+    let bounce = [
+        rung(Method::Bounce, true, true),
+        rung(Method::Bounce, true, false),
+    ];
+    let premap = rung(Method::Premap, true, true);
+    let last = rung(Method::Threads, false, false);
+    let both = |method| vec![rung(method, true, false), rung(method, false, false)];
+    let memory = origin.memory();
+    let dma_buf = memory.and_then(|memory| memory.dma_buf.as_ref());
+    let copies = memory.is_some_and(|memory| copies(memory, to));
+    let through = || bounce.into_iter().chain([last]);
+    let all: Vec<Rung> = match wanted.method {
+        Method::Auto if dma_buf.is_some_and(|dma_buf| dma_buf.ko.is_some()) => {
+            both(Method::Module).into_iter().chain(through()).collect()
+        }
+        Method::Auto if dma_buf.is_some() => {
+            let mut all = vec![premap];
+            if copies {
+                all.extend(both(Method::CopyFileRange));
+            }
+            match by_address {
+                Ok(()) => all.extend(uring),
+                Err(why) => log.add("not", uring[1], why.clone()),
+            }
+            all.into_iter().chain(through()).collect()
+        }
+        Method::Auto => match by_address {
+            Ok(()) => vec![uring[0], uring[1], rung(Method::Threads, true, false), last],
+            Err(why) => {
+                if memory.is_some() {
+                    log.add("not", uring[1], why.clone());
+                }
+                through().collect()
+            }
+        },
+        Method::Uring => vec![uring[0], uring[1], rung(Method::Uring, false, false)],
+        Method::Threads => both(Method::Threads),
+        Method::Bounce => through().collect(),
+        Method::Premap => vec![premap],
+        Method::Module | Method::CopyFileRange => both(wanted.method),
+        other => {
+            let words: Vec<_> = METHODS.iter().map(|method| method.word()).collect();
+            let why = format!("{other} is a way to load; saves know {}", words.join(", "));
+            return Err(Error::usage(Opt::Method, why));
+        }
+    };
+    let mut left_out = None;
+    let mut kept = Vec::new();
+    for rung in all {
+        let why = match (wanted.io, rung.direct) {
+            (Io::Direct, false) | (Io::Buffered, true) => continue,
+            (_, true) => to.direct().map(drop).map_err(Message::from),
+            _ => Ok(()),
+        }
+        .and_then(|()| match no_uring(host, &to.file_system, to.align_told) {
+            Some(why) if rung.registered || rung.method == Method::Uring => Err(why.into()),
+            _ => Ok(()),
+        })
+        .and_then(|()| match rung.method {
+            Method::Uring => by_address.clone(),
+            Method::Threads if rung.direct => by_address.clone(),
+            Method::Module if dma_buf.is_none_or(|dma_buf| dma_buf.ko.is_none()) => {
+                Err("dmafile.ko writes its own dma-bufs only".into())
+            }
+            Method::CopyFileRange if !copies => {
+                Err("this kernel does not copy from such memory to a file".into())
+            }
+            Method::Premap => maps_once(memory, to),
+            _ => Ok(()),
+        })
+        .and_then(|()| match memory.and_then(|memory| memory.unregistrable) {
+            Some(why) if rung.registered && rung.method == Method::Uring => Err(why.into()),
+            _ => Ok(()),
+        });
+        match why {
+            Ok(()) => kept.push(rung),
+            Err(why) => {
+                log.add("not", rung, why.clone());
+                left_out.get_or_insert((rung, why));
+            }
+        }
+    }
+    if kept.is_empty() {
+        let (rung, why) = left_out.unwrap_or((
+            rung(wanted.method, false, false),
+            message!["no method supports this I/O mode (", Opt::Io, ")"],
+        ));
+        return Err(Error::new("cannot save this way", why)
+            .at(format!("{rung} of {}", wanted.from))
+            .with_errno(Errno::OPNOTSUPP)
+            .with_remedy(message![
+                "leave ",
+                Opt::Method,
+                " and ",
+                Opt::Io,
+                " to auto, or see `dmafile explain save`"
+            ]));
+    }
+    Ok(kept)
+}
+
+/// Whether the disk can read the bytes at their addresses; why not.
+fn by_address(origin: &Opened, to: &To, holes: bool) -> Result<(), Message> {
+    let Some(memory) = origin.memory() else {
+        let why = match origin.kind {
+            "pipe" => "a pipe has no memory to write from",
+            _ => "what is on a disk has to be read first",
+        };
+        return Err(why.into());
+    };
+    let region = memory.region().map_err(Message::from)?;
+    if let Some(errno) = memory
+        .dma_buf
+        .as_ref()
+        .and_then(|dma_buf| dma_buf.unpinnable)
+    {
+        let errno = errno_name(errno.raw_os_error());
+        return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
+    }
+    let address = region.address().wrapping_add(origin.start);
+    if address % to.align != to.at % to.align {
+        let why = format!(
+            "its place in memory and that in the file are not congruent modulo {}",
+            to.align
+        );
+        return Err(why.into());
+    }
+    if holes && address % to.grain != to.at % to.grain {
+        // Blocks that begin in a hole would fill it with a page.
+        return Err("its holes do not end where blocks of the file do".into());
+    }
+    Ok(())
+}
+
+/// Whether the kernel copies from the memory to the file by itself.
+fn copies(memory: &Memory, to: &To) -> bool {
+    // Between two files in memory it would, with a copy as any other.
+    !to.is_in_memory() && file::copies_range(memory.fd(), to.buffered())
+}
+
+/// Whether the memory can be DMA-mapped once for the disk; why not.
+fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
+    let Some(memory) = memory.filter(|memory| memory.dma_buf.is_some()) else {
+        return Err("only dma-bufs are mapped once, to be saved".into());
+    };
+    let file = to.direct().map_err(Message::from)?;
+    let refused = premap::dma_buf_refused_for(file, to.device(), memory.fd());
+    refused.map_or(Ok(()), |why| Err(why.into()))
+}
+
+/// The size of a window of registered buffers; drops rungs for which the limit on pinned memory is too
+/// low.
+fn window(
+    ladder: &mut Vec<Rung>,
+    tuning: Tuning,
+    origin: &Opened,
+    host: &Host,
+    log: &Reasons,
+) -> u64 {
+    let limit = host.pin_limit();
+    let pinned = |rung: &Rung| {
+        let in_flight = tuning.block_of(*rung) * u64::from(tuning.depth_of(*rung));
+        match (rung.registered, rung.method) {
+            (true, Method::Bounce) => Some(Pinned::ring(in_flight)),
+            (true, Method::Uring) => {
+                let page = origin.memory().map_or(host.page, |memory| memory.page);
+                let page = page.max(host.thp_size);
+                Some(Pinned::windows(in_flight, page))
+            }
+            _ => None,
+        }
+    };
+    let exceeds = |rung: &Rung| pinned(rung).and_then(|pinned| pinned.exceeds(limit));
+    let too_large: Vec<_> = ladder
+        .iter()
+        .filter_map(|rung| Some((*rung, exceeds(rung)?)))
+        .collect();
+    if too_large.len() < ladder.len() {
+        for (rung, why) in too_large {
+            log.add("not", rung, why);
+            ladder.retain(|other| *other != rung);
+        }
+    }
+    let by_windows = |rung: &&Rung| rung.registered && rung.method == Method::Uring;
+    let first = ladder.iter().find(by_windows).and_then(pinned);
+    first.map_or(0, |pinned| pinned.window(limit))
+}
+
+/// The reason to have chosen a rung.
+fn describe(rung: Rung, asked: Method, origin: &Opened) -> String {
+    let what = match (rung.method, rung.direct, rung.registered) {
+        (Method::Uring, true, true) => "the disk reads from registered memory, no copy",
+        (Method::Uring, true, false) => "the disk reads from the memory, no copy",
+        (Method::Uring, false, _) => "io_uring's workers copy to the page cache",
+        (Method::Threads, true, _) => "a pool of direct pwrites, no copy",
+        (Method::Threads, false, _) => "a pool of pwrites, copied to the page cache",
+        (Method::Premap, ..) => "the disk reads from memory that is mapped once for it, no copy",
+        (Method::Bounce, _, registered) => match (origin.passes_once(), registered) {
+            (true, true) => "read into a registered ring, from which the disk reads",
+            (true, false) => "read into a ring, and a pool of direct pwrites from there",
+            (false, true) => "one copy to a registered ring, from which the disk reads",
+            (false, false) => "one copy to a ring, and a pool of direct pwrites from there",
+        },
+        (Method::Module, true, _) => "the disk reads from the buffer's own pages",
+        (Method::CopyFileRange, true, _) => "the kernel has the disk read from the memory's pages",
+        _ => "the kernel copies to the page cache",
+    };
+    match asked {
+        Method::Auto => format!("the first of the ladder that works: {what}"),
+        _ => format!("asked for: {what}"),
+    }
+}

@@ -1,0 +1,132 @@
+//! What comes of a save: an account of how it went.
+
+use super::plan::SavePlan;
+use crate::flow::clock::{Clock, Cpu};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace;
+use crate::options::{Io, Method};
+use crate::plan::Rung;
+use crate::reasons::{Reason, Reasons};
+use crate::sys::ko;
+use crate::verify::Verified;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// How a save went. Serialised, it is the JSON that the command prints.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct SaveReport {
+    /// Bytes that were saved, holes included.
+    pub bytes: u64,
+    /// Where the first one is in the file.
+    pub offset: u64,
+    /// Wall time from open to the end: with [`SaveReport::sync`], until it is on the disk.
+    pub seconds: f64,
+    /// The method that moved the last byte.
+    pub method: Method,
+    /// Direct, buffered, or auto where some bytes went each way, parts of blocks at either end above
+    /// all.
+    pub io: Io,
+    /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    pub kind: String,
+    /// Where to; in JSON what of the path is no UTF-8 is replaced.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub to: PathBuf,
+    /// The file took its place in one step.
+    pub atomic: bool,
+    /// It is on the disk.
+    pub sync: bool,
+    /// Seconds by phase: `open`, `plan`, `reserve`, `submit`, `wait`, `copy`, `verify`, `sync`, `total`.
+    /// Phases overlap, and those that several threads work in are summed over them.
+    pub phases: BTreeMap<&'static str, f64>,
+    /// Processor time.
+    pub cpu: Cpu,
+    /// Seconds in which writes were in flight: T(I/O).
+    pub io_seconds: f64,
+    /// Bytes that went to the disk directly.
+    pub bytes_direct: u64,
+    /// Bytes that were copied to the page cache.
+    pub bytes_buffered: u64,
+    /// Bytes of holes, which were not written.
+    pub bytes_hole: u64,
+    /// What was decided, and what was given up on the way.
+    pub reasons: Vec<Reason>,
+    /// The checksum that was asked for, of the bytes that were saved.
+    pub verify: Option<Verified>,
+    #[serde(skip)]
+    trace: Option<serde_json::Value>,
+}
+
+impl SaveReport {
+    pub(super) fn of(
+        plan: &SavePlan,
+        bytes: u64,
+        meter: &Meter<'_>,
+        clock: &Clock,
+        log: &Reasons,
+        (rung, verify): (Rung, Option<Verified>),
+    ) -> Self {
+        if let Some((choice, why)) = modes(meter.modes()) {
+            log.add("mode", choice, why);
+        }
+        let (direct, buffered) = meter.moved();
+        let mut phases: BTreeMap<_, _> = Phase::OF_SAVES
+            .iter()
+            .map(|&phase| (phase.name(), meter.phase(phase).as_secs_f64()))
+            .collect();
+        let seconds = meter.now().as_secs_f64();
+        phases.insert("total", seconds);
+        Self {
+            bytes,
+            offset: plan.offset,
+            seconds,
+            method: rung.method,
+            io: match (direct, buffered) {
+                (0, 0) if rung.direct => Io::Direct,
+                (0, _) => Io::Buffered,
+                (_, 0) => Io::Direct,
+                _ => Io::Auto,
+            },
+            kind: plan.kind.clone(),
+            to: plan.to.clone(),
+            atomic: plan.atomic,
+            sync: plan.sync,
+            phases,
+            cpu: clock.cpu(),
+            io_seconds: meter.overlap().io.as_secs_f64(),
+            bytes_direct: direct,
+            bytes_buffered: buffered,
+            bytes_hole: bytes.saturating_sub(direct + buffered),
+            reasons: log.list(),
+            verify,
+            trace: meter.spans().map(|spans| trace::render(&spans)),
+        }
+    }
+
+    /// The timeline in the Chrome trace format, where [`Save::trace`](crate::Save::trace) asked for one.
+    pub fn trace(&self) -> Option<&serde_json::Value> {
+        self.trace.as_ref()
+    }
+}
+
+/// How dmafile.ko says that it moved bytes, in words and in more of them.
+fn modes(mode: u32) -> Option<(String, String)> {
+    let all = [
+        (
+            ko::DIRECT,
+            "direct",
+            "the disk read from the buffer's pages",
+        ),
+        (
+            ko::BOUNCED,
+            "bounced",
+            "a copy, and direct writes from there",
+        ),
+        (ko::BUFFERED, "buffered", "copied to the page cache"),
+    ];
+    let had: Vec<_> = all.iter().filter(|(bit, ..)| mode & bit != 0).collect();
+    let words: Vec<_> = had.iter().map(|one| one.1).collect();
+    let whys: Vec<_> = had.iter().map(|one| one.2).collect();
+    (!had.is_empty()).then(|| (words.join("+"), whys.join("; ")))
+}

@@ -1,0 +1,412 @@
+//! Where a save goes: a file that comes into being beside its place, or a part of one that exists.
+
+use super::beside::Beside;
+use crate::error::{Error, Result, errno_name};
+use crate::message::{Opt, message};
+use crate::reasons::Reasons;
+use crate::source;
+use crate::sync::lock;
+use crate::sys::block::Device;
+use crate::sys::map::page_size;
+use crate::sys::{Errno, cache, file, memfd, place};
+use rustix::fs::FileType;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// An open file to write to.
+pub(super) struct To {
+    path: PathBuf,
+    /// Through the page cache.
+    file: OwnedFd,
+    /// Past it, or why not.
+    direct: Result<OwnedFd, String>,
+    /// Where the first byte goes.
+    pub(super) at: u64,
+    /// Direct writes begin and end at multiples of this, which are whole blocks and pages too.
+    pub(super) grain: u64,
+    /// What direct writes need of memory.
+    pub(super) align: u64,
+    pub(super) align_told: bool,
+    pub(super) file_system: String,
+    device: Option<Device>,
+    in_memory: bool,
+    how: How,
+    /// Space below this offset is there, and the size is at least this.
+    reserved: Mutex<u64>,
+}
+
+enum How {
+    /// Not in its place yet.
+    Beside(Beside),
+    /// It is a part of a file of this size; None of a block device, whose size does not change.
+    InPlace(Option<u64>),
+}
+
+/// How much is reserved ahead of a stream, at first and at most.
+const FIRST_STEP: u64 = 1 << 20;
+const LARGEST_STEP: u64 = 64 << 20;
+
+impl To {
+    /// A new file for a place, which nobody sees before it is whole.
+    pub(super) fn replace(path: &Path, log: &Reasons) -> Result<Self> {
+        let (beside, file) = Beside::create(path, log)?;
+        Self::new(path, file, 0, How::Beside(beside))
+    }
+
+    /// A part of a file or block device that exists, from byte `at` on.
+    pub(super) fn in_place(path: &Path, at: u64) -> Result<Self> {
+        let place = path.display().to_string();
+        let refuse = |why: &str, errno, remedy: &str| {
+            Error::os("cannot write into", errno)
+                .with_why(why)
+                .at(&place)
+                .with_remedy(remedy)
+        };
+        let cannot = |errno| match errno {
+            Errno::NOENT => refuse(
+                "there is no such file",
+                errno,
+                "a part is written of a file that exists; a new file is named without an offset",
+            ),
+            Errno::ISDIR => refuse("it is a folder", errno, "name a file in it"),
+            Errno::BUSY => refuse(
+                "the device is in use",
+                errno,
+                "unmount it, and whatever else holds it, first",
+            ),
+            errno => cannot_open(errno).at(&place),
+        };
+        // Looked at first: what is no file may wait for somebody, or do something, when it is opened.
+        let kind = std::fs::metadata(path).map_err(|error| cannot(crate::sys::errno(error)))?;
+        let kind = FileType::from_raw_mode(std::os::unix::fs::MetadataExt::mode(&kind));
+        if !matches!(
+            kind,
+            FileType::RegularFile | FileType::BlockDevice | FileType::Directory
+        ) {
+            let remedy = "name a regular file or a block device";
+            return Err(refuse(
+                "it is neither a file nor a block device",
+                Errno::INVAL,
+                remedy,
+            ));
+        }
+        let file = place::open_to_write(path, kind == FileType::BlockDevice).map_err(cannot)?;
+        let stat = stat(&file, path)?;
+        let how = match stat.kind {
+            FileType::BlockDevice => How::InPlace(None),
+            _ => How::InPlace(Some(stat.size)),
+        };
+        Self::new(path, file, at, how)
+    }
+
+    fn new(path: &Path, file: OwnedFd, at: u64, how: How) -> Result<Self> {
+        let stat = stat(&file, path)?;
+        let in_memory = source::in_memory(&stat);
+        let refused = match (in_memory, stat.direct) {
+            (Some(fs), _) => Some(format!(
+                "{fs} keeps its files in memory: nothing to pass by"
+            )),
+            (None, Some((_, 0))) => {
+                Some("statx says that this file allows no direct I/O".to_string())
+            }
+            _ => None,
+        };
+        let open = || {
+            place::reopen_direct(file.as_fd()).map_err(|errno| {
+                let name = errno_name(errno.raw_os_error());
+                format!("O_DIRECT is refused at open ({name})")
+            })
+        };
+        let direct = refused.map_or_else(open, Err);
+        // A block that is written in part is read first, and what one page holds goes one way only.
+        let usual = match stat.fs_block {
+            block @ 512..=0x1_0000 if block.is_power_of_two() => block,
+            _ => 512,
+        };
+        let usual = usual.max(page_size());
+        let align = match stat.direct {
+            Some((memory, offset)) => u64::from(memory.max(offset)).max(1),
+            None => usual,
+        };
+        Ok(Self {
+            path: path.to_path_buf(),
+            direct,
+            at,
+            grain: usual.max(align),
+            align,
+            align_told: stat.direct.is_some(),
+            file_system: source::file_system(&stat),
+            device: Device::of(stat.device),
+            in_memory: in_memory.is_some(),
+            how,
+            file,
+            reserved: Mutex::new(at),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `path` or `path at byte N`, for error messages.
+    pub(super) fn place(&self, at: u64) -> String {
+        match at {
+            0 => self.path.display().to_string(),
+            _ => format!("{} at byte {at}", self.path.display()),
+        }
+    }
+
+    pub(super) fn is_in_place(&self) -> bool {
+        matches!(self.how, How::InPlace(_))
+    }
+
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
+
+    pub(super) fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
+    pub(super) fn buffered(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(super) fn direct(&self) -> Result<BorrowedFd<'_>, &str> {
+        match &self.direct {
+            Ok(fd) => Ok(fd.as_fd()),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// One of these two.
+    pub(super) fn output(&self, direct: bool) -> Result<BorrowedFd<'_>, Error> {
+        match direct {
+            true => self
+                .direct()
+                .map_err(|why| Error::new("no direct I/O", why).at(self.place(0))),
+            false => Ok(self.buffered()),
+        }
+    }
+
+    /// Reserves space for these ranges, the last of which ends at `end` or before, and sets the size,
+    /// so that a full disk is found before anything is written.
+    pub(super) fn reserve(&self, runs: &[(u64, u64)], end: u64, log: &Reasons) -> Result<()> {
+        self.fits(end)?;
+        let How::InPlace(None) = self.how else {
+            let mut refused = None;
+            for (start, stop_at) in runs {
+                match self.reserve_range(*start, *stop_at) {
+                    Err(errno) if is_unknown(errno) => {
+                        refused = Some(errno);
+                        break;
+                    }
+                    done => done.map_err(|errno| self.failed(*start, errno))?,
+                }
+            }
+            let (choice, why) = match refused {
+                Some(errno) => {
+                    let name = errno_name(errno.raw_os_error());
+                    ("not reserved", format!("the file system cannot ({name})"))
+                }
+                None => ("reserved", "before the first write".to_string()),
+            };
+            if !runs.is_empty() {
+                log.add("space", choice, why);
+            }
+            return self.grow(end);
+        };
+        Ok(())
+    }
+
+    /// Makes room for what comes out of a stream up to `end`.
+    pub(super) fn reserve_ahead(&self, end: u64) -> Result<()> {
+        let mut reserved = lock(&self.reserved);
+        if end <= *reserved {
+            return Ok(());
+        }
+        self.fits(end)?;
+        if let How::InPlace(None) = self.how {
+            *reserved = end;
+            return Ok(());
+        }
+        let step = (*reserved - self.at).clamp(FIRST_STEP, LARGEST_STEP);
+        let limit = file::size_limit().unwrap_or(u64::MAX);
+        let ahead = end.max(*reserved + step).min(limit.max(end));
+        let upto = match self.reserve_range(*reserved, ahead) {
+            // There may be room for what has come.
+            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                self.reserve_range(*reserved, end)
+                    .map_err(|errno| self.failed(*reserved, errno))?;
+                end
+            }
+            Err(errno) if !is_unknown(errno) => return Err(self.failed(*reserved, errno)),
+            // Without a reservation nothing is gained by a larger size.
+            Err(_) => end,
+            Ok(()) => ahead,
+        };
+        self.grow(upto)?;
+        *reserved = upto;
+        Ok(())
+    }
+
+    fn reserve_range(&self, start: u64, end: u64) -> Result<(), Errno> {
+        /// A signal ends it between two of these.
+        const STEP: u64 = 16 << 30;
+        let mut at = start;
+        while at < end {
+            let len = (end - at).min(STEP);
+            place::reserve(self.buffered(), at, len)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// The size is at least `end`.
+    fn grow(&self, end: u64) -> Result<()> {
+        match self.how {
+            How::InPlace(None) => return Ok(()),
+            How::InPlace(Some(size)) if end <= size => return Ok(()),
+            _ => {}
+        }
+        memfd::resize(self.buffered(), end).map_err(|errno| self.failed(end, errno))
+    }
+
+    /// All of a stream has come, up to `end`: takes back what was reserved beyond.
+    pub(super) fn ends_at(&self, end: u64) -> Result<()> {
+        let size = match self.how {
+            How::InPlace(None) => return Ok(()),
+            How::InPlace(Some(size)) => size.max(end),
+            How::Beside(_) => end,
+        };
+        memfd::resize(self.buffered(), size).map_err(|errno| self.failed(end, errno))
+    }
+
+    /// Whether the file may become that long.
+    fn fits(&self, end: u64) -> Result<()> {
+        if let How::InPlace(None) = self.how {
+            let size = stat(&self.file, &self.path)?.size;
+            if end > size {
+                let why = format!("it has {size} bytes, and byte {end} would be the end");
+                let error = Error::os("cannot write into", Errno::NOSPC).with_why(why);
+                return Err(error
+                    .at(self.place(0))
+                    .with_remedy("save less, or elsewhere"));
+            }
+            return Ok(());
+        }
+        match file::size_limit() {
+            Some(limit) if end > limit => Err(self.failed(0, Errno::FBIG)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a range zero, in which the origin has a hole.
+    pub(super) fn clear(&self, start: u64, end: u64) -> Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        let from = match self.how {
+            // It is new.
+            How::Beside(_) => return Ok(()),
+            How::InPlace(Some(size)) if start >= size => return Ok(()),
+            How::InPlace(_) => start,
+        };
+        if start >= end || place::punch(self.buffered(), from, end - from).is_ok() {
+            return Ok(());
+        }
+        let mut at = from;
+        while at < end {
+            let len = (end - at).min(ZEROS.len() as u64);
+            file::pwrite_all(self.buffered(), &ZEROS[..len as usize], at)
+                .map_err(|errno| self.failed(at, errno))?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Waits until all of it is on the disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        let fd = self.buffered();
+        let synced = match self.how {
+            How::Beside(_) => place::sync(fd),
+            How::InPlace(_) => place::sync_data(fd),
+        };
+        synced.map_err(|errno| cannot_sync(errno).at(self.place(0)))
+    }
+
+    /// Takes out of the page cache what was written on its way to the disk.
+    pub(super) fn leave_no_cache(&self, edges: &[(u64, u64)]) {
+        match self.how {
+            How::Beside(_) => cache::drop_range(self.buffered(), 0, 0),
+            How::InPlace(_) => {
+                for (start, end) in edges {
+                    let first = start - start % page_size();
+                    let len = end.next_multiple_of(page_size()) - first;
+                    cache::drop_range(self.buffered(), first, len);
+                }
+            }
+        }
+    }
+
+    /// Puts it in its place. `sync` is whether that lasts.
+    pub(super) fn put(self, sync: bool) -> Result<()> {
+        match self.how {
+            How::Beside(beside) => beside.put(&self.file, sync),
+            How::InPlace(_) => Ok(()),
+        }
+    }
+
+    /// A write at `offset` that failed for good.
+    pub(super) fn failed(&self, offset: u64, errno: Errno) -> Error {
+        cannot_write(errno).at(self.place(offset))
+    }
+}
+
+fn stat(file: &OwnedFd, path: &Path) -> Result<file::Stat> {
+    file::stat(file.as_fd())
+        .map_err(|errno| Error::os("cannot ask about", errno).at(path.display().to_string()))
+}
+
+/// The file system does not know how to reserve.
+fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
+}
+
+/// A file cannot be made, or opened to be written to.
+pub(super) fn cannot_open(errno: Errno) -> Error {
+    let error = Error::os("cannot write", errno);
+    match errno {
+        Errno::ACCESS => error.with_remedy("ask for write permission on it, or run as its owner"),
+        Errno::PERM => error.with_remedy("see chattr(1) for its flags: lsattr"),
+        Errno::TXTBSY => error.with_remedy("it is a program that runs: end it first"),
+        _ => with_usual_remedy(error, errno),
+    }
+}
+
+/// Bytes cannot be written.
+pub(super) fn cannot_write(errno: Errno) -> Error {
+    with_usual_remedy(Error::os("cannot write", errno), errno)
+}
+
+/// What was written cannot be made to last.
+pub(super) fn cannot_sync(errno: Errno) -> Error {
+    with_usual_remedy(Error::os("cannot sync", errno), errno)
+}
+
+fn with_usual_remedy(error: Error, errno: Errno) -> Error {
+    match errno {
+        Errno::NOSPC => error.with_remedy("free space on its file system, or save elsewhere"),
+        Errno::DQUOT => error.with_remedy("free space, or ask for a larger quota"),
+        Errno::FBIG => error.with_remedy("raise the limit on file size: ulimit -f"),
+        Errno::ROFS => error.with_remedy("save elsewhere, or mount it for writing"),
+        Errno::IO => error.with_remedy("the device failed to write: see the kernel log"),
+        Errno::INVAL | Errno::OPNOTSUPP => error.with_remedy(message![
+            "leave ",
+            Opt::Method,
+            " and ",
+            Opt::Io,
+            " to auto, or save elsewhere"
+        ]),
+        _ => error,
+    }
+}

@@ -1,0 +1,287 @@
+//! Ways of writing, one file each.
+//!
+//! A way takes extents from the feed until it is drained, and writes their bytes where they belong. Of
+//! an extent, `at` is its place in what is saved.
+
+mod pool;
+mod ring;
+mod whole;
+
+use super::origin::{Block, Memory, Opened};
+use super::plan::SavePlan;
+use super::to::To;
+use crate::control::CancelToken;
+use crate::error::{Error, Result};
+use crate::flow::feed::{Extent, Feed, Lane};
+use crate::flow::meter::{Meter, Phase};
+use crate::flow::trace::ROW_READS;
+use crate::message::{Opt, message};
+use crate::method::Stop;
+use crate::options::{Io, Method};
+use crate::plan::Rung;
+use crate::sync::lock;
+use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::{Errno, file, retry};
+use std::sync::Mutex;
+
+/// Bytes at either end of a run that no direct write reaches, and where they go in the target: those of a
+/// stream, which cannot be read again.
+pub(super) type Kept = Mutex<Vec<(u64, Vec<u8>)>>;
+
+/// Who sees what passes by: a block, the place in the origin of its first byte, and how many it has.
+pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result<()> + Sync + 'a)>;
+
+/// What a way is given.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
+    pub plan: &'a SavePlan,
+    pub rung: Rung,
+    pub origin: &'a Opened,
+    pub to: &'a To,
+    pub feed: &'a Feed,
+    pub meter: &'a Meter<'a>,
+    pub cancel: &'a CancelToken,
+    /// The checksum of what passes by but once.
+    pub hash: Passing<'a>,
+    pub kept: &'a Kept,
+}
+
+/// Writes all that the feed has by one rung of the ladder.
+pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
+    let through = match job.rung.method {
+        Method::Bounce => true,
+        Method::Threads => job.region().is_err() || !job.plan.by_address,
+        _ => false,
+    };
+    match job.rung.method {
+        Method::Module => whole::module(job),
+        Method::CopyFileRange => whole::copy_range(job),
+        Method::Threads if !through => pool::by_address(job),
+        Method::Uring | Method::Premap => ring::by_address(job),
+        _ if job.rung.registered => in_blocks(job, |blocks| ring::through(job, blocks)),
+        _ => in_blocks(job, |blocks| pool::through(job, blocks)),
+    }
+}
+
+/// A ring of blocks beside memory. Bytes pass through it that the disk cannot read where they are.
+#[derive(Clone, Copy)]
+struct Blocks<'m> {
+    ring: Region<'m>,
+    block: u64,
+    count: u64,
+}
+
+impl Blocks<'_> {
+    fn block(&self, index: u64) -> Block<'_> {
+        Block {
+            ring: &self.ring,
+            at: index * self.block,
+            room: self.block,
+        }
+    }
+}
+
+/// Makes a ring for as long as `write` takes.
+fn in_blocks(
+    job: &Job<'_>,
+    write: impl FnOnce(&Blocks<'_>) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    /// Where a ring may begin and end so that transparent huge pages hold it and nothing else.
+    const HUGE: u64 = 2 << 20;
+    let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to write from", errno));
+    let block = job.plan.block_of(job.rung);
+    let count = match job.origin.bytes {
+        Some(bytes) => u64::from(job.plan.depth_of(job.rung)).min(bytes.div_ceil(block).max(1)),
+        None => job.plan.depth_of(job.rung).into(),
+    };
+    let (bytes, align) = (count * block, job.to.grain.max(page_size()));
+    let ring = match bytes >= HUGE {
+        true => Mapping::anon(
+            bytes.next_multiple_of(HUGE) as usize,
+            align.max(HUGE) as usize,
+        ),
+        false => Mapping::anon(bytes as usize, align as usize),
+    };
+    let ring = ring.map_err(cannot)?;
+    // Advice: it is as good as any where there are none.
+    let _ = ring.region().want_huge();
+    // Before Linux 6.5 a fork could part a page from the write that reads it.
+    ring.region().leave_out_of_forks(true);
+    write(&Blocks {
+        ring: ring.region(),
+        block,
+        count,
+    })
+}
+
+/// What was written of an extent.
+struct Done {
+    bytes: u64,
+    direct: bool,
+    /// It is written, and yet nothing more is to be written this way.
+    end: Option<Stop>,
+}
+
+impl<'a> Job<'a> {
+    /// The memory, where its bytes can be reached by their addresses.
+    fn region(&self) -> Result<Region<'a>, &str> {
+        match self.origin.memory() {
+            Some(memory) => memory.region(),
+            None => Err("it is not in memory"),
+        }
+    }
+
+    /// How many blocks may be filled at once: one where the order counts.
+    fn fillers(&self, most: u64) -> usize {
+        match self.origin.is_stream() || self.hash.is_some() {
+            true => 1,
+            false => most.max(1) as usize,
+        }
+    }
+
+    /// The next extent, or None where there is no more.
+    fn next(&self) -> Result<Option<Extent>, Stop> {
+        if self.cancel.is_set() {
+            return Err(self.cancelled().into());
+        }
+        Ok(self.feed.wait(Lane::Main))
+    }
+
+    /// Fills a block with an extent: how many bytes of it are to be written from there. Less than all
+    /// where a stream ends; what no direct write reaches of its last ones is kept.
+    fn fill(&self, block: &Block<'_>, extent: &Extent) -> Result<u64, Stop> {
+        let start = self.meter.now();
+        let got = self
+            .origin
+            .fill(block, extent.at, extent.need, self.cancel)?;
+        self.meter.add(Phase::Copy, start);
+        if let Some(hash) = self.hash {
+            let start = self.meter.now();
+            hash(block, extent.at, got)?;
+            self.meter.add(Phase::Verify, start);
+        }
+        let mut whole = got;
+        if self.origin.is_stream() {
+            if got < extent.need {
+                self.feed.stop(None);
+            }
+            let end = extent.file + got;
+            if got > 0 {
+                self.to.reserve_ahead(end)?;
+            }
+            if self.rung.direct {
+                whole = got - got % self.to.grain;
+            }
+            if whole < got {
+                let mut bytes = vec![0; (got - whole) as usize];
+                block.ring.copy_out(block.at + whole, &mut bytes);
+                lock(self.kept).push((extent.file + whole, bytes));
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Writes bytes of a region to their place, one write after the other.
+    fn write_all(
+        &self,
+        region: &Region<'_>,
+        direct: bool,
+        mut at: u64,
+        mut len: u64,
+        mut offset: u64,
+    ) -> Result<(), Stop> {
+        let fd = self.to.output(direct)?;
+        while len > 0 {
+            match retry(|| file::pwrite(fd, region, at, len, offset)) {
+                Ok(0) => return Err(self.to.failed(offset, Errno::IO).into()),
+                Ok(done) => {
+                    // A direct write goes on where the next block begins.
+                    let done = match direct && done < len {
+                        true => done - done % self.to.grain,
+                        false => done,
+                    };
+                    if done == 0 {
+                        return self.write_all(region, false, at, len, offset);
+                    }
+                    (at, offset, len) = (at + done, offset + done, len - done);
+                }
+                Err(errno) => return Err(self.stop(errno, offset, direct)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a write ended, at `offset` of the target.
+    fn stop(&self, errno: Errno, offset: u64, direct: bool) -> Stop {
+        match errno {
+            Errno::INVAL | Errno::OPNOTSUPP if direct => Stop::NotDirect(
+                Error::os("direct write refused", errno)
+                    .at(self.to.place(0))
+                    .with_remedy(message![
+                        "use ",
+                        Opt::Io.set(Io::Buffered),
+                        ", or leave it to ",
+                        Opt::Io.set(Io::Auto),
+                    ]),
+            ),
+            // Memory whose pages are gone, or that no device may read.
+            Errno::FAULT => match self.origin.cut_short(self.origin.start) {
+                Some(error) => error.into(),
+                None => Stop::Refused(self.origin.failed(self.origin.start, errno)),
+            },
+            errno => self.to.failed(offset, errno).into(),
+        }
+    }
+
+    /// So many bytes are written as the rung writes.
+    fn done(&self, bytes: u64) -> Done {
+        Done {
+            bytes,
+            direct: self.rung.direct,
+            end: None,
+        }
+    }
+
+    fn cancelled(&self) -> Error {
+        Error::save_cancelled(self.to.place(0))
+    }
+
+    /// Bytes of an extent are written.
+    fn written(&self, extent: &Extent, bytes: u64, direct: bool) {
+        let extent = Extent {
+            need: extent.head + bytes,
+            ..*extent
+        };
+        self.meter.landed(&extent, direct);
+    }
+
+    /// Takes extents one after the other until there are none, or one fails. `step` writes an extent.
+    fn each(&self, row: u64, step: impl Fn(&Extent) -> Result<Done, Stop>) -> Result<(), Stop> {
+        while let Some(extent) = self.next()? {
+            let start = self.meter.now();
+            self.meter.io_begins();
+            let moved = step(&extent);
+            self.meter.io_ends();
+            match moved {
+                Ok(Done { bytes, direct, end }) => {
+                    self.meter.add(Phase::Wait, start);
+                    self.meter
+                        .span("write", ROW_READS + row, start, extent.file, bytes);
+                    self.written(&extent, bytes, direct);
+                    if let Some(stop) = end {
+                        return Err(stop);
+                    }
+                }
+                Err(stop) => {
+                    match &stop {
+                        // The others need not go on.
+                        Stop::Failed(error) => self.feed.stop(Some(error.clone())),
+                        Stop::Refused(_) | Stop::NotDirect(_) => self.feed.put_back(extent),
+                    }
+                    return Err(stop);
+                }
+            }
+        }
+        Ok(())
+    }
+}

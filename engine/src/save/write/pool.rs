@@ -1,0 +1,40 @@
+//! `threads`, and `bounce` where there are no registered buffers: pwrite(2) by one or several workers.
+
+use super::{Blocks, Done, Job};
+use crate::method::{Stop, crowd};
+
+/// From where the bytes are.
+pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
+    let region = job
+        .region()
+        .map_err(|why| super::Error::new("cannot write", why))?;
+    let workers = job.plan.depth_of(job.rung) as usize;
+    crowd(job.plan.tuning.node, workers, |row| {
+        job.each(row, |extent| {
+            let direct = job.rung.direct;
+            job.write_all(&region, direct, extent.at, extent.need, extent.file)?;
+            Ok(job.done(extent.need))
+        })
+    })
+}
+
+/// From blocks beside them, one a worker.
+pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
+    let workers = job.fillers(blocks.count);
+    crowd(job.plan.tuning.node, workers, |row| {
+        let block = blocks.block(row);
+        job.each(row, |extent| {
+            let bytes = job.fill(&block, extent)?;
+            let write = |direct| job.write_all(&blocks.ring, direct, block.at, bytes, extent.file);
+            match write(job.rung.direct) {
+                // What has passed by cannot be read again.
+                Err(Stop::NotDirect(error)) => write(false).map(|()| Done {
+                    bytes,
+                    direct: false,
+                    end: Some(Stop::NotDirect(error)),
+                }),
+                done => done.map(|()| job.done(bytes)),
+            }
+        })
+    })
+}

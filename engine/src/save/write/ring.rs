@@ -1,0 +1,384 @@
+//! `uring` and `premap`: one ring, one thread, writes in flight up to the queue depth, from where the
+//! bytes are; and `bounce`, from registered blocks beside them.
+
+use super::{Blocks, Job};
+use crate::error::Error;
+use crate::flow::feed::{Extent, Lane, Take};
+use crate::flow::meter::Phase;
+use crate::flow::trace::ROW_READS;
+use crate::method::{Map, Stop, Windows, crowd};
+use crate::options::Method;
+use crate::sys::map::Region;
+use crate::sys::uring::{Done, Landing, MAP_UNIT, Ring};
+use crate::sys::{Errno, dmabuf};
+use std::time::Duration;
+
+/// A run of less is not worth a registration of its own.
+const SMALL_RUN: u64 = 1 << 20;
+/// How often a write from mapped memory is submitted again that the kernel turns away (EAGAIN), as it
+/// does now and then while a device is reset.
+const MOST_TRIES: u32 = 100;
+
+/// A write in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    /// What was taken from the feed, and how much of it is written from here.
+    whole: Extent,
+    bytes: u64,
+    /// What is left of it after short writes: where from, where to, how much.
+    at: u64,
+    offset: u64,
+    left: u64,
+    window: Option<usize>,
+    tries: u32,
+    start: Duration,
+}
+
+/// What is registered for writes to begin in.
+enum Slots {
+    Nothing,
+    Windows(Windows),
+    /// All of a dma-buf that is written, from this byte of it on.
+    DmaBuf(u64),
+}
+
+/// Writes from where the bytes are.
+pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
+    let depth = job.plan.depth_of(job.rung);
+    if job.rung.method != Method::Premap {
+        let region = job
+            .region()
+            .map_err(|why| Error::new("cannot write", why))?;
+        return pump(job, region, None, depth, 0);
+    }
+    // It is reached by no addresses, so that any region will do.
+    super::in_blocks(job, |blocks| pump(job, blocks.ring, None, depth, 0))
+}
+
+/// Writes from blocks that are filled one after the other by each of several threads.
+pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
+    // Fewer blocks than two would leave the disk idle during a copy.
+    let workers = job.fillers((blocks.count / 2).min(2)) as u64;
+    crowd(job.plan.tuning.node, workers as usize, |row| {
+        let own = (blocks.count + workers - 1 - row) / workers;
+        let first = row * blocks.count.div_ceil(workers);
+        pump(job, blocks.ring, Some((blocks, first)), own as u32, first)
+    })
+}
+
+fn pump(
+    job: &Job<'_>,
+    region: Region<'_>,
+    blocks: Option<(&Blocks<'_>, u64)>,
+    depth: u32,
+    row: u64,
+) -> Result<(), Stop> {
+    if depth == 0 {
+        return Ok(());
+    }
+    let refused = |what: &'static str| move |errno| Stop::Refused(Error::os(what, errno));
+    let not_registered = "buffers cannot be registered";
+    let file = job.to.output(job.rung.direct)?;
+    let mut ring = Ring::new(vec![file], region, depth).map_err(refused("no io_uring"))?;
+    let slots = match (job.rung.method, job.rung.registered) {
+        (Method::Premap, _) => map_dma_buf(job, &mut ring)?,
+        (_, true) => {
+            let largest = match blocks {
+                Some(_) => region.len(),
+                None => job.plan.window,
+            };
+            let windows = Windows::open(&mut ring, largest, Map::No);
+            Slots::Windows(windows.map_err(refused(not_registered))?)
+        }
+        (_, false) => Slots::Nothing,
+    };
+    let depth = depth as usize;
+    let mut pump = Pump {
+        job,
+        region,
+        blocks,
+        row,
+        ring,
+        slots,
+        flights: vec![None; depth],
+        free: (0..depth).rev().collect(),
+        stop: None,
+    };
+    pump.run();
+    pump.stop.map_or(Ok(()), Err)
+}
+
+/// Maps what is written of a dma-buf for the disk.
+fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
+    let memory = job
+        .origin
+        .memory()
+        .filter(|memory| memory.dma_buf.is_some());
+    let none = || Error::new("no dma-buf", "this way writes out of one");
+    let memory = memory.ok_or_else(none)?;
+    let first = job.origin.start - job.origin.start % MAP_UNIT;
+    let end = job.origin.start + job.origin.bytes.unwrap_or(0);
+    let mapped = dmabuf::size(memory.fd()).and_then(|size| {
+        let end = end.next_multiple_of(MAP_UNIT).min(size);
+        ring.open_slots(1)?;
+        ring.map_slot(0, memory.fd(), (first, end - first), 0)
+    });
+    mapped.map_err(|errno| {
+        let error = Error::os("the dma-buf cannot be mapped", errno);
+        Stop::Refused(match errno {
+            Errno::NOSPC => error.with_remedy("raise the parameter nvme.premap_max_mb"),
+            _ => error,
+        })
+    })?;
+    Ok(Slots::DmaBuf(first))
+}
+
+struct Pump<'a, 'j> {
+    job: &'a Job<'j>,
+    region: Region<'a>,
+    /// The blocks that bytes pass through, and which of them is the first of its own.
+    blocks: Option<(&'a Blocks<'a>, u64)>,
+    /// The first row of the trace that is its own.
+    row: u64,
+    ring: Ring<'a>,
+    slots: Slots,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Why nothing new is started; what is in flight is still waited for.
+    stop: Option<Stop>,
+}
+
+impl Pump<'_, '_> {
+    fn run(&mut self) {
+        let mut done = Vec::new();
+        loop {
+            self.fill();
+            if self.free.len() == self.flights.len() {
+                return;
+            }
+            let start = self.job.meter.now();
+            let waited = self.ring.submit_and_wait();
+            self.job.meter.add(Phase::Wait, start);
+            if let Err(errno) = waited
+                && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::BUSY)
+            {
+                return self.end(Stop::Failed(Error::os("io_uring failed", errno)));
+            }
+            self.ring.completed(&mut done);
+            for done in &done {
+                self.land(*done);
+            }
+        }
+    }
+
+    /// Starts writes up to the queue depth.
+    fn fill(&mut self) {
+        while let (Some(&index), None) = (self.free.last(), &self.stop) {
+            if self.job.cancel.is_set() {
+                return self.end(self.job.cancelled().into());
+            }
+            let Take::Extent(extent) = self.job.feed.take(Lane::Main) else {
+                return;
+            };
+            if let Err(stop) = self.launch(index, extent) {
+                if !matches!(stop, Stop::Failed(_)) {
+                    self.job.feed.put_back(extent);
+                }
+                return self.end(stop);
+            }
+        }
+    }
+
+    fn launch(&mut self, index: usize, extent: Extent) -> Result<(), Stop> {
+        let window = self.cover(index, &extent)?;
+        let (at, bytes) = match self.blocks {
+            None => (extent.at, extent.need),
+            Some((blocks, first)) => {
+                let block = blocks.block(first + index as u64);
+                match self.job.fill(&block, &extent) {
+                    Ok(bytes) => (block.at, bytes),
+                    Err(stop) => {
+                        self.uncover(window);
+                        return Err(stop);
+                    }
+                }
+            }
+        };
+        if bytes == 0 {
+            self.uncover(window);
+            return Ok(());
+        }
+        self.free.pop();
+        self.job.meter.io_begins();
+        let flight = Flight {
+            whole: extent,
+            bytes,
+            at,
+            offset: extent.file,
+            left: bytes,
+            window,
+            tries: 0,
+            start: self.job.meter.now(),
+        };
+        self.queue(index, flight);
+        // At once: the disk works while the next block is filled.
+        let start = self.job.meter.now();
+        let _ = self.ring.submit();
+        self.job.meter.add(Phase::Submit, start);
+        Ok(())
+    }
+
+    /// The window that a write is to begin in, registered now if it is not yet.
+    fn cover(&mut self, index: usize, extent: &Extent) -> Result<Option<usize>, Stop> {
+        let Slots::Windows(windows) = &mut self.slots else {
+            return Ok(None);
+        };
+        let extent = match self.blocks {
+            Some((blocks, first)) => Extent {
+                at: (first + index as u64) * blocks.block,
+                len: blocks.block,
+                run_end: (first + self.flights.len() as u64) * blocks.block,
+                ..*extent
+            },
+            None if extent.run_end - extent.at < SMALL_RUN => return Ok(None),
+            None => *extent,
+        };
+        let slot = windows.cover(&mut self.ring, u64::MAX, &extent, 0);
+        slot.map_err(|errno| {
+            // The limit is shared with the user's other processes: it may be used up at any time. The
+            // next rung writes without registered buffers.
+            let error = Error::os("buffers cannot be registered", errno);
+            Stop::Refused(match errno {
+                Errno::NOMEM => error.with_remedy("raise the limit on locked memory: ulimit -l"),
+                _ => error,
+            })
+        })
+    }
+
+    fn uncover(&mut self, window: Option<usize>) {
+        if let (Slots::Windows(windows), Some(window)) = (&mut self.slots, window) {
+            windows.landed(window);
+        }
+    }
+
+    fn queue(&mut self, index: usize, flight: Flight) {
+        let from = match (&self.slots, flight.window) {
+            (Slots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
+            (_, Some(window)) => Landing::Registered(flight.at, window as u32),
+            (_, None) => Landing::Region(flight.at),
+        };
+        self.ring
+            .write(index as u64, from, flight.left, (0, flight.offset));
+        self.flights[index] = Some(flight);
+    }
+
+    fn land(&mut self, done: Done) {
+        let (job, index) = (self.job, done.token as usize);
+        let mut flight = self.flights[index].expect("a completion belongs to a write in flight");
+        let direct = job.rung.direct;
+        let is_mapped = matches!(self.slots, Slots::DmaBuf(_));
+        let again = match done.result {
+            Ok(0) => Err(job.to.failed(flight.offset, Errno::IO).into()),
+            Ok(wrote) => {
+                // A direct write goes on where the next block begins.
+                let whole = match direct && wrote < flight.left {
+                    true => wrote - wrote % job.to.grain,
+                    false => wrote.min(flight.left),
+                };
+                flight.at += whole;
+                flight.offset += whole;
+                flight.left -= whole;
+                match (flight.left, whole) {
+                    (0, _) => Ok(false),
+                    (_, 0) => Err(job.stop(Errno::INVAL, flight.offset, direct)),
+                    _ => Ok(true),
+                }
+            }
+            Err(Errno::INTR) => Ok(true),
+            Err(Errno::AGAIN) if is_mapped && flight.tries < MOST_TRIES => {
+                flight.tries += 1;
+                Ok(true)
+            }
+            Err(errno) if is_mapped => Err(turned_away(job, &flight, errno)),
+            // The ring will not wait for this one, so we do.
+            Err(Errno::AGAIN) => job
+                .write_all(&self.region, direct, flight.at, flight.left, flight.offset)
+                .map(|()| false),
+            Err(errno) => Err(job.stop(errno, flight.offset, direct)),
+        };
+        let again = match again {
+            Ok(true) if self.stop.is_none() => return self.queue(index, flight),
+            again => again,
+        };
+        self.flights[index] = None;
+        self.free.push(index);
+        self.uncover(flight.window);
+        job.meter.io_ends();
+        let (written, stop) = match (again, self.blocks) {
+            (Ok(false), _) => (Some(direct), None),
+            // What has passed by cannot be read again: the rest of it is written from here.
+            (Ok(true), Some(_)) => self.rescue(&flight, None),
+            (Err(stop @ (Stop::NotDirect(_) | Stop::Refused(_))), Some(_)) => {
+                self.rescue(&flight, Some(stop))
+            }
+            (Ok(true), None) => (None, None),
+            (Err(stop), _) => (None, Some(stop)),
+        };
+        match written {
+            Some(direct) => {
+                let Extent { file, .. } = flight.whole;
+                let row = ROW_READS + self.row + index as u64;
+                job.meter
+                    .span("write", row, flight.start, file, flight.bytes);
+                job.written(&flight.whole, flight.bytes, direct);
+            }
+            None if !matches!(stop, Some(Stop::Failed(_))) => job.feed.put_back(flight.whole),
+            None => {}
+        }
+        if let Some(stop) = stop {
+            self.end(stop);
+        }
+    }
+
+    /// Writes the rest of a block through the page cache. Whether that is done, and what ends the rest.
+    fn rescue(&self, flight: &Flight, stop: Option<Stop>) -> (Option<bool>, Option<Stop>) {
+        let job = self.job;
+        match job.write_all(&self.region, false, flight.at, flight.left, flight.offset) {
+            Ok(()) => (Some(false), stop),
+            Err(Stop::Failed(error) | Stop::Refused(error) | Stop::NotDirect(error)) => {
+                (None, Some(Stop::Failed(error)))
+            }
+        }
+    }
+
+    /// A failure counts more than a refusal, and the first of each is kept.
+    fn end(&mut self, stop: Stop) {
+        if let Stop::Failed(error) = &stop {
+            // The other rings need not go on.
+            self.job.feed.stop(Some(error.clone()));
+        }
+        match (&self.stop, &stop) {
+            (None, _) | (Some(Stop::Refused(_) | Stop::NotDirect(_)), Stop::Failed(_)) => {
+                self.stop = Some(stop);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A write from a mapped dma-buf that the kernel did not do.
+fn turned_away(job: &Job<'_>, flight: &Flight, errno: Errno) -> Stop {
+    match errno {
+        // The device, or the mapping, is gone; or the file is not written directly any more.
+        Errno::AGAIN
+        | Errno::FAULT
+        | Errno::BADF
+        | Errno::NODEV
+        | Errno::INVAL
+        | Errno::OPNOTSUPP => {
+            let error = Error::os("writes from mapped memory are refused", errno);
+            Stop::Refused(error.at(job.to.place(flight.offset)))
+        }
+        errno => job.to.failed(flight.offset, errno).into(),
+    }
+}

@@ -1,0 +1,239 @@
+//! Names in a folder, files that have none yet, and what makes both last.
+
+use super::{Errno, retry};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, StatxAttributes,
+    StatxFlags, Uid, XattrFlags,
+};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// What has a name in a folder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub kind: FileType,
+    pub inode: u64,
+    pub owner: (u32, u32),
+    /// Permissions, without the bits that run a program as somebody else.
+    pub mode: u32,
+    /// How many names it has.
+    pub links: u32,
+    /// Nobody may change or replace it (chattr(1)).
+    pub immutable: bool,
+}
+
+/// Opens a folder to look up and change names in.
+///
+/// The second descriptor can be synced; None where the folder may not be listed.
+pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |more| retry(|| rustix::fs::open(path, flags | more, Mode::empty()));
+    let folder = open(OFlags::PATH)?;
+    match open(OFlags::RDONLY) {
+        Ok(listed) => Ok((folder, Some(listed))),
+        Err(Errno::ACCESS) => Ok((folder, None)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What a name stands for; None where nothing has it. A symbolic link is not followed.
+pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Named>, Errno> {
+    match rustix::fs::statx(
+        folder,
+        name,
+        AtFlags::SYMLINK_NOFOLLOW,
+        StatxFlags::BASIC_STATS,
+    ) {
+        Ok(stat) => Ok(Some(named(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What a descriptor stands for.
+pub(crate) fn look_at(fd: BorrowedFd<'_>) -> Result<Named, Errno> {
+    rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map(|stat| named(&stat))
+}
+
+fn named(stat: &rustix::fs::Statx) -> Named {
+    let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+    Named {
+        kind: FileType::from_raw_mode(stat.stx_mode.into()),
+        inode: stat.stx_ino,
+        owner: (stat.stx_uid, stat.stx_gid),
+        mode: u32::from(stat.stx_mode) & 0o1777,
+        links: stat.stx_nlink,
+        immutable: stat.stx_attributes.intersects(fixed),
+    }
+}
+
+/// Whether this process may write to what has the name, by its real user (access(2)).
+pub(crate) fn may_write(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let access = rustix::fs::Access::WRITE_OK;
+    // Some sandboxes refuse the newer call, which asks by the effective one.
+    rustix::fs::accessat(folder, name, access, AtFlags::empty())
+}
+
+/// A file in a folder that has no name, with the permissions that new files get (open(2), O_TMPFILE).
+///
+/// EOPNOTSUPP where the file system has none, EISDIR where the kernel has none.
+pub(crate) fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    retry(|| rustix::fs::openat(folder, c".", flags, new_mode()))
+}
+
+/// A new file of this name; EEXIST where there is one.
+pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    retry(|| rustix::fs::openat(folder, name, flags, new_mode()))
+}
+
+/// What umask(2) and the folder's default ACL leave of it.
+fn new_mode() -> Mode {
+    Mode::from_raw_mode(0o666)
+}
+
+/// Opens what a name in a folder stands for, which is no symbolic link, for reading and writing.
+pub(crate) fn open(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))
+}
+
+/// Opens a file that exists to write into it. A block device that is in use, mounted for example, is
+/// EBUSY.
+pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> {
+    let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    flags.set(OFlags::EXCL, alone);
+    let open = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
+    let fd = match open(flags) {
+        Err(Errno::ACCESS) => open((flags - OFlags::RDWR) | OFlags::WRONLY)?,
+        other => other?,
+    };
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+/// Opens the file behind a descriptor once more, for writing past the page cache (proc(5)).
+pub(crate) fn reopen_direct(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    retry(|| rustix::fs::open(link_of(fd), flags, Mode::empty()))
+}
+
+/// Gives a nameless file a name (linkat(2)); EEXIST where another file has it.
+pub(crate) fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    rustix::fs::linkat(
+        rustix::fs::CWD,
+        link_of(fd),
+        folder,
+        name,
+        AtFlags::SYMLINK_FOLLOW,
+    )
+}
+
+/// Whether [`link`] and [`reopen_direct`] have what they need: `/proc`.
+pub(crate) fn has_link(fd: BorrowedFd<'_>) -> bool {
+    std::fs::symlink_metadata(link_of(fd)).is_ok()
+}
+
+fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+}
+
+/// Gives a file another name in the same folder, and takes that from the file that had it, in one step
+/// (rename(2)).
+pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
+    rustix::fs::renameat(folder, from, folder, to)
+}
+
+pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    rustix::fs::unlinkat(folder, name, AtFlags::empty())
+}
+
+/// Marks a file as in use until its last descriptor is closed (flock(2)); EAGAIN where another process
+/// does.
+pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
+}
+
+/// Gives a file these permissions and this owner.
+pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32), mode: u32) -> Result<(), Errno> {
+    let now = look_at(fd)?;
+    if now.owner != owner {
+        let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+        rustix::fs::fchown(fd, Some(user), Some(group))?;
+    }
+    rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
+}
+
+/// The extended attributes of what has a name, each with its value. None of a file system without any.
+pub(crate) fn attributes(
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+) -> Result<Vec<(OsString, Vec<u8>)>, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
+    let link = link_of(fd.as_fd());
+    // xattr(7): no list and no value is larger.
+    let mut list = vec![0_u8; 64 << 10];
+    let len = match rustix::fs::listxattr(&link, &mut list[..]) {
+        Ok(len) => len,
+        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        Err(errno) => return Err(errno),
+    };
+    let names = list[..len].split(|&byte| byte == 0);
+    let mut all = Vec::new();
+    for name in names.filter(|name| !name.is_empty()) {
+        let mut value = vec![0_u8; 64 << 10];
+        match rustix::fs::getxattr(&link, name, &mut value[..]) {
+            Ok(len) => value.truncate(len),
+            // Taken away meanwhile.
+            Err(Errno::NODATA) => continue,
+            Err(errno) => return Err(errno),
+        }
+        all.push((OsString::from_vec(name.to_vec()), value));
+    }
+    Ok(all)
+}
+
+/// Gives a file an extended attribute, unless it has just that one.
+pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> Result<(), Errno> {
+    let mut now = vec![0_u8; value.len() + 1];
+    if rustix::fs::fgetxattr(fd, name.as_bytes(), &mut now[..]) == Ok(value.len())
+        && now[..value.len()] == *value
+    {
+        return Ok(());
+    }
+    rustix::fs::fsetxattr(fd, name.as_bytes(), value, XattrFlags::empty())
+}
+
+/// Reserves space for a range of a file, whose size stays (fallocate(2)). EOPNOTSUPP where the file
+/// system does not know that.
+pub(crate) fn reserve(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
+    retry(|| rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, at, len))
+}
+
+/// Makes a hole of a range of a file, or of a device (fallocate(2)). EOPNOTSUPP, or EINVAL, where that
+/// is not known.
+pub(crate) fn punch(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    retry(|| rustix::fs::fallocate(fd, flags, at, len))
+}
+
+/// Waits until a file's bytes, and all that is needed to find them, are on the disk (fdatasync(2)).
+pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    retry(|| rustix::fs::fdatasync(fd))
+}
+
+/// As [`sync_data`], with owner, permissions and attributes; of a folder its names (fsync(2)).
+pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    retry(|| rustix::fs::fsync(fd))
+}
+
+/// As [`sync`], of all that the file system of a file has (syncfs(2)).
+pub(crate) fn sync_all(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    retry(|| rustix::fs::syncfs(fd))
+}

@@ -1,0 +1,546 @@
+//! What is saved is on the disk byte for byte, as sha256sum reads it, by every way, from everything that
+//! can be saved, at sizes and offsets around blocks and windows; and a file is replaced whole or not at
+//! all.
+
+mod common;
+
+use common::{bytes_digest, cached, cold, dir, file_digest, memfd, noise, sparse};
+use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, Save, SaveReport, Verify};
+use rustix::fs::{MemfdFlags, SealFlags, XattrFlags};
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Small, so that small files fill many blocks.
+const BLOCK: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+const METHODS: [Method; 4] = [Method::Auto, Method::Uring, Method::Threads, Method::Bounce];
+const ORIGINS: [&str; 5] = ["memfd", "sealed", "file", "fd of a file", "pipe"];
+
+/// A memfd with these bytes.
+fn memory(bytes: &[u8]) -> OwnedFd {
+    let fd = memfd(bytes.len() as u64);
+    rustix::io::pwrite(&fd, bytes, 0).unwrap();
+    fd
+}
+
+/// What writes into the other end of a pipe.
+struct Writer(Option<JoinHandle<()>>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.take().unwrap().join().unwrap();
+    }
+}
+
+/// These bytes as something to save.
+fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin, Option<Writer>) {
+    let file = || {
+        let path = dir.join(format!("origin-{}", bytes.len()));
+        if !path.exists() {
+            fs::write(&path, bytes).unwrap();
+            common::evict(&path);
+        }
+        path
+    };
+    match kind {
+        "memfd" => (Origin::fd(memory(bytes), 0), None),
+        "sealed" => {
+            let fd = memory(bytes);
+            let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            (Origin::fd(fd, 0), None)
+        }
+        "file" => (Origin::File(file()), None),
+        "fd of a file" => (Origin::fd(File::open(file()).unwrap().into(), 0), None),
+        _ => {
+            let (read, mut write) = std::io::pipe().unwrap();
+            let bytes = bytes.to_vec();
+            let writer = std::thread::spawn(move || {
+                // Whoever saves may have stopped reading.
+                let _ = write.write_all(&bytes);
+            });
+            (
+                Origin::Stream(Arc::new(read.into())),
+                Some(Writer(Some(writer))),
+            )
+        }
+    }
+}
+
+/// Pairs that cannot be, and must say so.
+fn impossible(kind: &str, method: Method, io: Io) -> bool {
+    let passes = matches!(kind, "file" | "fd of a file" | "pipe");
+    (passes && method == Method::Uring) || (passes && method == Method::Threads && io == Io::Direct)
+}
+
+fn run(save: Save, what: &str) -> SaveReport {
+    save.run().unwrap_or_else(|error| panic!("{what}: {error}"))
+}
+
+/// The names in a folder.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn reasons(report: &SaveReport) -> String {
+    let lines = report.reasons.iter().map(|reason| format!("{reason}\n"));
+    lines.collect()
+}
+
+#[test]
+fn every_way_saves_the_bytes_at_every_size() {
+    let (dir, sources) = (dir(), dir());
+    let sizes = [
+        0,
+        1,
+        511,
+        512,
+        513,
+        4095,
+        4096,
+        4097,
+        BLOCK - 1,
+        BLOCK,
+        BLOCK + 1,
+        MIB - 1,
+        MIB,
+        MIB + 1,
+        3 * MIB + 777,
+    ];
+    let to = dir.path().join("to");
+    for size in sizes {
+        let bytes = noise(size as usize, size);
+        let digest = bytes_digest(&bytes);
+        for kind in ORIGINS {
+            for method in METHODS {
+                for &io in Io::ALL {
+                    let what = format!("{size} bytes of a {kind} by {method} {io}");
+                    let (origin, _writer) = origin(kind, sources.path(), &bytes);
+                    let save = Save::new(origin, &to).method(method).io(io).block(BLOCK);
+                    if impossible(kind, method, io) && (size > 0 || kind == "pipe") {
+                        let error = save.run().expect_err(&what);
+                        assert_eq!(error.raw_os_error(), Some(95), "{what}: {error}");
+                        continue;
+                    }
+                    let report = match save.run() {
+                        // There is nothing to save by any method.
+                        Err(error) if size == 0 && error.raw_os_error() == Some(95) => continue,
+                        report => report.unwrap_or_else(|error| panic!("{what}: {error}")),
+                    };
+                    assert_eq!(report.bytes, size, "{what}");
+                    assert!(report.atomic && report.sync, "{what}");
+                    if io == Io::Direct && size > 0 {
+                        // Asked before the file is read to compare.
+                        assert_eq!(cached(&to), 0, "{what}");
+                        assert_eq!(report.bytes_direct, size - size % 4096, "{what}");
+                    }
+                    assert_eq!(file_digest(&to, 0, size), digest, "{what}");
+                    assert_eq!(fs::metadata(&to).unwrap().len(), size, "{what}");
+                    assert_eq!(names(dir.path()), ["to"], "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn windows_and_rings_begin_and_end_anywhere() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    let window = 64 * MIB;
+    let bytes = noise((2 * window + 5 * MIB + 1) as usize, 3);
+    let fd = memory(&bytes);
+    let sizes = [window - 1, window, window + 1, bytes.len() as u64];
+    for (size, start) in sizes.into_iter().flat_map(|size| [(size, 0), (size, 4096)]) {
+        let size = size.min(bytes.len() as u64 - start);
+        let part = &bytes[start as usize..][..size as usize];
+        let what = format!("{size} bytes from {start}");
+        let save = Save::new(Origin::fd(fd.try_clone().unwrap(), start), &to).length(size);
+        let report = run(save, &what);
+        assert_eq!(cached(&to), 0, "{what}");
+        assert_eq!(
+            file_digest(&to, 0, size),
+            bytes_digest(part),
+            "{what}: {}",
+            reasons(&report)
+        );
+    }
+}
+
+#[test]
+fn any_part_of_memory_goes_to_any_part_of_a_file_and_nothing_else_changes() {
+    let (dir, sources) = (dir(), dir());
+    let to = dir.path().join("to");
+    let size = MIB + 4099;
+    let bytes = noise(size as usize, 1);
+    let around = noise(2 * MIB as usize, 2);
+    let parts = [
+        // From, to, how many.
+        (0, 0, 1),
+        (0, 1, size),
+        (0, 4096, 8192),
+        (777, 777, 5000),
+        (511, 5000, 2 * BLOCK + 1),
+        (512, 4096, BLOCK),
+        (4096, 4096 + 512, 3 * BLOCK),
+        (1, 2 * MIB - 1, 1),
+        // Beyond the end of the file, with a gap, and across it.
+        (5, 2 * MIB + 12345, 4097),
+        (0, 2 * MIB - 7, 100_000),
+    ];
+    for (from, at, len) in parts {
+        for kind in ["memfd", "sealed", "fd of a file", "pipe"] {
+            for method in METHODS {
+                for io in [Io::Auto, Io::Buffered] {
+                    let part = &bytes[from as usize..][..len as usize];
+                    let (origin, start, _writer) = match kind {
+                        "pipe" => {
+                            let (origin, writer) = origin(kind, sources.path(), part);
+                            (origin, 0, writer)
+                        }
+                        _ => (origin(kind, sources.path(), &bytes).0, from, None),
+                    };
+                    let origin = match origin {
+                        Origin::Fd { fd, number, .. } => Origin::Fd {
+                            fd,
+                            number,
+                            at: start,
+                        },
+                        other => other,
+                    };
+                    let what =
+                        format!("{len} bytes from {from} of a {kind} to {at}, {method} {io}");
+                    fs::write(&to, &around).unwrap();
+                    let save = Save::new(origin, &to).in_place(at).method(method).io(io);
+                    let save = save.length(len).block(BLOCK);
+                    match save.run() {
+                        Ok(report) => assert!(!report.atomic, "{what}"),
+                        Err(error) => {
+                            let memory = matches!(kind, "memfd" | "sealed");
+                            let askew = from % 512 != at % 512 && method == Method::Uring;
+                            assert!(
+                                impossible(kind, method, io) || (memory && askew),
+                                "{what}: {error}"
+                            );
+                            assert_eq!(error.raw_os_error(), Some(95), "{what}: {error}");
+                            continue;
+                        }
+                    }
+                    let mut want = around.clone();
+                    want.resize(want.len().max((at + len) as usize), 0);
+                    want[at as usize..][..len as usize].copy_from_slice(part);
+                    assert_eq!(
+                        fs::metadata(&to).unwrap().len(),
+                        want.len() as u64,
+                        "{what}"
+                    );
+                    assert_eq!(
+                        file_digest(&to, 0, want.len() as u64),
+                        bytes_digest(&want),
+                        "{what}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn holes_stay_holes_and_become_zeros_in_place() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    let len = 4 * MIB + 1000;
+    let layouts: [&[(u64, u64)]; 6] = [
+        &[],
+        &[(0, 5000)],
+        &[(len - 700, len)],
+        &[(MIB, 2 * MIB)],
+        &[(0, 4096), (2 * MIB, 2 * MIB + 4096), (len - 1, len)],
+        &[(100 << 10, 300 << 10), (308 << 10, 312 << 10)],
+    ];
+    for (index, data) in layouts.iter().enumerate() {
+        let sub = dir.path().join(index.to_string());
+        fs::create_dir(&sub).unwrap();
+        let path = sparse(&sub, len, data);
+        let fd = memfd(len);
+        for &(start, end) in *data {
+            let mut bytes = vec![0; (end - start) as usize];
+            File::open(&path)
+                .unwrap()
+                .read_exact_at(&mut bytes, start)
+                .unwrap();
+            rustix::io::pwrite(&fd, &bytes, start).unwrap();
+        }
+        let digest = file_digest(&path, 0, len);
+        let taken = rustix::fs::fstat(&fd).unwrap().st_blocks;
+        for from in [
+            Origin::fd(fd.try_clone().unwrap(), 0),
+            Origin::File(path.clone()),
+        ] {
+            for method in [Method::Auto, Method::Threads, Method::Bounce] {
+                let what = format!("layout {index} of {from} by {method}");
+                let save = Save::new(from.clone(), &to).method(method);
+                let save = save.verify(Verify::compute(dmafile::Algorithm::Sha256));
+                let report = run(save, &what);
+                assert_eq!(file_digest(&to, 0, len), digest, "{what}");
+                assert_eq!(report.verify.as_ref().unwrap().digest, digest, "{what}");
+                let room: u64 = data
+                    .iter()
+                    .map(|run| run.1.next_multiple_of(4096) - run.0 / 4096 * 4096)
+                    .sum();
+                let blocks = fs::metadata(&to).unwrap().blocks() * 512;
+                // An extent tree takes a block, too.
+                assert!(blocks <= room + 4096, "{what}: {blocks} for {room}");
+                assert_eq!(
+                    report.bytes_hole,
+                    len - (report.bytes_direct + report.bytes_buffered)
+                );
+
+                // In place: 100 bytes in, so that no page of one is a page of the other.
+                let around = vec![0xff; len as usize + 300];
+                fs::write(&to, &around).unwrap();
+                let save = Save::new(from.clone(), &to).in_place(100).method(method);
+                run(save, &what);
+                assert_eq!(file_digest(&to, 100, len), digest, "{what}, in place");
+                let bytes = fs::read(&to).unwrap();
+                assert!(bytes[..100].iter().all(|&byte| byte == 0xff), "{what}");
+                assert!(bytes[100 + len as usize..].iter().all(|&byte| byte == 0xff));
+                fs::remove_file(&to).unwrap();
+            }
+        }
+        // Nothing that was saved has filled the holes of the memory.
+        assert_eq!(
+            rustix::fs::fstat(&fd).unwrap().st_blocks,
+            taken,
+            "layout {index}"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
+    let dir = dir();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    fs::write(at("sub/real"), b"old").unwrap();
+    fs::hard_link(at("sub/real"), at("other")).unwrap();
+    std::os::unix::fs::symlink("sub/real", at("link")).unwrap();
+    std::os::unix::fs::symlink("link", at("again")).unwrap();
+    // What would run a program as somebody else does not pass to other bytes.
+    fs::set_permissions(at("sub/real"), fs::Permissions::from_mode(0o4751)).unwrap();
+    let attribute = "user.dmafile-test";
+    rustix::fs::setxattr(at("sub/real"), attribute, b"kept", XattrFlags::empty()).unwrap();
+    let before = fs::metadata(at("sub/real")).unwrap();
+
+    let bytes = noise(100_000, 7);
+    let save = Save::new(Origin::fd(memory(&bytes), 0), at("again"));
+    let report = run(save, "through links");
+    assert_eq!(fs::read(at("sub/real")).unwrap(), bytes);
+    let after = fs::metadata(at("sub/real")).unwrap();
+    assert_eq!(after.mode() & 0o7777, 0o751);
+    assert_eq!((after.uid(), after.gid()), (before.uid(), before.gid()));
+    assert_ne!(after.ino(), before.ino());
+    let mut value = [0_u8; 10];
+    let got = rustix::fs::getxattr(at("sub/real"), attribute, &mut value[..]).unwrap();
+    assert_eq!(&value[..got], b"kept");
+    assert_eq!(fs::read(at("other")).unwrap(), b"old");
+    assert!(
+        reasons(&report).contains("links 2: 1 other names"),
+        "{report:?}"
+    );
+    assert_eq!(names(dir.path()), ["again", "link", "other", "sub"]);
+    assert_eq!(names(&at("sub")), ["real"]);
+
+    // One that links nowhere yet.
+    std::os::unix::fs::symlink("sub/new", at("dangling")).unwrap();
+    run(
+        Save::new(Origin::fd(memory(&bytes), 0), at("dangling")),
+        "a new file",
+    );
+    assert_eq!(fs::read(at("sub/new")).unwrap(), bytes);
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    let mode = fs::metadata(at("sub/new")).unwrap().mode() & 0o7777;
+    assert_eq!(mode, 0o666 & !mask.bits());
+}
+
+/// Saves that must fail, and leave the file and its folder as they were.
+fn refused(save: Save, to: &Path) -> dmafile::Error {
+    let folder = to.parent().unwrap();
+    let (before, bytes) = (names(folder), fs::read(to).ok());
+    let error = save.run().expect_err("a save that cannot be");
+    assert_eq!(names(folder), before, "{error}");
+    assert_eq!(fs::read(to).ok(), bytes, "{error}");
+    error
+}
+
+#[test]
+fn what_cannot_be_saved_leaves_the_old_file() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    fs::write(&to, b"old").unwrap();
+    fs::create_dir(dir.path().join("folder")).unwrap();
+    let bytes = noise(3 * MIB as usize, 5);
+    let from = || Origin::fd(memory(&bytes), 0);
+    let text = |save, to: &Path| refused(save, to).to_string();
+
+    let save = Save::new(from(), dir.path().join("folder"));
+    let line = text(save, &to);
+    assert!(
+        line.contains("it is a folder (EISDIR); name a file in it"),
+        "{line}"
+    );
+    let save = Save::new(from(), dir.path().join("no/such/file"));
+    let line = text(save, &to);
+    assert!(
+        line.contains("no such folder (ENOENT); make the folder first"),
+        "{line}"
+    );
+    let save = Save::new(from(), dir.path().join("missing")).in_place(0);
+    let line = text(save, &to);
+    assert!(line.contains("no such file (ENOENT)"), "{line}");
+    let line = text(Save::new(from(), "/dev/null"), &to);
+    assert!(line.contains("it is no regular file (EINVAL)"), "{line}");
+
+    let wrong = Verify::expect(dmafile::Algorithm::Crc32c, "00000000").unwrap();
+    let error = refused(Save::new(from(), &to).verify(wrong.clone()), &to);
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+    // Of what passes by once, too.
+    let (stream, _writer) = origin("pipe", dir.path(), &bytes);
+    let error = refused(Save::new(stream, &to).verify(wrong), &to);
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+
+    let token = CancelToken::new();
+    token.cancel();
+    let error = refused(Save::new(from(), &to).cancel(token.clone()), &to);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(error.to_string().starts_with("save: "), "{error}");
+    // A pipe that nothing comes out of.
+    let (read, _write) = std::io::pipe().unwrap();
+    let stream = Origin::Stream(Arc::new(read.into()));
+    let error = refused(Save::new(stream, &to).cancel(token), &to);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+
+    let error = refused(Save::new(from(), &to).length(3 * MIB + 1), &to);
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+    let (stream, _writer) = origin("pipe", dir.path(), &bytes);
+    let error = refused(Save::new(stream, &to).length(3 * MIB + 1), &to);
+    assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{error}");
+    for (block, depth) in [(1000, 8), (128 * MIB, 8), (4096, 0), (4096, 5000)] {
+        let save = Save::new(from(), &to).block(block).queue_depth(depth);
+        assert_eq!(refused(save, &to).kind(), ErrorKind::Usage);
+    }
+    let error = refused(Save::new(from(), &to).method(Method::Mmap), &to);
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+    let closed = OwnedFd::from(File::create(dir.path().join("written")).unwrap());
+    let line = text(Save::new(Origin::fd(closed, 0), &to), &to);
+    assert!(line.contains("not open for reading (EBADF)"), "{line}");
+}
+
+/// The owner of memory cuts it short before it is written, or while it is.
+#[test]
+fn memory_that_is_cut_short_is_an_error() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    fs::write(&to, b"old").unwrap();
+    for method in METHODS {
+        let fd = memory(&noise(8 * MIB as usize, 9));
+        let kept = fd.try_clone().unwrap();
+        let save = Save::new(Origin::fd(fd, 0), &to)
+            .method(method)
+            .block(BLOCK);
+        let save = save.on_plan(move |_| rustix::fs::ftruncate(&kept, 5 * MIB + 1).unwrap());
+        let error = refused(save, &to);
+        let line = error.to_string();
+        assert!(line.contains("cut it short meanwhile"), "{method}: {line}");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{method}");
+    }
+}
+
+/// Data of which nothing but the last page remains to be written is no reason to fail.
+#[test]
+fn progress_ends_with_all_and_a_trace_has_the_writes() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let told = Arc::clone(&seen);
+    let save = Save::new(Origin::fd(memory(&noise(5_000_000, 4)), 0), &to);
+    let save = save.trace(true);
+    let report = save
+        .progress(move |progress| told.lock().unwrap().push((progress.done, progress.total)))
+        .run()
+        .unwrap();
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.last(), Some(&(5_000_000, 5_000_000)));
+    let trace = report.trace().unwrap()["traceEvents"].as_array().unwrap();
+    assert!(trace.iter().any(|event| event["name"] == "write"));
+    let json = serde_json::to_value(&report).unwrap();
+    for phase in [
+        "open", "plan", "reserve", "submit", "wait", "copy", "verify", "sync", "total",
+    ] {
+        assert!(json["phases"][phase].is_number(), "{phase}: {json}");
+    }
+}
+
+/// A file whose size is not that of whole pages of the memory beneath, on hugetlb pages where there are
+/// any.
+#[test]
+fn huge_pages_are_saved_holes_and_all() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+    let Ok(fd) = rustix::fs::memfd_create("huge", flags) else {
+        return eprintln!("SKIP: no hugetlb memfd");
+    };
+    rustix::fs::ftruncate(&fd, 8 * MIB).unwrap();
+    let file = File::from(fd.try_clone().unwrap());
+    let bytes = noise(2 * MIB as usize, 6);
+    // hugetlb memory is not written through its descriptor.
+    let filled = dmafile::Load::new(cold(dir.path(), 2 * MIB as usize))
+        .to(dmafile::Kind::fd_at(fd.try_clone().unwrap(), 4 * MIB))
+        .run();
+    if let Err(error) = filled {
+        return eprintln!("SKIP: the pool has no page ({error})");
+    }
+    drop((file, bytes));
+    let len = 7 * MIB + 5;
+    let save = Save::new(Origin::fd(fd, 0), &to).length(len);
+    run(save, "huge pages");
+    let mut want = vec![0; len as usize];
+    want[4 * MIB as usize..6 * MIB as usize].copy_from_slice(&noise(2 * MIB as usize, 2 * MIB));
+    assert_eq!(file_digest(&to, 0, len), bytes_digest(&want));
+}
+
+/// What a descriptor's position is plays no part, and it stays; but of a stream.
+#[test]
+fn positions_stay() {
+    let dir = dir();
+    let to: PathBuf = dir.path().join("to");
+    let path = cold(dir.path(), 100_000);
+    let mut file = File::open(&path).unwrap();
+    file.seek(SeekFrom::Start(1000)).unwrap();
+    let from = Origin::fd(file.try_clone().unwrap().into(), 0);
+    run(Save::new(from, &to), "a descriptor");
+    assert_eq!(file_digest(&to, 0, 100_000), file_digest(&path, 0, 100_000));
+    assert_eq!(file.stream_position().unwrap(), 1000);
+    let from = Origin::Stream(Arc::new(file.try_clone().unwrap().into()));
+    run(Save::new(from, &to).length(50_000), "a stream");
+    assert_eq!(
+        file_digest(&to, 0, 50_000),
+        file_digest(&path, 1000, 50_000)
+    );
+    let mut rest = Vec::new();
+    file.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len(), 49_000);
+    assert!(file.as_fd().try_clone_to_owned().is_ok());
+}

@@ -1,0 +1,89 @@
+"""Saves: memory, files and pipes to the disk, whole or not at all."""
+
+import os
+from typing import Any, Protocol, TypeAlias
+
+from . import _dmafile
+from ._dmafile import Buffer
+from ._load import StrPath
+from ._progress import Callback, callback
+
+
+class HasDescriptor(Protocol):
+    """What has a descriptor: an open file, a `DmaBuf`, a socket."""
+
+    def fileno(self) -> int: ...
+
+
+Source: TypeAlias = Buffer | HasDescriptor | int | StrPath
+
+
+def save(
+    source: Source,
+    path: StrPath,
+    *,
+    offset: int | None = None,
+    length: int | None = None,
+    method: str = "auto",
+    io: str = "auto",
+    block: int | None = None,
+    queue_depth: int | None = None,
+    verify: str | None = None,
+    sync: bool = True,
+    progress: Callback | bool | None = None,
+) -> dict[str, Any]:
+    """Saves memory that devices share, a file or a pipe; returns the report.
+
+    The file comes into being beside its place, and takes it in one step when all of it is on the
+    disk: after a crash or any error there is the old file or the new one, never a mixture. Its
+    owner, permissions and extended attributes stay; a symbolic link is followed. The interpreter's
+    other threads run on meanwhile, and Ctrl-C stops the save where it is the main thread's. Sizes
+    are in bytes.
+
+    Args:
+        source: A `Buffer` (its wanted bytes; not one of private memory), a descriptor or what has
+            one (a memfd, a dma-buf, any regular file, whatever its position; a pipe, to its end),
+            or the path of a file.
+        path: The file.
+        offset: Where in a file or block device that exists the bytes go, of which nothing else is
+            touched; that is not atomic. None: the file is replaced, or made.
+        length: How many bytes are saved; all of them if None.
+        method: How bytes move: `auto`, `uring`, `threads`, `bounce`, `module`, `copy-file-range`,
+            `premap`.
+        io: Past or through the page cache: `auto`, `direct`, `buffered`.
+        block: The size of one operation, 4 KiB to 64 MiB; chosen if None.
+        queue_depth: Operations in flight, 1 to 4096; chosen if None.
+        verify: A checksum to compute of what is saved, `crc32c`, `xxh3`, `blake3` or `sha256`, and
+            with `=HEX` to compare: a save that differs fails with EBADMSG.
+        sync: Whether to wait until the file and its name are on the disk.
+        progress: As that of `load`.
+
+    Raises:
+        UsageError: A value is out of range (also a ValueError).
+        Error: Everything else, with the errno of the call that failed (also an OSError). The file
+            is as it was then, and nothing is left behind.
+        KeyboardInterrupt: Ctrl-C. As after any error, the file is as it was.
+    """
+    where: tuple[int, int] | str
+    match source:
+        case Buffer():
+            where = (source.fileno(), source.offset)
+            length = source.nbytes if length is None else length
+        case int():
+            where = (source, 0)
+        case str() | bytes() | os.PathLike():
+            where = os.fsdecode(source)
+        case _:
+            where = (source.fileno(), 0)
+    options = {
+        "offset": offset,
+        "length": length,
+        "method": method,
+        "io": io,
+        "block": block,
+        "queue_depth": queue_depth,
+        "verify": verify,
+        "sync": sync,
+    }
+    with callback(progress) as tell:
+        return _dmafile.save(where, os.fsdecode(path), options, tell)

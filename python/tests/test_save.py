@@ -1,0 +1,115 @@
+"""Saves: the bytes, the options, errors, interruptions, and what stays in place."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import dmafile
+import pytest
+
+from conftest import SIZE, file_sha256, sha256
+
+
+@pytest.fixture
+def to(folder: Path) -> Path:
+    inside = folder / "saves"
+    inside.mkdir(exist_ok=True)
+    for left in inside.iterdir():
+        left.unlink()
+    return inside / "to"
+
+
+def test_a_buffer_is_saved_as_another_program_reads_it(file: Path, to: Path) -> None:
+    with dmafile.load(file, offset=777) as buffer:
+        report = dmafile.save(buffer, to, verify="sha256")
+    assert report["bytes"] == SIZE - 777
+    assert report["atomic"] and report["sync"]
+    digest = sha256(file.read_bytes()[777:])
+    assert file_sha256(to) == report["verify"]["digest"] == digest
+
+
+def test_every_source_and_every_option(file: Path, to: Path) -> None:
+    digest = file_sha256(file)
+    with file.open("rb") as opened:
+        opened.seek(1000)
+        for source in (file, str(file), bytes(file), opened, opened.fileno()):
+            report = dmafile.save(source, bytes(to), verify=f"sha256={digest}", sync=False)
+            assert report["sync"] is False
+            assert file_sha256(to) == digest
+        assert opened.tell() == 1000
+    told: list[tuple[int, int]] = []
+    report = dmafile.save(
+        file,
+        to,
+        offset=4096,
+        length=1 << 20,
+        method="bounce",
+        io="auto",
+        block=1 << 16,
+        queue_depth=3,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert not report["atomic"]
+    data = file.read_bytes()
+    assert to.read_bytes() == data[:4096] + data[: 1 << 20] + data[4096 + (1 << 20) :]
+    assert told[-1] == (1 << 20, 1 << 20)
+
+
+def test_a_pipe_is_saved_to_its_end(file: Path, to: Path) -> None:
+    data = file.read_bytes()
+    read, write = os.pipe()
+
+    def feed() -> None:
+        with os.fdopen(write, "wb") as end:
+            end.write(data)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        assert dmafile.save(read, to)["bytes"] == len(data)
+    finally:
+        os.close(read)
+        feeder.join()
+    assert to.read_bytes() == data
+
+
+def test_errors_leave_the_old_file(file: Path, to: Path) -> None:
+    to.write_bytes(b"old")
+    with pytest.raises(dmafile.Error) as caught:
+        dmafile.save(file, to, verify=f"sha256={'0' * 64}")
+    assert caught.value.errno == errno.EBADMSG
+    with pytest.raises(IsADirectoryError):
+        dmafile.save(file, to.parent)
+    with pytest.raises(FileNotFoundError):
+        dmafile.save(to.parent / "missing", to)
+    with pytest.raises(dmafile.UsageError, match="block: 1 is out of range"):
+        dmafile.save(file, to, block=1)
+    with pytest.raises(dmafile.UsageError, match="mmap is a way to load"):
+        dmafile.save(file, to, method="mmap")
+    with dmafile.load(file, to="anon") as private, pytest.raises(dmafile.Error, match="EOPNOTSUPP"):
+        dmafile.save(private, to)
+    assert to.read_bytes() == b"old"
+    assert [left.name for left in to.parent.iterdir()] == ["to"]
+
+
+def test_an_exception_in_progress_stops_it(to: Path) -> None:
+    to.write_bytes(b"old")
+    read, write = os.pipe()
+    os.write(write, bytes(5000))
+
+    def stop(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    # The pipe stays open: without the exception it would never end.
+    timer = threading.Timer(0.1, os.write, (write, bytes(50_000)))
+    timer.start()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            dmafile.save(read, to, block=4096, progress=stop)
+    finally:
+        timer.join()
+        os.close(read)
+        os.close(write)
+    assert to.read_bytes() == b"old"
+    assert [left.name for left in to.parent.iterdir()] == ["to"]

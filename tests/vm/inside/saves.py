@@ -1,0 +1,211 @@
+"""Saves on a real kernel: from every kind of memory to every file system, and when the disk fails.
+
+    saves.py DMAFILE HELPERS ways KIND... -- FOLDER...    as root; one folder a file system
+    saves.py DMAFILE HELPERS faults                       as root, with loop and dm-flakey
+
+What is saved is compared with the source by cmp(1). Ends with an assertion that names the case, or
+with a line that counts them.
+"""
+
+import contextlib
+import json
+import mmap
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.vm.inside.loads import BLOB, MIB, File, as_user, pinned, settles
+
+BLOCK = 64 << 10
+SIZES = (1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1, 5 * MIB + 777)
+ODD = 3 * MIB + 777
+OLD = b"old" * 5000
+
+METHODS = {
+    "memfd": ("uring", "threads", "bounce"),
+    "udmabuf": ("bounce",),
+    "heap:system": ("bounce",),
+    "dmafile": ("module", "bounce"),
+}
+"""Of each kind, what writes directly on any kernel."""
+REFUSED = {
+    "memfd": ("module", "premap"),
+    "udmabuf": ("uring", "module"),
+    "heap:system": ("uring", "module"),
+    "dmafile": ("uring",),
+}
+"""Of each kind, what cannot: most mappings of dma-bufs cannot be pinned."""
+SECTOR = 512
+SECTORS = (128 * MIB) // SECTOR
+
+
+def call(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+def names_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+class Saves:
+    def __init__(self, dmafile: str) -> None:
+        self.dmafile = shutil.copy(dmafile, "/tmp/dmafile")
+        self.report = Path("/tmp/report.json")
+        self.source = File.of(Path("/tmp/source"), max(SIZES))
+        self.count = 0
+        self.pinned = pinned()
+
+    def words(self, kind: str, to: str, *words: str, start: int, size: int) -> list[str]:
+        """A load of the source into memory, whose COMMAND saves a part of that."""
+        from_fd = f"--from=fd:$DMAFILE_FD@$((DMAFILE_OFFSET + {start}))"
+        save = ("save", from_fd, f"--length={size}", f"--json={self.report}", "--quiet")
+        script = " ".join([self.dmafile, *save, *words, to])
+        load = [self.dmafile, "load", str(self.source.path), "--to", kind, "--quiet"]
+        return [*load, "--", "sh", "-c", f"exec {script}"]
+
+    def save(
+        self, kind: str, to: Path, *words: str, start: int = 0, size: int, at: int | None = None
+    ) -> Any:
+        """A part of such memory as a file, or into one; its report."""
+        self.count += 1
+        place = str(to) if at is None else f"{to}@{at}"
+        case = f"{size} bytes from {start} of {kind} to {place} by {' '.join(words)}"
+        before = to.read_bytes() if at is not None else b""
+        names = names_in(to.parent) | {to.name}
+        self.report.unlink(missing_ok=True)
+        command = self.words(kind, place, *words, start=start, size=size)
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{case}: {done.stderr}"
+        report = json.loads(self.report.read_text())
+        if "--io=direct" in words:
+            # Before anybody reads it.
+            cached = ("fincore", "--bytes", "--noheadings", "--output=RES", str(to))
+            pages = int(subprocess.check_output(cached)) // mmap.PAGESIZE
+            assert pages == 0 or at is not None, f"{case}: {pages} pages in the page cache"
+        want = BLOB[-max(SIZES) :][start : start + size]
+        if at is not None:
+            want = before[:at].ljust(at, b"\0") + want + before[at + size :]
+        Path("/tmp/want").write_bytes(want)
+        call("cmp", "/tmp/want", str(to))
+        assert names_in(to.parent) == names, f"{case}: {names_in(to.parent)}"
+        settles(lambda: pinned() - self.pinned, lambda more: not more, f"{case}: pages stay pinned")
+        return report
+
+    def refused(self, kind: str, to: Path, *words: str) -> str:
+        """The one line of a save that must fail, and leave everything as it was."""
+        self.count += 1
+        names, before = names_in(to.parent), to.read_bytes()
+        command = self.words(kind, str(to), *words, start=0, size=ODD)
+        done = subprocess.run(command, capture_output=True, text=True)
+        case = f"{kind} by {words}: {done}"
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, case
+        assert done.stderr.startswith("dmafile: ") and done.stdout == "", case
+        assert names_in(to.parent) == names, f"{case}: {names_in(to.parent)}"
+        assert to.read_bytes() == before, case
+        return done.stderr
+
+
+def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
+    for folder in map(Path, folders):
+        to = folder / "to"
+        in_memory = File(to, b"").file_system == "tmpfs"
+        for kind in kinds:
+            direct = () if in_memory else METHODS[kind]
+            for method in direct:
+                words = (f"--method={method}", "--io=direct")
+                report = saves.save(kind, to, *words, f"--block={BLOCK}", size=ODD)
+                assert report["method"] == method, report
+                assert report["bytes_direct"] == ODD - ODD % mmap.PAGESIZE, report
+            for size in SIZES:
+                saves.save(kind, to, size=size)
+            saves.save(kind, to, "--io=buffered", size=ODD)
+            saves.save(kind, to, "--verify=sha256", start=777, size=ODD)
+            saves.save(kind, to, start=4096, size=MIB, at=4096)
+            saves.save(kind, to, start=1, size=MIB + 1, at=MIB - 7)
+            for method in REFUSED[kind]:
+                line = saves.refused(kind, to, f"--method={method}", "--io=direct")
+                assert "cannot save this way: " in line, line
+            to.unlink()
+        # What a file and a pipe have.
+        for source in (f"save --from {saves.source.path}", f"save --from - <{saves.source.path}"):
+            save, _, stdin = source.partition("<")
+            script = f"{saves.dmafile} {save} --quiet {to}" + (f" <{stdin}" if stdin else "")
+            call("sh", "-c", script)
+            call("cmp", str(saves.source.path), str(to))
+            saves.count += 1
+        # Whoever may not write to the folder.
+        folder.chmod(0o755)
+        command = as_user([saves.dmafile, "save", "--from", "/proc/self/exe", f"{folder}/new"])
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1 and "(EACCES)" in done.stderr, done
+        to.unlink()
+
+
+@contextlib.contextmanager
+def disk() -> Iterator[Path]:
+    """A file system on a disk that can be told to fail, with a file on it."""
+    image, folder = Path("/tmp/image"), Path("/tmp/failing")
+    with image.open("wb") as file:
+        file.truncate(SECTORS * SECTOR)
+    folder.mkdir(exist_ok=True)
+    loop = subprocess.check_output(("losetup", "-f", "--show", str(image)), text=True).strip()
+    try:
+        call("dmsetup", "create", "failing", "--table", f"0 {SECTORS} linear {loop} 0")
+        # There is no udev here that would.
+        call("dmsetup", "mknodes")
+        table = f"0 {SECTORS} flakey {loop} 0 0 3600 1 error_writes"
+        Path("/tmp/table").write_text(table)
+        call("mkfs.ext4", "-q", "/dev/mapper/failing")
+        call("mount", "/dev/mapper/failing", str(folder))
+        (folder / "to").write_bytes(OLD)
+        call("sync")
+        yield folder
+    finally:
+        subprocess.run(("umount", str(folder)), capture_output=True)
+        subprocess.run(("dmsetup", "remove", "failing"), capture_output=True)
+        subprocess.run(("losetup", "-d", loop), capture_output=True)
+
+
+def faults(saves: Saves) -> None:
+    call("modprobe", "-a", "dm-mod", "dm-flakey", "loop")
+    # A write that fails, and one of which the failure shows when it is synced.
+    for words, says in (
+        (("--io=direct",), "cannot write: "),
+        (("--io=direct", "--method=threads"), "cannot write: "),
+        (("--io=direct", "--method=bounce"), "cannot write: "),
+        (("--io=buffered",), "cannot sync: "),
+    ):
+        with disk() as folder:
+            to = folder / "to"
+            names = names_in(folder)
+            call("dmsetup", "suspend", "--nolockfs", "failing")
+            call("dmsetup", "load", "failing", "/tmp/table")
+            call("dmsetup", "resume", "failing")
+            line = saves.refused("memfd", to, *words)
+            assert says in line and "(EIO); the device failed to write" in line, line
+            # As it is on the disk, too.
+            call("umount", str(folder))
+            call("dmsetup", "remove", "failing")
+            loop = Path("/tmp/table").read_text().split()[3]
+            call("mount", loop, str(folder))
+            assert to.read_bytes() == OLD, words
+            assert names_in(folder) == names, names_in(folder)
+
+
+def main() -> None:
+    dmafile, _, part, *words = sys.argv[1:]
+    saves = Saves(dmafile)
+    if part == "ways":
+        middle = words.index("--")
+        ways(saves, words[:middle], words[middle + 1 :])
+    else:
+        faults(saves)
+    print(f"{saves.count} saves checked")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Saves on stock kernels: byte for byte, from every kind of memory, and when the disk fails.
+
+One boot a part. What is checked, and why so, is in tests/vm/inside/saves.py.
+"""
+
+import os
+
+import pytest
+
+from tests.vm.programs import Programs
+from vm import kernels
+from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
+
+matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
+KERNELS = ["6.12", pytest.param("6.1", marks=matrix), pytest.param(kernels.NEWEST, marks=matrix)]
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_memory_goes_to_every_file_system_whole(programs: Programs, kernel: str) -> None:
+    kinds = ("memfd",) if kernel == "6.1" else ("memfd", "udmabuf", "heap:system")
+    options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
+    passed(programs.run("saves", "ways", *kinds, "--", *MOUNTS, options=options), "saves checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_dma_bufs_of_the_module_go_without_a_copy(programs: Programs) -> None:
+    options = ("--kernel=6.12", "--module", "--fs=ext4", "--fs=btrfs")
+    words = ("ways", "dmafile", "--", "/mnt", "/mnt2")
+    passed(programs.run("saves", *words, options=options), "saves checked")
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_disk_that_fails_leaves_the_old_file(programs: Programs) -> None:
+    options = ("--kernel=6.12", "--fs=ext4")
+    passed(programs.run("saves", "faults", options=options), "saves checked")
