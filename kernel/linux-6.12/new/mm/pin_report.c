@@ -256,6 +256,14 @@ static int blocked_show(struct seq_file *m, void *v)
 }
 DEFINE_SHOW_ATTRIBUTE(blocked);
 
+/* References of mappings and caches; the kernel's own memory has no such. */
+static int explained(const struct folio *folio)
+{
+	if (page_has_type(&folio->page) && !folio_test_hugetlb(folio))
+		return 0;
+	return folio_expected_ref_count(folio);
+}
+
 /**
  * pin_owner_blocked() - Remember what could not be moved, and what holds it
  * @page: any page of it, of which the caller needs no reference
@@ -298,7 +306,7 @@ void pin_owner_blocked(struct page *page, const char *why, int held)
 		page_ext_put(page_ext);
 	}
 	/* Neither of mappings and caches, nor of pins, nor the caller's, nor the one just taken */
-	one.unexplained = folio_ref_count(folio) - folio_expected_ref_count(folio) - held - 1 -
+	one.unexplained = folio_ref_count(folio) - explained(folio) - held - 1 -
 			  one.pins * (folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS);
 	trace_pin_owner_blocked(one.pfn, why, one.pins, one.region);
 	spin_lock_irqsave(&blocked_lock, flags);
