@@ -127,14 +127,24 @@ static void bury(struct work_struct *work)
 }
 static DECLARE_WORK(burial, bury);
 
-/* In any context, without locks */
-static void put_region(struct pin_region *region, long nr)
+/* Whether that was the last pin: end_region() comes next then. */
+static bool take_off(struct pin_region *region, long nr)
 {
-	if (atomic_long_sub_return(nr, &region->held) || region == &pin_region_unknown)
-		return;
+	return !atomic_long_sub_return(nr, &region->held) && region != &pin_region_unknown;
+}
+
+/* In any context, without locks */
+static void end_region(struct pin_region *region)
+{
 	trace_pin_owner_release(region);
 	llist_add(&region->dead, &dead);
 	schedule_work(&burial);
+}
+
+static void put_region(struct pin_region *region, long nr)
+{
+	if (take_off(region, nr))
+		end_region(region);
 }
 
 /* Those of others than the region that was added last: with the lock */
@@ -183,8 +193,8 @@ static void assign(struct pin_region *region, struct folio *folio, int nr)
 	struct page_ext *page_ext;
 	struct pin_ext *pins;
 	bool tried = false, first = true;
+	int had, got;
 	u32 last;
-	int left;
 
 again:
 	page_ext = page_ext_get(&folio->page);
@@ -192,52 +202,52 @@ again:
 		goto out;
 	pins = pin_ext(page_ext);
 	raw_spin_lock_irqsave(lock, flags);
+	had = atomic_read(&pins->long_pins);
 	last = pins->region & ~PIN_EXT_SHARED;
-	node = NULL;
-	if (!atomic_read(&pins->long_pins)) {
+	node = had && last != region->id ? find_node(pfn, region->id) : NULL;
+	if (had && last != region->id && !node && !tried) {
+		raw_spin_unlock_irqrestore(lock, flags);
+		page_ext_put(page_ext);
+		tried = true;
+		if (atomic_long_read(&pin_nodes) < extra)
+			spare = kmalloc(sizeof(*spare), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
+		goto again;
+	}
+	if (!had)
 		WRITE_ONCE(pins->region, region->id);
-	} else if (last == region->id) {
-		first = false;
-	} else {
-		node = find_node(pfn, region->id);
-		if (node) {
-			node->nr += nr;
-			first = false;
-		} else if (spare) {
-			spare->pfn = pfn;
-			spare->region = last;
-			spare->nr = atomic_read(&pins->long_pins) - others(pfn);
-			hlist_add_head(&spare->list, bucket_of(pfn));
-			atomic_long_inc(&pin_nodes);
-			spare = NULL;
-			WRITE_ONCE(pins->region, region->id | PIN_EXT_SHARED);
-		} else if (!tried) {
-			raw_spin_unlock_irqrestore(lock, flags);
-			page_ext_put(page_ext);
-			tried = true;
-			if (atomic_long_read(&pin_nodes) < extra)
-				spare = kmalloc(sizeof(*spare), GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
-			goto again;
-		} else {
-			/* The other one stands for it. */
-			to = pin_region_find(last);
-			first = false;
-			atomic_long_add(nr, &pin_stats[PIN_LOST]);
-			WRITE_ONCE(to->guessed, true);
-			WRITE_ONCE(region->guessed, true);
-		}
-	}
 	atomic_add(nr, &pins->long_pins);
-	left = nr - pin_ext_take(&pins->short_pins, nr);
-	if (unlikely(left)) {
-		/* Undone already, by somebody who had no pin */
-		atomic_sub(left, &pins->long_pins);
-		if (node)
-			node->nr -= left;
+	got = pin_ext_take(&pins->short_pins, nr);
+	if (unlikely(got < nr)) {
+		/* Others have been ended in their place, and are left for them. */
+		atomic_sub(nr - got, &pins->long_pins);
+		if (!got)
+			goto unlock;
 	}
-	atomic_long_add(nr - left, &to->held);
+	if (had && last == region->id) {
+		first = false;
+	} else if (node) {
+		node->nr += got;
+		first = false;
+	} else if (had && spare) {
+		spare->pfn = pfn;
+		spare->region = last;
+		spare->nr = had - others(pfn);
+		hlist_add_head(&spare->list, bucket_of(pfn));
+		atomic_long_inc(&pin_nodes);
+		spare = NULL;
+		WRITE_ONCE(pins->region, region->id | PIN_EXT_SHARED);
+	} else if (had) {
+		/* The other one stands for it. */
+		to = pin_region_find(last);
+		first = false;
+		atomic_long_add(got, &pin_stats[PIN_LOST]);
+		WRITE_ONCE(to->guessed, true);
+		WRITE_ONCE(region->guessed, true);
+	}
+	atomic_long_add(got, &to->held);
 	if (first)
 		atomic_long_add(folio_size(folio), &to->bytes);
+unlock:
 	raw_spin_unlock_irqrestore(lock, flags);
 	page_ext_put(page_ext);
 out:
@@ -272,12 +282,22 @@ static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned 
 	raw_spinlock_t *lock = lock_of(pfn);
 	struct pin_node *node = NULL, *gone = NULL;
 	struct pin_region *region;
+	bool shared, ends;
 	int had;
-	bool shared;
 	u32 last;
 
 	raw_spin_lock_irqsave(lock, flags);
 	had = atomic_read(&pins->long_pins);
+	if (!had) {
+		/*
+		 * The caller's pin was a long one when there was no short one,
+		 * and another's has been ended in its place.  With the lock
+		 * none goes to and fro.
+		 */
+		nr = pin_ext_take(&pins->short_pins, nr);
+		raw_spin_unlock_irqrestore(lock, flags);
+		return nr;
+	}
 	shared = pins->region & PIN_EXT_SHARED;
 	last = pins->region & ~PIN_EXT_SHARED;
 	if (shared) {
@@ -310,12 +330,15 @@ static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned 
 		atomic_long_inc(&pin_stats[PIN_GUESSED]);
 	}
 	WRITE_ONCE(region->unpinner, site);
+	/* What is seen with the lock adds up. */
+	ends = take_off(region, nr);
 	raw_spin_unlock_irqrestore(lock, flags);
 	if (gone) {
 		atomic_long_dec(&pin_nodes);
 		kfree(gone);
 	}
-	put_region(region, nr);
+	if (ends)
+		end_region(region);
 	return nr;
 }
 
