@@ -173,32 +173,32 @@ static void killed(pid_t child)
 	must(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it ended with %x", status);
 }
 
-static __u8 *childs;
-static int childs_ring;
+/* Of a child and its parent */
+static __u8 *mine;
+static int my_ring;
 
 static void with_ring(void)
 {
-	register_buffer(childs_ring, childs, PAGES);
+	register_buffer(my_ring, mine, PAGES);
 }
 
-/* What the child of a killed one had registered ends with the ring, here with its descriptor. */
+/* Pins of a process that was killed last as long as its ring, of which there is a descriptor. */
 static void ring_killed(void)
 {
 	char range[64];
 	pid_t child;
 
 	note_counts();
-	childs = small_pages(PAGES);
-	/* Its own: a ring belongs to whoever has its descriptor, and ends with the last one. */
-	childs_ring = new_ring();
+	mine = small_pages(PAGES);
+	my_ring = new_ring();
 	child = child_with(with_ring);
-	shown(child, childs, PAGES, PAGES * PAGE, " io_pin_pages");
+	shown(child, mine, PAGES, PAGES * PAGE, " io_pin_pages");
 	killed(child);
-	snprintf(range, sizeof(range), " %lx-", (uintptr_t)childs);
+	snprintf(range, sizeof(range), " %lx-", (uintptr_t)mine);
 	must(LINE(BOOKS "regions", " gone 0 pin_makers", range, "io_pin_pages"), "%s",
 	     text_of(BOOKS "regions"));
-	close(childs_ring);
-	munmap(childs, PAGES * PAGE);
+	close(my_ring);
+	munmap(mine, PAGES * PAGE);
 	as_before();
 }
 
@@ -249,7 +249,7 @@ struct longterm {
 	__u32 flags;
 };
 
-static void gup_test(void)
+static void by_gup_test(void)
 {
 	__u8 *map = small_pages(PAGES);
 	int fd = open("/sys/kernel/debug/gup_test", O_RDWR | O_CLOEXEC);
@@ -272,7 +272,7 @@ static void gup_test(void)
 	as_before();
 }
 
-static void xdp(void)
+static void by_xdp(void)
 {
 	__u8 *map = small_pages(PAGES);
 	struct xdp_umem_reg umem = { .addr = (uintptr_t)map, .len = PAGES * PAGE,
@@ -359,7 +359,7 @@ static void with_copy(void)
 	must(!pthread_create(&thread, NULL, copy, map), "pthread_create");
 }
 
-static void process_vm(void)
+static void by_process_vm(void)
 {
 	pid_t child;
 
@@ -379,17 +379,18 @@ static const struct test plain[] = {
 	{ "ring_clone", ring_clone },
 	{ "ring_killed", ring_killed },
 	{ "udmabufs", udmabufs },
-	{ "gup_test", gup_test },
-	{ "xdp", xdp },
+	{ "by_gup_test", by_gup_test },
+	{ "by_xdp", by_xdp },
 	{ "vmsplice_gets", vmsplice_gets },
-	{ "process_vm", process_vm },
+	{ "by_process_vm", by_process_vm },
 };
 
 static void dm(const char *what)
 {
 	char command[256];
 
-	snprintf(command, sizeof(command), "dmsetup %s %s", what, mapper);
+	/* It says that it does without semaphores. */
+	snprintf(command, sizeof(command), "dmsetup %s %s 2>/dev/null", what, mapper);
 	must(!system(command), "%s", command);
 }
 
@@ -448,7 +449,7 @@ static int open_group(void)
 }
 
 /* A device's memory: all of it is one region, however many steps the kernel takes. */
-static void vfio(void)
+static void by_vfio(void)
 {
 	const unsigned int pages = 4096;
 	int container = open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC), group = open_group();
@@ -491,7 +492,7 @@ static void vfio(void)
 
 int main(int argc, char **argv)
 {
-	const struct test on_disk = { "direct", direct }, of_device = { "vfio", vfio };
+	const struct test on_disk = { "direct", direct }, of_device = { "by_vfio", by_vfio };
 
 	open_pinner();
 	if (argc == 4 && !strcmp(argv[1], "-d")) {

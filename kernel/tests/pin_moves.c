@@ -6,8 +6,9 @@
  * kernel can say afterwards who was in the way, and all succeed once the pins are undone. And what
  * only many references seem to keep, reclaim takes.
  *
- * `nodes` needs two of them, `cma` an area (cma=64M), `offline` a movable zone (kernelcore=1G), and
- * `reclaimed` swap; `off` is for a kernel that does not track pins.
+ * `nodes` needs two of them, `cma` an area (cma=512M), `offline` a movable zone
+ * (kernelcore=1G), `reclaimed` swap, and `stacks` pin_owner=on,stack; `off` is for a kernel that
+ * does not track pins.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -215,7 +216,7 @@ static bool is_movable(__u64 block)
 	return !access(path, F_OK) && !strcmp(text_of(path), "Movable\n");
 }
 
-static void offline(void)
+static void take_offline(void)
 {
 	const __u64 size = strtoull(text_of(BLOCKS "block_size_bytes"), NULL, 16) / PAGE;
 	__u64 first = 0, last;
@@ -289,6 +290,24 @@ static void unmovable(void)
 	as_before();
 }
 
+/* With pin_owner=on,stack each region has a stack, from its maker on. */
+static void stacks(void)
+{
+	__u8 *map = small_pages(1);
+	__u32 handle;
+	char *line;
+
+	note_counts();
+	handle = pin(PINNER_REMOTE, PINNER_LONGTERM, map, 1);
+	must(LINE(BOOKS "regions", " pin_remote"), "%s", text_of(BOOKS "regions"));
+	line = LINE(BOOKS "regions", "    pin_remote+0x", " [pinner]");
+	must(line && LINE(BOOKS "regions", "    pinner_ioctl+0x"), "no stack: %s",
+	     text_of(BOOKS "regions"));
+	unpin(handle, 1);
+	munmap(map, PAGE);
+	as_before();
+}
+
 #define CHILDREN	1100
 
 static bool swapped(const void *address)
@@ -297,7 +316,7 @@ static bool swapped(const void *address)
 }
 
 /* Tries to, and says whether it was. */
-static bool reclaim(const void *address)
+static bool reclaims(const void *address)
 {
 	unsigned int turn;
 
@@ -339,13 +358,13 @@ static void share_with_children(void)
 		must(!said.count && !said.maybe, "%d pins, maybe %u", said.count, said.maybe);
 		/* Really pinned, it stays. */
 		handle = pin(PINNER_FAST, 0, map, 1);
-		must(!reclaim(map), "it is swapped out although it is pinned");
+		must(!reclaims(map), "it is swapped out although it is pinned");
 		unpin(handle, 1);
-		must(reclaim(map), "it is not swapped out, of %d references and no pin", said.refs);
+		must(reclaims(map), "it is not swapped out, of %d references and no pin", said.refs);
 	} else {
 		must(said.count == -ENODATA && said.maybe, "%d pins, maybe %u", said.count,
 		     said.maybe);
-		must(!reclaim(map), "it is swapped out, although it may be pinned");
+		must(!reclaims(map), "it is swapped out, although it may be pinned");
 	}
 	close(ends[1]);
 	for (i = 0; i < CHILDREN; i++)
@@ -381,7 +400,8 @@ static void off(void)
 	must(pins_of(pfn_at(map)) == (1 | 1ULL << 35), "%llx", pins_of(pfn_at(map)));
 	said = ask(large);
 	must(said.count == 7 && said.maybe && said.pinned, "%d", said.count);
-	must(pins_of(pfn_at(large)) == (7 | 1ULL << 33 | 1ULL << 35), "%llx", pins_of(pfn_at(large)));
+	must(pins_of(pfn_at(large)) == (7 | 1ULL << 33 | 1ULL << 35), "%llx",
+	     pins_of(pfn_at(large)));
 	unpin(of_small, 1);
 	unpin(of_large, 7);
 	said = ask(map);
@@ -396,8 +416,9 @@ static const struct test all[] = {
 	{ "seal", seal },
 	{ "nodes", nodes },
 	{ "cma", cma },
-	{ "offline", offline },
+	{ "offline", take_offline },
 	{ "unmovable", unmovable },
+	{ "stacks", stacks },
 	{ "reclaimed", reclaimed },
 	{ "off", off },
 };
