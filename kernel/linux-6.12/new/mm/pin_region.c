@@ -91,6 +91,19 @@ bool pin_region_gone(const struct pin_region *region)
 	return region->tgid && !pid_task(region->tgid, PIDTYPE_TGID);
 }
 
+/* Pins of a folio, but not while assign() has counted them twice */
+int pin_region_count(unsigned long pfn, struct pin_ext *pins)
+{
+	raw_spinlock_t *lock = lock_of(pfn);
+	unsigned long flags;
+	int nr;
+
+	raw_spin_lock_irqsave(lock, flags);
+	nr = pin_ext_count(pins);
+	raw_spin_unlock_irqrestore(lock, flags);
+	return nr;
+}
+
 void pin_region_guessed(u32 id)
 {
 	atomic_long_inc(&pin_stats[PIN_GUESSED]);
@@ -419,18 +432,24 @@ static struct pin_region *begin(struct pin_region *like)
 {
 	struct pin_region *region = go_on(like);
 
-	if (region)
+	if (region) {
+		atomic_inc(&region->adding);
 		return region;
+	}
 	atomic_long_set(&like->held, 1);
+	atomic_set(&like->adding, 1);
 	region = make(like);
-	if (region == &pin_region_unknown)
+	if (region == &pin_region_unknown) {
+		atomic_inc(&region->adding);
 		atomic_long_inc(&region->held);
+	}
 	return region;
 }
 
 static void end(struct pin_region *region)
 {
 	trace_pin_owner_region(region);
+	atomic_dec(&region->adding);
 	put_region(region, 1);
 }
 
