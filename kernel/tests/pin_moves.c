@@ -360,7 +360,8 @@ static void share_with_children(void)
 		handle = pin(PINNER_FAST, 0, map, 1);
 		must(!reclaims(map), "it is swapped out although it is pinned");
 		unpin(handle, 1);
-		must(reclaims(map), "it is not swapped out, of %d references and no pin", said.refs);
+		must(reclaims(map), "it is not swapped out, of %d references and no pin",
+		     said.refs);
 	} else {
 		must(said.count == -ENODATA && said.maybe, "%d pins, maybe %u", said.count,
 		     said.maybe);

@@ -436,7 +436,7 @@ static void shared(void)
 	unpin_as(of_small[2], 0, 8, PINNER_WORKER, PINNER_PAGES);
 	unpin(of_huge[2], 102);
 	consistent();
-	/* Whose pins have ended is guessed; that this process has pins left, and how many, isn't. */
+	/* Whose pins have ended is guessed; how many this process has left isn't. */
 	must(sums_of(getpid()).pins == 8 + 101, "%lld", sums_of(getpid()).pins);
 	must(strchr(text_of("/proc/self/pins"), '~'), "%s", text_of("/proc/self/pins"));
 	unpin(of_small[0], 8);
