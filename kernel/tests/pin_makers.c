@@ -170,7 +170,8 @@ static void killed(pid_t child)
 	int status;
 
 	kill(child, SIGKILL);
-/* Pins of a process that was killed last as long as its ring, which another one has, too. */
+	must(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it ended with %x",
+	     status);
 }
 
 /* Of a child and its parent */
@@ -182,7 +183,7 @@ static void with_ring(void)
 	register_buffer(my_ring, mine, PAGES);
 }
 
-/* Pins of a process that was killed last as long as its ring, of which there is a descriptor. */
+/* Pins of a process that was killed last as long as its ring, which another one has, too. */
 static void ring_killed(void)
 {
 	char range[64];
