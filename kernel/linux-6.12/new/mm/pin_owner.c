@@ -172,7 +172,7 @@ void pin_owner_bug(enum pin_stat kind, const char *format, ...)
 	dump_stack();
 }
 
-static void freed(struct page *page)
+static void free_one(struct page *page)
 {
 	struct page_ext *page_ext = page_ext_get(page);
 	struct pin_ext *pins;
@@ -199,7 +199,7 @@ void __pin_owner_free(struct page *page, unsigned int order)
 	unsigned long nr = PageCompound(page) ? 1 : 1UL << order;
 
 	for (unsigned long i = 0; i < nr; i++)
-		freed(page + i);
+		free_one(page + i);
 }
 
 /* Whether a small folio with at least GUP_PIN_COUNTING_BIAS references is pinned */

@@ -138,6 +138,7 @@ static void bury(struct work_struct *work)
 		call_rcu(&region->rcu, free_rcu);
 	}
 }
+
 static DECLARE_WORK(burial, bury);
 
 /* Whether that was the last pin: end_region() comes next then. */

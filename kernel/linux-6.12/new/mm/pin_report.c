@@ -332,7 +332,7 @@ out:
 /**
  * pin_owner_not_migrated() - Remember what migrate_pages() leaves where it is
  * @folios: isolated ones
- * @reason: MR_*; what may stay where it is is not remembered
+ * @reason: MR_*; what nobody needs to move is not remembered
  */
 void pin_owner_not_migrated(struct list_head *folios, int reason)
 {
