@@ -472,6 +472,42 @@ static void both_sorts(void)
 	as_before();
 }
 
+/*
+ * Two places unpin, one short pins and one long ones. When neither is known yet, a pin is taken for
+ * the other one of its page; later ones are not.
+ */
+static void places(void)
+{
+	__u8 *map = small_pages(2);
+	__u32 of_long, of_short;
+	unsigned int turn;
+
+	note_counts();
+	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
+	of_short = pin(PINNER_FAST, 0, map, 1);
+	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
+	unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
+	must(!ask(map).count && !sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
+	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map + PAGE, 1);
+	for (turn = 0; turn < 10; turn++) {
+		of_short = pin(PINNER_FAST, 0, map + PAGE, 1);
+		unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
+		must(own_line(map + PAGE, PAGE) && sums_of(getpid()).pins == 1,
+		     "a short pin took a long one away: %s", text_of("/proc/self/pins"));
+	}
+	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
+	/* Where there is no doubt it shows whose a place is. */
+	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
+	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
+	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
+	of_short = pin(PINNER_FAST, 0, map, 1);
+	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
+	must(!sums_of(getpid()).pins && ask(map).count == 1, "%s", text_of("/proc/self/pins"));
+	unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
+	munmap(map, 2 * PAGE);
+	as_before();
+}
+
 /* A child has a copy of what is pinned, and none of the pins. */
 static void forked(void)
 {
@@ -643,6 +679,7 @@ static const struct test tests[] = {
 	{ "in_a_row", in_a_row },
 	{ "shared", shared },
 	{ "both_sorts", both_sorts },
+	{ "places", places },
 	{ "forked", forked },
 	{ "gone", gone },
 	{ "table", table },

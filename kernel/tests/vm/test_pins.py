@@ -146,6 +146,21 @@ def test_memory_that_a_device_is_given_is_named(run: Run, kernel: str) -> None:
     ran(run(kernel, VFIO, options=(ON, "--fs=raw", "--disk-size=16M", "--iommu=intel")))
 
 
+RDMA = """
+ip link set lo up
+rdma link add siw0 type siw netdev lo
+exec python3 -E -S -m kernel.tests.vm.inside.rdma
+"""
+
+
+def test_memory_that_is_registered_for_rdma_is_named() -> None:
+    for package, file in (("libibverbs1", "libibverbs.so.1"), ("ibverbs-providers", "libibverbs/")):
+        need(package, "sh", "-c", f"ls /usr/lib/*/{file}* >/dev/null")
+    need("iproute2", "command", "-v", "rdma")
+    result = vm("--kernel=series-debug", "--", "sh", "-e", "-c", RDMA)
+    passed(result, "regions checked")
+
+
 # What does not move
 
 MACHINES = {

@@ -324,7 +324,8 @@ static int put_some(struct folio *folio, struct pin_ext *pins, int nr, unsigned 
 		raw_spin_unlock_irqrestore(lock, flags);
 		return 0;
 	}
-	if (!atomic_read(&pins->short_pins))
+	/* If that was guessed, this may be the end of a short one. */
+	if (!atomic_read(&pins->short_pins) && !shared && !READ_ONCE(region->guessed))
 		WRITE_ONCE(*site_slot(site), site);
 	atomic_sub(nr, &pins->long_pins);
 	if (node)

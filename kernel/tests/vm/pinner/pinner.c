@@ -57,6 +57,18 @@ static bool neighbours(struct page **pages, u32 count)
 	return true;
 }
 
+static noinline void unpin_here(struct page **pages, u32 count)
+{
+	unpin_user_pages(pages, count);
+	barrier();
+}
+
+static noinline void unpin_there(struct page **pages, u32 count)
+{
+	unpin_user_pages(pages, count);
+	barrier();
+}
+
 static void unpin(struct page **pages, u32 count, enum pinner_how how, enum pinner_by by)
 {
 	u32 i;
@@ -70,6 +82,10 @@ static void unpin(struct page **pages, u32 count, enum pinner_how how, enum pinn
 	} else if (by == PINNER_EACH) {
 		for (i = 0; i < count; i++)
 			unpin_user_page(pages[i]);
+	} else if (by == PINNER_HERE) {
+		unpin_here(pages, count);
+	} else if (by == PINNER_THERE) {
+		unpin_there(pages, count);
 	} else if (by == PINNER_DIRTY) {
 		unpin_user_pages_dirty_lock(pages, count, true);
 	} else if (by == PINNER_RANGE && neighbours(pages, count)) {

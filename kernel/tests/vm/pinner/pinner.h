@@ -52,7 +52,9 @@ enum pinner_by {
 	PINNER_EACH,		/* unpin_user_page(), or unpin_folio() */
 	PINNER_DIRTY,		/* unpin_user_pages_dirty_lock() */
 	PINNER_RANGE,		/* unpin_user_page_range_dirty_lock(), where pages are neighbours */
-	PINNER_BYS
+	PINNER_BYS,
+	PINNER_HERE,		/* unpin_user_pages(), from places of their own */
+	PINNER_THERE
 };
 
 /**
