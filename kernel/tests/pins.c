@@ -447,6 +447,37 @@ static void shared(void)
 	as_before();
 }
 
+#define LIMIT	"/sys/module/pin_owner/parameters/extra"
+
+/* Beyond the limit of pages in several regions the first one stands for the others. */
+static void limited(void)
+{
+	long long lost = number_in(BOOKS "stats", "lost");
+	__u8 *map = small_pages(8);
+	__u32 first, second;
+	char before[32];
+
+	note_counts();
+	snprintf(before, sizeof(before), "%s", text_of(LIMIT));
+	must(write_to(LIMIT, "0"), LIMIT);
+	first = pin(PINNER_FAST, PINNER_LONGTERM, map, 8);
+	second = pin(PINNER_FAST, PINNER_LONGTERM, map, 8);
+	must(write_to(LIMIT, before), LIMIT);
+	must(counts_now().nodes == counts_before.nodes, "%lld nodes", counts_now().nodes);
+	must(number_in(BOOKS "stats", "lost") == lost + 8, "%lld lost",
+	     number_in(BOOKS "stats", "lost") - lost);
+	must(own_line(map, 8 * PAGE) && sums_of(getpid()).pins == 16 &&
+	     sums_of(getpid()).bytes == 8 * PAGE, "%s", text_of("/proc/self/pins"));
+	must(LINE("/proc/self/pins", " ~"), "%s", text_of("/proc/self/pins"));
+	must(COUNT_OF(pins_of(pfn_at(map))) == 2, "%llx", pins_of(pfn_at(map)));
+	consistent();
+	unpin(first, 8);
+	must(sums_of(getpid()).pins == 8, "%s", text_of("/proc/self/pins"));
+	unpin(second, 8);
+	munmap(map, 8 * PAGE);
+	as_before();
+}
+
 /* Short and long pins of one page, in all orders. */
 static void both_sorts(void)
 {
@@ -597,6 +628,34 @@ static void table(void)
 	as_before();
 }
 
+#define TRACE	"/sys/kernel/tracing/"
+
+/* A region's begin and end are events. */
+static void traced(void)
+{
+	__u8 *map = small_pages(3);
+	char begin[128], end[64];
+	__u32 handle;
+	__u64 region;
+
+	note_counts();
+	must(write_to(TRACE "trace", "\n") && write_to(TRACE "events/pin_owner/enable", "1"),
+	     TRACE);
+	handle = pin(PINNER_FAST, PINNER_LONGTERM, map, 3);
+	region = REGION(pins_of(pfn_at(map)));
+	unpin(handle, 3);
+	must(write_to(TRACE "events/pin_owner/enable", "0"), TRACE);
+	snprintf(begin, sizeof(begin), "pin_owner_region: region=%llu tgid=%d start=%lx pages=3 ",
+		 region, getpid(), (uintptr_t)map);
+	must(LINE(TRACE "trace", begin, "site=pin_once"), "no %s: %s", begin,
+	     text_of(TRACE "trace"));
+	snprintf(end, sizeof(end), "pin_owner_release: region=%llu tgid=%d age=", region,
+		 getpid());
+	must(LINE(TRACE "trace", end, " ns by="), "no %s: %s", end, text_of(TRACE "trace"));
+	munmap(map, 3 * PAGE);
+	as_before();
+}
+
 static int error_of_reading(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC), error = 0;
@@ -678,11 +737,13 @@ static const struct test tests[] = {
 	{ "one_of_512", one_of_512 },
 	{ "in_a_row", in_a_row },
 	{ "shared", shared },
+	{ "limited", limited },
 	{ "both_sorts", both_sorts },
 	{ "places", places },
 	{ "forked", forked },
 	{ "gone", gone },
 	{ "table", table },
+	{ "traced", traced },
 	{ "permissions", permissions },
 	{ "namespaces", namespaces },
 	{ "model", model },
