@@ -56,7 +56,8 @@ def run(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
         if kernel not in drivers:
             folder = tmp_path_factory.mktemp(kernel)
             drivers[kernel] = ko.other(HERE / "pinner", kernels.find(kernel).build, folder)
-        command = ("sh", "-c", BEGIN + script, "sh", drivers[kernel], programs, *words)
+        files = (drivers[kernel], programs)
+        command = ("sh", "-c", BEGIN + script, "sh", *map(str, files), *words)
         return vm(f"--kernel={kernel}", *options, "--", *command)
 
     return run_in
