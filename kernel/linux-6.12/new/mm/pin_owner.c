@@ -17,6 +17,9 @@
 #define CREATE_TRACE_POINTS
 #include <trace/events/pin_owner.h>
 
+/* How often both sorts of pins must be found to be none */
+#define LOOKS 8
+
 DEFINE_STATIC_KEY_FALSE(pin_owner_key);
 atomic_long_t pin_stats[PIN_STATS];
 bool pin_owner_stacks __ro_after_init;
@@ -129,9 +132,15 @@ static noinline int unpin_others(struct folio *folio, struct pin_ext *pins, int 
 		if (pin_region_ends(site))
 			left -= pin_region_put(folio, pins, left, site);
 	}
-	left -= pin_ext_take(&pins->short_pins, left);
-	if (left)
-		left -= pin_region_put(folio, pins, left, site);
+	/*
+	 * A long-term pin may have been ended in the place of a short one that
+	 * came when there was none: each is looked for again.
+	 */
+	for (int i = 0; left && i < LOOKS; i++) {
+		left -= pin_ext_take(&pins->short_pins, left);
+		if (left)
+			left -= pin_region_put(folio, pins, left, site);
+	}
 	if (unlikely(left))
 		not_pinned(folio, pins, left, site);
 	return nr - left;

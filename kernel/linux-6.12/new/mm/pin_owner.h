@@ -159,7 +159,11 @@ static inline void pin_owner_free(struct page *page, unsigned int order)
  * @left: whether pins could not be assigned as they were made
  * @uid: of the process
  * @stack: with pin_owner=on,stack
+ * @adding: how many tasks add to it
  * @seen: pins that the check that runs has found
+ * @was: @held when it began, or -1 if somebody was adding
+ * @odd: how many times in a row they were not the same
+ * @lone: when a check saw it as a leak first; 0 if none has
  * @alone: those of them on folios that nothing else holds
  * @dev: of the memfd
  * @ino: of the memfd
@@ -178,12 +182,16 @@ struct pin_region {
 	u64 since;
 	struct pid *tgid;
 	const void *mm;
+	atomic_t adding;
 	bool guessed;
 	bool left;
 	kuid_t uid;
 	depot_stack_handle_t stack;
 	long seen;
+	long was;
+	unsigned int odd;
 	long alone;
+	unsigned long lone;
 	dev_t dev;
 	u64 ino;
 	char comm[TASK_COMM_LEN];
@@ -202,6 +210,7 @@ void pin_region_end(struct page **pages, long nr);
 void pin_region_end_memfd(loff_t start, loff_t end, struct folio **folios, long nr);
 bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr);
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site);
+int pin_region_count(unsigned long pfn, struct pin_ext *pins);
 bool pin_region_ends(unsigned long site);
 void pin_region_guessed(u32 id);
 struct pin_region *pin_region_find(u32 id);

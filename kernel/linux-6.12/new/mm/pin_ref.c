@@ -13,7 +13,8 @@
 
 /*
  * A pin is on the books after its references are taken and is off them before they
- * are given back: so there are never fewer.  The two are not read at once.
+ * are given back: so there are never fewer.  The two are not read at once; what
+ * counts is a look during which no pin came or went.
  */
 #define LOOKS 8
 
@@ -22,17 +23,19 @@ static void look(struct page *page)
 	struct folio *folio = page_folio(page);
 	int each = folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS;
 	struct pin_ext *pins = pin_ext_get(&folio->page);
-	int refs = 0, nr = 0, i;
+	int refs, nr, i;
 
 	if (!pins)
 		return;
-	for (i = 0; i < LOOKS; i++) {
-		nr = pin_ext_count(pins);
+	nr = pin_ext_count(pins);
+	refs = folio_ref_count(folio);
+	for (i = 0; i < LOOKS && nr && refs < nr * each; i++) {
+		nr = pin_region_count(folio_pfn(folio), pins);
 		refs = folio_ref_count(folio);
-		if (!nr || refs >= nr * each)
+		if (pin_region_count(folio_pfn(folio), pins) != nr)
 			break;
 	}
-	if (unlikely(i == LOOKS))
+	if (unlikely(i == LOOKS && nr && refs < nr * each))
 		pin_owner_bug(PIN_PUT,
 			      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
 			      folio_pfn(folio), refs, nr);

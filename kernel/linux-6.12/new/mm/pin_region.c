@@ -129,6 +129,19 @@ bool pin_region_gone(const struct pin_region *region)
 	return region->tgid && !pid_task(region->tgid, PIDTYPE_TGID);
 }
 
+/* Pins of a folio, but not while assign() has counted them twice */
+int pin_region_count(unsigned long pfn, struct pin_ext *pins)
+{
+	raw_spinlock_t *lock = lock_of(pfn);
+	unsigned long flags;
+	int nr;
+
+	raw_spin_lock_irqsave(lock, flags);
+	nr = pin_ext_count(pins);
+	raw_spin_unlock_irqrestore(lock, flags);
+	return nr;
+}
+
 void pin_region_guessed(u32 id)
 {
 	atomic_long_inc(&pin_stats[PIN_GUESSED]);
@@ -456,7 +469,9 @@ int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned l
 			continue;
 		region = pin_region_find(id_of(old));
 		WRITE_ONCE(region->unpinner, site);
-		if (!atomic_read(&pins->short_pins) && !pin_region_ends(site))
+		/* If that was guessed, this may be the end of a short one. */
+		if (!atomic_read(&pins->short_pins) && !READ_ONCE(region->guessed) &&
+		    !pin_region_ends(site))
 			WRITE_ONCE(*site_slot(site), site);
 		if (part == nr_of(old))
 			atomic_long_sub(folio_size(folio), &region->bytes);
@@ -493,8 +508,8 @@ static struct pin_region *make(const struct pin_region *like)
 	return region;
 }
 
-/* Whether this call goes on where the task's last one ended: then it holds that. */
-static bool goes_on(const struct pin_region *like)
+/* The region of the task's last call, if this one goes on where that ended: held */
+static struct pin_region *goes_on(const struct pin_region *like)
 {
 	struct pin_region *region;
 	bool same;
@@ -503,29 +518,31 @@ static bool goes_on(const struct pin_region *like)
 	region = xa_load(&pin_regions, current->pin_region);
 	if (!region || region == &unknown || !atomic_long_inc_not_zero(&region->held)) {
 		rcu_read_unlock();
-		return false;
+		return NULL;
 	}
 	rcu_read_unlock();
 	same = region->tgid == task_tgid(current) && region->mm == like->mm &&
 	       region->flags == like->flags && region->site == like->site &&
 	       region->dev == like->dev && region->ino == like->ino &&
 	       region->start + READ_ONCE(region->pages) * PAGE_SIZE == like->start;
-	if (!same)
-		put_region(region, 1);
-	return same;
+	if (same)
+		return region;
+	put_region(region, 1);
+	return NULL;
 }
 
 /* From here to end() the region has one pin more, so that it can't end. */
 static void begin(struct pin_region *like)
 {
-	struct pin_region *region;
+	struct pin_region *region = goes_on(like);
 
-	if (goes_on(like))
-		return;
-	atomic_long_set(&like->held, 1);
-	region = make(like);
-	if (region == &unknown)
-		atomic_long_inc(&region->held);
+	if (!region) {
+		atomic_long_set(&like->held, 1);
+		region = make(like);
+		if (region == &unknown)
+			atomic_long_inc(&region->held);
+	}
+	atomic_inc(&region->adding);
 	current->pin_region = region->id;
 }
 
@@ -534,6 +551,7 @@ static void end(struct pin_region *region, unsigned long pages)
 	WRITE_ONCE(region->pages, region->pages + pages);
 	if (pages)
 		trace_pin_owner_region(region);
+	atomic_dec(&region->adding);
 	put_region(region, 1);
 }
 

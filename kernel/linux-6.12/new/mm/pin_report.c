@@ -5,6 +5,7 @@
  */
 
 #include <linux/debugfs.h>
+#include <linux/delay.h>
 #include <linux/kallsyms.h>
 #include <linux/memory_hotplug.h>
 #include <linux/migrate.h>
@@ -12,6 +13,7 @@
 #include <linux/pagemap.h>
 #include <linux/pid.h>
 #include <linux/pid_namespace.h>
+#include <linux/sched/signal.h>
 #include <linux/seq_file.h>
 #include <linux/timekeeping.h>
 
@@ -20,7 +22,12 @@
 
 #include <trace/events/pin_owner.h>
 
-#define LOOKS 8
+/* As often a count must be wrong, with some ms between, to be called so. */
+#define LOOKS 16
+#define BETWEEN 10
+
+/* What a process leaves behind takes a moment to be undone: in jiffies */
+#define LEAKED_AFTER (10 * HZ)
 
 /* Why something did not move: the last ones */
 #define BLOCKED 256
@@ -252,6 +259,14 @@ static int blocked_show(struct seq_file *m, void *v)
 }
 DEFINE_SHOW_ATTRIBUTE(blocked);
 
+/* References of mappings and caches; the kernel's own memory has no such. */
+static int explained(const struct folio *folio)
+{
+	if (page_has_type(&folio->page) && !folio_test_hugetlb(folio))
+		return 0;
+	return folio_expected_ref_count(folio);
+}
+
 /**
  * pin_owner_blocked() - Remember what could not be moved, and what holds it
  * @page: any page of it, of which the caller needs no reference
@@ -292,7 +307,7 @@ void pin_owner_blocked(struct page *page, const char *why, int held)
 		pin_ext_put(pins);
 	}
 	/* Neither of mappings and caches, nor of pins, nor the caller's, nor the one just taken */
-	one.unexplained = folio_ref_count(folio) - folio_expected_ref_count(folio) - held - 1 -
+	one.unexplained = folio_ref_count(folio) - explained(folio) - held - 1 -
 			  one.pins * (folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS);
 	trace_pin_owner_blocked(one.pfn, why, one.pins, one.region);
 	spin_lock_irqsave(&blocked_lock, flags);
@@ -365,26 +380,41 @@ EXPORT_SYMBOL_GPL(pin_owner_dump);
 
 enum wrong { RIGHT, PUT, COUNT };
 
-/* What is wrong with a folio's counts, in each of several looks */
-static enum wrong look(struct folio *folio, struct pin_ext *pins, bool *alone)
+/* What is wrong with a folio's counts; while a pin comes or goes something is. */
+static enum wrong look(struct page *page, struct pin_ext *pins, bool *alone)
 {
-	enum wrong wrong = RIGHT;
+	struct folio *folio = page_folio(page);
+	int nr = pin_region_count(page_to_pfn(page), pins), refs = folio_ref_count(folio);
 
-	for (int i = 0; i < LOOKS; i++) {
-		int nr = pin_ext_count(pins), refs = folio_ref_count(folio);
+	if (!nr)
+		return RIGHT;
+	if (PageTail(page))
+		return COUNT;
+	if (folio_test_large(folio)) {
+		*alone = refs == nr;
+		if (refs < nr)
+			return PUT;
+		return atomic_read(&folio->_pincount) == nr ? RIGHT : COUNT;
+	}
+	*alone = refs == nr * GUP_PIN_COUNTING_BIAS;
+	if ((unsigned int)refs >= nr * GUP_PIN_COUNTING_BIAS)
+		return RIGHT;
+	return refs ? PUT : COUNT;
+}
 
-		if (folio_test_large(folio)) {
-			*alone = refs == nr;
-			if (refs >= nr && atomic_read(&folio->_pincount) == nr)
-				return RIGHT;
-			wrong = refs < nr ? PUT : COUNT;
-		} else {
-			*alone = refs == nr * GUP_PIN_COUNTING_BIAS;
-			if ((unsigned int)refs >= nr * GUP_PIN_COUNTING_BIAS)
-				return RIGHT;
-			wrong = refs ? PUT : COUNT;
-		}
-		cpu_relax();
+/* It waits. */
+static enum wrong look_again(struct page *page)
+{
+	enum wrong wrong = COUNT;
+	bool alone;
+
+	for (int i = 0; i < LOOKS && wrong != RIGHT; i++) {
+		struct pin_ext *pins;
+
+		msleep(BETWEEN);
+		pins = pin_ext_get(page);
+		wrong = pins ? look(page, pins, &alone) : RIGHT;
+		pin_ext_put(pins);
 	}
 	return wrong;
 }
@@ -397,46 +427,107 @@ static unsigned int check_pages(struct seq_file *m)
 	for (unsigned long pfn = 0; (pins = next_pinned(&pfn)); pfn++) {
 		struct page *page = pfn_to_page(pfn);
 		bool alone = false;
-		enum wrong how = PageTail(page) ? COUNT : look(page_folio(page), pins, &alone);
-		int nr = pin_ext_count(pins);
+		enum wrong how = look(page, pins, &alone);
+		int nr;
 
-		if (how == PUT)
-			pin_owner_bug(PIN_PUT,
-				      "pfn %#lx has fewer references than its %d pins: put_page() was called where an unpin was due\n",
-				      pfn, nr);
-		else if (how == COUNT)
-			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, which its page denies\n",
-				      pfn, nr);
-		if (how != RIGHT) {
-			seq_printf(m, "pfn %#lx: %d pins, %d references\n", pfn, nr,
-				   page_ref_count(page));
-			wrong++;
-		}
 		if (pin_longs(pins))
 			pin_region_see(pfn, pins, alone);
 		pin_ext_put(pins);
+		if (how != RIGHT)
+			how = look_again(page);
+		if (how == RIGHT)
+			continue;
+		pins = pin_ext_get(page);
+		nr = pins ? pin_ext_count(pins) : 0;
+		pin_ext_put(pins);
+		if (how == PUT)
+			pin_owner_bug(PIN_PUT,
+				      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
+				      pfn, page_ref_count(page), nr);
+		else
+			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, which its page denies\n",
+				      pfn, nr);
+		seq_printf(m, "pfn %#lx: %d pins, %d references\n", pfn, nr,
+			   page_ref_count(page));
+		wrong++;
 	}
 	return wrong;
 }
 
-/* Regions whose pins are not those of all pages, in sum */
-static unsigned int check_regions(struct seq_file *m)
+/* Before all pages are looked at */
+static void begin_regions(void)
+{
+	struct pin_region *region;
+	unsigned long id;
+
+	rcu_read_lock();
+	xa_for_each_start(&pin_regions, id, region, 1) {
+		region->seen = 0;
+		region->alone = 0;
+		region->was = atomic_read(&region->adding) ? -1 : atomic_long_read(&region->held);
+	}
+	rcu_read_unlock();
+}
+
+/*
+ * Regions whose pins are not those of all pages, in sum: what is pinned or
+ * unpinned meanwhile is not seen whole, and says nothing.
+ */
+static unsigned int odd_regions(unsigned int *most)
+{
+	struct pin_region *region;
+	unsigned int odd = 0;
+	unsigned long id;
+
+	*most = 0;
+	rcu_read_lock();
+	xa_for_each_start(&pin_regions, id, region, 1) {
+		long held = atomic_long_read(&region->held);
+
+		if (region->was != held || region->seen == held || atomic_read(&region->adding)) {
+			region->odd = 0;
+			continue;
+		}
+		odd++;
+		*most = max(*most, ++region->odd);
+	}
+	rcu_read_unlock();
+	return odd;
+}
+
+static bool is_leaked(struct pin_region *region)
+{
+	long held = atomic_long_read(&region->held);
+
+	if (!held || region->was != held || region->alone != held || !pin_region_gone(region)) {
+		region->lone = 0;
+		return false;
+	}
+	if (!region->lone)
+		region->lone = jiffies | 1;
+	return time_after(jiffies, region->lone + LEAKED_AFTER);
+}
+
+static unsigned int say_regions(struct seq_file *m)
 {
 	struct pin_region *region;
 	unsigned int wrong = 0;
 	unsigned long id;
 
 	rcu_read_lock();
-	xa_for_each(&pin_regions, id, region) {
-		long held = atomic_long_read(&region->held) - !id;
+	xa_for_each_start(&pin_regions, id, region, 1) {
+		long held = atomic_long_read(&region->held);
 
-		if (held != region->seen) {
+		if (region->odd == LOOKS) {
+			region->odd = 0;
 			wrong++;
-			if (m)
-				seq_printf(m, "region %lu: %ld pins, of which pages have %ld\n",
-					   id, held, region->seen);
+			seq_printf(m, "region %lu: %ld pins, of which pages have %ld\n", id, held,
+				   region->seen);
+			pin_owner_bug(PIN_BOOKS, "region %lu: %ld pins, of which pages have %ld\n",
+				      id, held, region->seen);
 		}
-		if (m && held && region->alone == held && pin_region_gone(region)) {
+		if (is_leaked(region)) {
+			wrong++;
 			seq_printf(m, "region %lu: its process is gone, and nothing else holds its pages\n",
 				   id);
 			pin_owner_bug(PIN_LEAKED,
@@ -452,31 +543,22 @@ static unsigned int check_regions(struct seq_file *m)
 static int check_show(struct seq_file *m, void *v)
 {
 	static DEFINE_MUTEX(lock);
-	struct pin_region *region;
-	unsigned int wrong = 0;
-	unsigned long id;
+	unsigned int wrong, most, pass = 0;
 	int err;
 
 	err = mutex_lock_interruptible(&lock);
 	if (err)
 		return err;
-	/* What is pinned meanwhile is not seen whole. */
-	for (int i = 0; i < LOOKS; i++) {
-		rcu_read_lock();
-		xa_for_each(&pin_regions, id, region) {
-			region->seen = 0;
-			region->alone = 0;
-		}
-		rcu_read_unlock();
+	do {
 		m->count = 0;
+		begin_regions();
 		wrong = check_pages(m);
-		if (!check_regions(NULL))
+		if (!odd_regions(&most) || most == LOOKS)
 			break;
-	}
-	id = check_regions(m);
-	if (id)
-		pin_owner_bug(PIN_BOOKS, "%lu regions have other pins than their pages\n", id);
-	if (!wrong && !id)
+		msleep(BETWEEN);
+	} while (++pass < 4 * LOOKS && !fatal_signal_pending(current));
+	wrong += say_regions(m);
+	if (!wrong)
 		seq_puts(m, "consistent\n");
 	mutex_unlock(&lock);
 	return 0;

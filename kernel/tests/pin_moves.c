@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * pin_moves TEST...
+ *
+ * What pins keep in its place: sealing, migration, CMA and offlining of memory are refused, the
+ * kernel can say afterwards who was in the way, and all succeed once the pins are undone. And what
+ * only many references seem to keep, reclaim takes.
+ *
+ * `nodes` needs two of them, `cma` an area (cma=512M), `offline` a movable zone
+ * (kernelcore=1G), `reclaimed` swap, and `stacks` pin_owner=on,stack; `off` is for a kernel that
+ * does not track pins.
+ */
+#define _GNU_SOURCE
+#include "pins.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+static char **names;
+
+/* The last line of what could not be moved that is of this page, or NULL. */
+static char *blocked(const char *why, __u64 pfn)
+{
+	char *text = text_of(BOOKS "blocked"), *found = NULL, *line;
+	static char last[512];
+	char want[64];
+
+	snprintf(want, sizeof(want), " %s pfn=%#llx ", why, pfn);
+	for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+		if (!strstr(line, want))
+			continue;
+		snprintf(last, sizeof(last), "%s", line);
+		found = last;
+	}
+	return found;
+}
+
+static void must_say(const char *why, __u64 pfn, const char *what)
+{
+	char *line = blocked(why, pfn);
+
+	must(line && strstr(line, what), "no line with %s, %llx and %s, but %s; all: %s", why, pfn,
+	     what, line, text_of(BOOKS "blocked"));
+}
+
+/* Who holds a page, in the four ways there are. */
+enum by { BY_REGION, BY_SHORT, BY_REFERENCE, BY_NOBODY, BYS };
+
+static __u32 hold_by(enum by by, const void *address)
+{
+	static const enum pinner_how how[] = { PINNER_FAST, PINNER_FAST, PINNER_GOT };
+
+	return by == BY_NOBODY ? 0 :
+	       pin(how[by], by == BY_REGION ? PINNER_LONGTERM | PINNER_WRITE : PINNER_WRITE,
+		   address, 1);
+}
+
+/* What the line says of it. */
+static const char *said_of(enum by by, __u64 pfn)
+{
+	static char text[128];
+
+	if (by == BY_REGION)
+		snprintf(text, sizeof(text), " pins=1 long=1 region=%llu unexplained=0",
+			 REGION(pins_of(pfn)));
+	else if (by == BY_SHORT)
+		snprintf(text, sizeof(text),
+			 " pins=1 long=0 region=0 unexplained=0 short-tgid=%d short-ms=", getpid());
+	else
+		snprintf(text, sizeof(text), " pins=0 long=0 region=0 unexplained=1");
+	return text;
+}
+
+/* A memfd can't be sealed while somebody might write to it behind the file system's back. */
+static void seal(void)
+{
+	enum by by;
+
+	for (by = 0; by < BYS; by++) {
+		__u32 handle;
+		__u64 pfn;
+		__u8 *map;
+		int fd;
+
+		note_counts();
+		map = memfd_pages("sealed", 0, 4 * PAGE, &fd);
+		handle = hold_by(by, map + PAGE);
+		pfn = pfn_at(map + PAGE);
+		munmap(map, 4 * PAGE);
+		if (by != BY_NOBODY) {
+			must(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == -1 && errno == EBUSY,
+			     "sealed: %s", strerror(errno));
+			must_say("seal_write", pfn, said_of(by, pfn));
+			must_say("seal_write", pfn, " order=0 of=file ");
+			unpin(handle, 1);
+		}
+		must(!fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), "not sealed: %s", strerror(errno));
+		close(fd);
+		as_before();
+	}
+}
+
+static int node_of(void *page)
+{
+	int status = -1000;
+
+	must(!syscall(SYS_move_pages, 0, 1, &page, NULL, &status, 0), "move_pages: %s",
+	     strerror(errno));
+	return status;
+}
+
+static int move_to(void *page, int node)
+{
+	int status = -1000;
+
+	syscall(SYS_move_pages, 0, 1, &page, &node, &status, 2);
+	return status;
+}
+
+static void nodes(void)
+{
+	enum by by;
+
+	for (by = 0; by < BYS; by++) {
+		__u8 *map = small_pages(1);
+		int node = node_of(map);
+		__u32 handle;
+		__u64 pfn;
+
+		note_counts();
+		must(node == 0 || node == 1, "node %d", node);
+		handle = hold_by(by, map);
+		pfn = pfn_at(map);
+		if (by != BY_NOBODY) {
+			move_to(map, 1 - node);
+			must(node_of(map) == node && pfn_at(map) == pfn, "it has moved");
+			must_say("syscall_or_cpuset", pfn, said_of(by, pfn));
+			must_say("syscall_or_cpuset", pfn, " order=0 of=anon ");
+			unpin(handle, 1);
+		}
+		move_to(map, 1 - node);
+		must(node_of(map) == 1 - node && pfn_at(map) != pfn, "it has not moved");
+		munmap(map, PAGE);
+		as_before();
+	}
+}
+
+/* A page of this process between two others, of as many as it takes. */
+static __u8 *page_between(__u64 from, __u64 to)
+{
+	/* Some memory is only used when there is not much of other. */
+	const unsigned int pages = number_in("/proc/meminfo", "MemFree") / 4 / 10 * 9;
+	__u8 *map = map_at(pages * PAGE, MAP_PRIVATE | MAP_ANONYMOUS, -1), *there;
+	unsigned int i;
+	__u64 pfn;
+
+	madvise(map, pages * PAGE, MADV_NOHUGEPAGE);
+	for (i = 0; i < pages; i++) {
+		map[i * PAGE] = 1;
+		pfn = pfn_at(map + i * PAGE);
+		if (pfn >= from && pfn < to)
+			break;
+	}
+	must(i < pages, "no page of %u is between %llx and %llx", pages, from, to);
+	there = map + i * PAGE;
+	if (i)
+		munmap(map, i * PAGE);
+	munmap(there + PAGE, (pages - i - 1) * PAGE);
+	return there;
+}
+
+#define AREA	"/sys/kernel/debug/cma/reserved/"
+
+static void cma(void)
+{
+	const __u64 first = strtoull(text_of(AREA "base_pfn"), NULL, 0);
+	const __u64 count = strtoull(text_of(AREA "count"), NULL, 0);
+	__u8 *there = page_between(first, first + count);
+	const __u64 pfn = pfn_at(there);
+	char all[32];
+	__u32 handle;
+	enum by by;
+
+	snprintf(all, sizeof(all), "%llu", count);
+	for (by = BY_SHORT; by < BYS; by++) {
+		note_counts();
+		handle = hold_by(by, there);
+		if (by != BY_NOBODY) {
+			must(pfn_at(there) == pfn, "it has moved");
+			must(!write_to(AREA "alloc", all), "the area is allocated");
+			must(pfn_at(there) == pfn, "it has moved");
+			/* Memory of programs that is held is not even tried to be moved. */
+			must_say("not_freed", pfn, said_of(by, pfn));
+			unpin(handle, 1);
+		}
+	}
+	/* A long-term pin moves it out itself. */
+	handle = hold_by(BY_REGION, there);
+	must(pfn_at(there) < first || pfn_at(there) >= first + count, "it is still there");
+	must(write_to(AREA "alloc", all), "the area is not allocated: %s", strerror(errno));
+	must(write_to(AREA "free", all), "the area is not freed: %s", strerror(errno));
+	unpin(handle, 1);
+	munmap(there, PAGE);
+	as_before();
+}
+
+#define BLOCKS	"/sys/devices/system/memory/"
+
+static bool is_movable(__u64 block)
+{
+	char path[96];
+
+	snprintf(path, sizeof(path), BLOCKS "memory%llu/valid_zones", block);
+	return !access(path, F_OK) && !strcmp(text_of(path), "Movable\n");
+}
+
+static void take_offline(void)
+{
+	const __u64 size = strtoull(text_of(BLOCKS "block_size_bytes"), NULL, 16) / PAGE;
+	__u64 first = 0, last;
+	enum by by;
+
+	while (!is_movable(first))
+		must(++first < 1024, "no block of memory is movable");
+	/* The last one has a part that the firmware has taken. */
+	for (last = first; is_movable(last + 1); last++)
+		;
+	for (by = BY_SHORT; by < BY_NOBODY; by++) {
+		__u8 *map = page_between(first * size, last * size);
+		const __u64 pfn = pfn_at(map);
+		unsigned int turn;
+		char path[96];
+		__u32 handle;
+		pid_t child;
+		int status;
+
+		note_counts();
+		handle = hold_by(by, map);
+		snprintf(path, sizeof(path), BLOCKS "memory%llu/state", pfn / size);
+		must(!strcmp(text_of(path), "online\n"), "%s: %s", path, text_of(path));
+		/* It tries until a signal comes. */
+		child = fork();
+		if (!child)
+			_exit(write_to(path, "offline") ? 0 : errno);
+		for (turn = 0; turn < 600 && !blocked("memory_hotplug", pfn); turn++)
+			usleep(100000);
+		must_say("memory_hotplug", pfn, said_of(by, pfn));
+		kill(child, SIGINT);
+		must(waitpid(child, &status, 0) == child && status, "it is offline");
+		must(pfn_at(map) == pfn, "it has moved");
+		unpin(handle, 1);
+		must(write_to(path, "offline"), "%s: %s", path, strerror(errno));
+		must(pfn_at(map) != pfn, "it has not moved");
+		consistent();
+		must(write_to(path, "online"), "%s: %s", path, strerror(errno));
+		munmap(map, PAGE);
+		as_before();
+	}
+}
+
+/* Memory of the kernel, here page tables, can't be offlined; asking for that does no harm. */
+static void unmovable(void)
+{
+	const size_t size = 64UL << 30;
+	const __u8 *map = mmap(NULL, size, PROT_READ,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	unsigned int number, refused = 0;
+	char path[96];
+	size_t at;
+
+	note_counts();
+	must(map != MAP_FAILED, "mmap: %s", strerror(errno));
+	madvise((void *)map, size, MADV_NOHUGEPAGE);
+	for (at = 0; at < size; at += HUGE)
+		must(!map[at], "the zero page");
+	for (number = 0; number < 64; number++) {
+		snprintf(path, sizeof(path), BLOCKS "memory%u/state", number);
+		if (access(path, F_OK) || strcmp(text_of(path), "online\n"))
+			continue;
+		if (!write_to(path, "offline"))
+			refused++;
+		else
+			must(write_to(path, "online"), "%s: %s", path, strerror(errno));
+	}
+	must(refused, "all memory went offline");
+	must(LINE(BOOKS "blocked", " unmovable pfn=", " of="), "%s", text_of(BOOKS "blocked"));
+	munmap((void *)map, size);
+	as_before();
+}
+
+/* With pin_owner=on,stack each region has a stack, from its maker on. */
+static void stacks(void)
+{
+	__u8 *map = small_pages(1);
+	__u32 handle;
+	char *line;
+
+	note_counts();
+	handle = pin(PINNER_REMOTE, PINNER_LONGTERM, map, 1);
+	must(LINE(BOOKS "regions", " pin_remote"), "%s", text_of(BOOKS "regions"));
+	line = LINE(BOOKS "regions", "    pin_remote+0x", " [pinner]");
+	must(line && LINE(BOOKS "regions", "    pinner_ioctl+0x"), "no stack: %s",
+	     text_of(BOOKS "regions"));
+	unpin(handle, 1);
+	munmap(map, PAGE);
+	as_before();
+}
+
+#define CHILDREN	1100
+
+static bool swapped(const void *address)
+{
+	return of_page("/proc/self/pagemap", (uintptr_t)address / PAGE) >> 62 & 1;
+}
+
+/* Tries to, and says whether it was. */
+static bool reclaims(const void *address)
+{
+	unsigned int turn;
+
+	for (turn = 0; turn < 200 && !swapped(address); turn++)
+		write_to("/sys/fs/cgroup/shared/memory.reclaim", "8M");
+	return swapped(address);
+}
+
+static void share_with_children(void)
+{
+	static pid_t children[CHILDREN];
+	__u8 *map = small_pages(1);
+	bool tracked = !access(BOOKS "check", F_OK);
+	struct pinner_ask said;
+	__u32 handle;
+	int i, ends[2];
+
+	must(write_to("/sys/fs/cgroup/cgroup.subtree_control", "+memory"), "%s", strerror(errno));
+	must(!mkdir("/sys/fs/cgroup/shared", 0755), "%s", strerror(errno));
+	must(write_to("/sys/fs/cgroup/shared/cgroup.procs", "0"), "%s", strerror(errno));
+	munmap(map, PAGE);
+	/* Of this group's. */
+	map = small_pages(1);
+	must(!pipe(ends), "pipe");
+	for (i = 0; i < CHILDREN; i++) {
+		char byte;
+
+		children[i] = fork();
+		must(children[i] >= 0, "fork: %s", strerror(errno));
+		if (!children[i]) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			close(ends[1]);
+			_exit(read(ends[0], &byte, 1));
+		}
+	}
+	said = ask(map);
+	must(said.refs > CHILDREN, "%d references", said.refs);
+	if (tracked) {
+		must(!said.count && !said.maybe, "%d pins, maybe %u", said.count, said.maybe);
+		/* Really pinned, it stays. */
+		handle = pin(PINNER_FAST, 0, map, 1);
+		must(!reclaims(map), "it is swapped out although it is pinned");
+		unpin(handle, 1);
+		must(reclaims(map), "it is not swapped out, of %d references and no pin",
+		     said.refs);
+	} else {
+		must(said.count == -ENODATA && said.maybe, "%d pins, maybe %u", said.count,
+		     said.maybe);
+		must(!reclaims(map), "it is swapped out, although it may be pinned");
+	}
+	close(ends[1]);
+	for (i = 0; i < CHILDREN; i++)
+		waitpid(children[i], NULL, 0);
+	close(ends[0]);
+	munmap(map, PAGE);
+}
+
+static void reclaimed(void)
+{
+	note_counts();
+	share_with_children();
+	as_before();
+}
+
+/* Untracked, nothing is told, and nothing is exact but what always was. */
+static void off(void)
+{
+	__u8 *map = small_pages(1), *large = huge_pages(1);
+	int fd = open("/proc/self/pins", O_RDONLY);
+	__u32 of_small, of_large;
+	struct pinner_ask said;
+	char byte;
+
+	must(fd >= 0 && read(fd, &byte, 1) == -1 && errno == EOPNOTSUPP, "/proc/self/pins: %s",
+	     strerror(errno));
+	close(fd);
+	must(access(BOOKS, F_OK), BOOKS);
+	of_small = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
+	of_large = pin(PINNER_FAST, PINNER_LONGTERM, large, 7);
+	said = ask(map);
+	must(said.count == -ENODATA && said.maybe && said.pinned, "%d", said.count);
+	must(pins_of(pfn_at(map)) == (1 | 1ULL << 35), "%llx", pins_of(pfn_at(map)));
+	said = ask(large);
+	must(said.count == 7 && said.maybe && said.pinned, "%d", said.count);
+	must(pins_of(pfn_at(large)) == (7 | 1ULL << 33 | 1ULL << 35), "%llx",
+	     pins_of(pfn_at(large)));
+	unpin(of_small, 1);
+	unpin(of_large, 7);
+	said = ask(map);
+	must(said.count == -ENODATA && !said.maybe && !said.pinned, "%d", said.count);
+	must(!ask(large).count, "%d", ask(large).count);
+	munmap(map, PAGE);
+	munmap(large, HUGE);
+	share_with_children();
+}
+
+static const struct test all[] = {
+	{ "seal", seal },
+	{ "nodes", nodes },
+	{ "cma", cma },
+	{ "offline", take_offline },
+	{ "unmovable", unmovable },
+	{ "stacks", stacks },
+	{ "reclaimed", reclaimed },
+	{ "off", off },
+};
+
+int main(int argc, char **argv)
+{
+	struct test tests[ARRAY_SIZE(all)];
+	unsigned int count = 0, i;
+
+	open_pinner();
+	for (names = argv + 1; *names && count < ARRAY_SIZE(all); names++)
+		for (i = 0; i < ARRAY_SIZE(all); i++)
+			if (!strcmp(all[i].name, *names))
+				tests[count++] = all[i];
+	return count && (int)count == argc - 1 ? run_all(tests, count) : 2;
+}

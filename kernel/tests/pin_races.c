@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * pin_races SECONDS [RAW]
+ *
+ * Threads pin and unpin the same pages for short and long times, by /dev/pinner, by io_uring and,
+ * where a disk is given, by direct I/O that ends in interrupts; others fork, unmap, swap out,
+ * collapse, protect and move that memory, and read all that the tracker tells. The kernel has
+ * nothing to say, and in the end nothing is pinned.
+ */
+#define _GNU_SOURCE
+#include "pins.h"
+
+#include <linux/io_uring.h>
+#include <linux/udmabuf.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+
+/* 4 MiB: small pages, and some that may become huge. */
+#define PAGES		1024U
+
+static unsigned int seconds;
+static const char *raw;
+static __u8 *map;
+static int memfd;
+static __u8 *of_memfd;
+static bool stop;
+static unsigned long done;
+
+static __u32 any(__u64 *seed, __u32 below)
+{
+	*seed = *seed * 6364136223846793005ULL + 1442695040888963407ULL;
+	return (*seed >> 33) % below;
+}
+
+static bool going(void)
+{
+	__atomic_add_fetch(&done, 1, __ATOMIC_RELAXED);
+	return !__atomic_load_n(&stop, __ATOMIC_RELAXED);
+}
+
+/* Memory may be gone while it is asked for: what fails is nobody's fault. */
+static void *pinning(void *argument)
+{
+	__u64 seed = (uintptr_t)argument;
+	int fd = open("/dev/pinner", O_RDWR | O_CLOEXEC);
+
+	must(fd >= 0, "/dev/pinner: %s", strerror(errno));
+	while (going()) {
+		struct pinner_pin pin = {
+			.pages = 1 + any(&seed, any(&seed, 4) ? 8 : 600),
+			.times = 1,
+			.how = any(&seed, PINNER_GOT),
+			.flags = any(&seed, 4),
+			.id = getpid(),
+		};
+		struct pinner_unpin unpin = {
+			.where = any(&seed, PINNER_WHERES),
+			.by = any(&seed, 2),
+		};
+		__u64 first = any(&seed, PAGES - pin.pages);
+
+		pin.address = (uintptr_t)(any(&seed, 2) ? map : of_memfd) + first * PAGE;
+		if (pin.how == PINNER_MEMFD) {
+			pin.address = first * PAGE;
+			pin.id = memfd;
+		}
+		if (call(fd, PINNER_PIN, &pin))
+			continue;
+		unpin.handle = pin.handle;
+		unpin.count = pin.pinned;
+		must(!call(fd, PINNER_UNPIN, &unpin), "unpin");
+	}
+	close(fd);
+	return NULL;
+}
+
+static void *rings(void *argument)
+{
+	__u64 seed = (uintptr_t)argument;
+
+	while (going()) {
+		struct io_uring_params params = {};
+		int ring = syscall(__NR_io_uring_setup, 4, &params);
+		unsigned int turn;
+
+		must(ring >= 0, "io_uring_setup: %s", strerror(errno));
+		for (turn = 0; turn < 8; turn++) {
+			struct iovec vector = { map + any(&seed, PAGES / 2) * PAGE,
+						(1 + any(&seed, PAGES / 2)) * PAGE };
+
+			if (syscall(__NR_io_uring_register, ring, IORING_REGISTER_BUFFERS, &vector,
+				    1))
+				continue;
+			if (turn < 7)
+				syscall(__NR_io_uring_register, ring, IORING_UNREGISTER_BUFFERS,
+					NULL, 0);
+		}
+		close(ring);
+	}
+	return NULL;
+}
+
+static void *udmabufs(void *argument)
+{
+	int node = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
+	__u64 seed = (uintptr_t)argument;
+
+	must(node >= 0, "/dev/udmabuf: %s", strerror(errno));
+	while (going()) {
+		struct udmabuf_create create = {
+			.memfd = memfd,
+			.offset = any(&seed, PAGES / 2) * PAGE,
+			.size = (1 + any(&seed, PAGES / 2)) * PAGE,
+		};
+		int fd = call(node, UDMABUF_CREATE, &create);
+
+		if (fd >= 0)
+			close(fd);
+	}
+	close(node);
+	return NULL;
+}
+
+/* Reads end in interrupts, which unpin. */
+static void *direct(void *argument)
+{
+	__u64 seed = (uintptr_t)argument;
+	int fd = raw ? open(raw, O_RDONLY | O_DIRECT | O_CLOEXEC) : -1;
+
+	must(!raw || fd >= 0, "%s: %s", raw, strerror(errno));
+	while (raw && going()) {
+		__u32 first = any(&seed, PAGES - 64);
+		ssize_t got = pread(fd, map + first * PAGE, (1 + any(&seed, 64)) * PAGE, 0);
+
+		must(got > 0 || errno == EFAULT || errno == ENOMEM, "read: %s", strerror(errno));
+	}
+	close(fd);
+	return NULL;
+}
+
+static void *changing(void *argument)
+{
+	__u64 seed = (uintptr_t)argument;
+
+	while (going()) {
+		__u32 pages = 1 + any(&seed, any(&seed, 2) ? 16 : PAGES - 1);
+		__u8 *from = map + any(&seed, PAGES - pages) * PAGE;
+		size_t size = pages * PAGE;
+
+		switch (any(&seed, 7)) {
+		case 0:
+			madvise(from, size, MADV_DONTNEED);
+			break;
+		case 1:
+			madvise(from, size, MADV_PAGEOUT);
+			break;
+		case 2:
+			madvise(map, PAGES * PAGE, MADV_COLLAPSE);
+			break;
+		case 3:
+			mprotect(from, size, PROT_READ);
+			mprotect(from, size, PROT_READ | PROT_WRITE);
+			break;
+		case 4:
+			/* It moves away, and another takes its place. */
+			munmap(mremap(from, size, size, MREMAP_MAYMOVE | MREMAP_DONTUNMAP), size);
+			break;
+		case 5:
+			madvise(of_memfd, PAGES * PAGE, MADV_REMOVE);
+			break;
+		default:
+			madvise(from, size, MADV_POPULATE_WRITE);
+			madvise(of_memfd, PAGES * PAGE, MADV_POPULATE_WRITE);
+		}
+	}
+	return NULL;
+}
+
+/* Children that write to what is pinned, pin it themselves, and end with what they hold. */
+static void *forking(void *argument)
+{
+	__u64 seed = (uintptr_t)argument;
+
+	while (going()) {
+		struct iovec vector = { map, 64 * PAGE };
+		struct io_uring_params params = {};
+		pid_t child = fork();
+
+		must(child >= 0, "fork: %s", strerror(errno));
+		if (!child) {
+			/* Of ours only this thread is there: no more than calls. */
+			struct pinner_pin pin = {
+				.address = (uintptr_t)map,
+				.pages = 64,
+				.times = 1,
+				.flags = any(&seed, 4),
+			};
+			int fd = open("/dev/pinner", O_RDWR | O_CLOEXEC), ring;
+
+			ioctl(fd, PINNER_PIN, &pin);
+			ring = syscall(__NR_io_uring_setup, 4, &params);
+			syscall(__NR_io_uring_register, ring, IORING_REGISTER_BUFFERS, &vector, 1);
+			ioctl(fd, PINNER_PIN, &pin);
+			syscall(SYS_exit_group, 0);
+		}
+		waitpid(child, NULL, 0);
+	}
+	return NULL;
+}
+
+/* What others read at the same time; the text is this thread's own. */
+static void *reading(void *argument)
+{
+	static const char * const paths[] = {
+		"/proc/self/pins", "/proc/kpagepins", "/proc/kpageflags", BOOKS "regions",
+		BOOKS "pages", BOOKS "blocked", BOOKS "stats", BOOKS "check",
+	};
+	static char text[1 << 20];
+	unsigned int i;
+
+	(void)argument;
+	while (going()) {
+		for (i = 0; i < ARRAY_SIZE(paths); i++) {
+			int fd = open(paths[i], O_RDONLY | O_CLOEXEC);
+			ssize_t got;
+
+			must(fd >= 0, "%s: %s", paths[i], strerror(errno));
+			do {
+				got = read(fd, text, sizeof(text));
+				must(got >= 0, "%s: %s", paths[i], strerror(errno));
+				/* What it says in one piece is a verdict. */
+				must(i < 7 || !got || (got == sizeof(FINE) - 1 &&
+						       !memcmp(text, FINE, got)),
+				     "check: %.*s", (int)got, text);
+			} while (got);
+			close(fd);
+		}
+	}
+	return NULL;
+}
+
+static void races(void)
+{
+	void *(*const all[])(void *) = {
+		pinning, pinning, rings, rings, udmabufs, direct, changing, forking, reading,
+	};
+	pthread_t threads[ARRAY_SIZE(all)];
+	unsigned long i;
+
+	note_counts();
+	map = huge_pages(PAGES * PAGE / HUGE);
+	of_memfd = memfd_pages("races", 0, PAGES * PAGE, &memfd);
+	must(!fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), "seal");
+	for (i = 0; i < ARRAY_SIZE(all); i++)
+		must(!pthread_create(&threads[i], NULL, all[i], (void *)(i + 1)), "pthread_create");
+	sleep(seconds);
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+	for (i = 0; i < ARRAY_SIZE(all); i++)
+		pthread_join(threads[i], NULL);
+	printf("# %lu turns, %lld guesses\n", done, number_in(BOOKS "stats", "guessed"));
+	must(number_in(BOOKS "stats", "guessed") > 0, "nobody has pinned what another had");
+	munmap(map, PAGES * PAGE);
+	munmap(of_memfd, PAGES * PAGE);
+	close(memfd);
+	as_before();
+}
+
+int main(int argc, char **argv)
+{
+	const struct test test = { "races", races };
+
+	if (argc < 2)
+		return 2;
+	seconds = strtoul(argv[1], NULL, 0);
+	raw = argv[2];
+	open_pinner();
+	return run_all(&test, 1);
+}

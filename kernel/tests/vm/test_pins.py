@@ -1,0 +1,246 @@
+"""Tests of the series' tracker of pins, in machines: what is pinned is known exactly, whose it is,
+and what it was in the way of; what is not done in pairs is told.
+
+What is checked, and why so, is in the programs of kernel/tests (pin*.c), and vm/pinner is a driver
+that pins what they tell it to.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from vm import kernels, ko, machine
+from vm.compiled import static
+from vm.fixtures import Result, passed, vm
+from vm.host import ROOT, need
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test"),
+    pytest.mark.usefixtures("ready"),
+]
+
+HERE = Path(__file__).parent
+KERNELS = ("series", "series-debug")
+ON = "--append=pin_owner=on"
+"""Which it is unasked in `series-debug`."""
+
+STEPS = {"series": 400, "series-debug": 100}
+"""Of the comparison with a table: what checks itself takes long to read all pages."""
+
+Run = Callable[..., Result]
+
+BEGIN = """
+set -e
+insmod "$1"
+cp -r "$2" /tmp/pins
+shift 2
+"""
+HUGE = "echo 16 >/proc/sys/vm/nr_hugepages\n"
+PLAIN = f'{HUGE}exec /tmp/pins/"$@"\n'
+SWAP = f"""
+chmod 600 $RAW
+mkswap $RAW >/dev/null
+swapon $RAW
+{PLAIN}"""
+
+
+@pytest.fixture(scope="module")
+def run(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program in a machine with the driver, by a shell script."""
+    programs = tmp_path_factory.mktemp("pins")
+    for source in sorted(HERE.parent.glob("pin*.c")):
+        static(source, programs, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
+    drivers: dict[str, Path] = {}
+
+    def run_in(kernel: str, script: str, *words: str, options: Sequence[str] = (ON,)) -> Result:
+        if kernel not in drivers:
+            folder = tmp_path_factory.mktemp(kernel)
+            drivers[kernel] = ko.other(HERE / "pinner", kernels.find(kernel).build, folder)
+        files = (drivers[kernel], programs)
+        command = ("sh", "-c", BEGIN + script, "sh", *map(str, files), *words)
+        return vm(f"--kernel={kernel}", *options, "--", *command)
+
+    return run_in
+
+
+def ran(result: Result) -> None:
+    passed(result, "requests")
+
+
+# Counted
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_page_of_the_machine_has_the_pins_that_were_made(run: Run, kernel: str) -> None:
+    ran(run(kernel, PLAIN, "pins", f"-n{STEPS[kernel]}"))
+
+
+def test_nothing_is_tracked_unasked(run: Run) -> None:
+    swap = ("--fs=raw", "--disk-size=256M")
+    ran(run("series", SWAP, "pin_moves", "off", options=swap))
+    off = ("--append=pin_owner=off", *swap)
+    ran(run("series-debug", SWAP, "pin_moves", "off", options=off))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_references_are_not_taken_for_pins(run: Run, kernel: str) -> None:
+    options = (ON, "--fs=raw", "--disk-size=256M")
+    ran(run(kernel, SWAP, "pin_moves", "reclaimed", options=options))
+
+
+def test_stacks_of_those_who_pin(run: Run) -> None:
+    ran(run("series", PLAIN, "pin_moves", "stacks", options=("--append=pin_owner=on,stack",)))
+
+
+# By whom
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_sort_of_program_that_pins_is_named(run: Run, kernel: str) -> None:
+    ran(run(kernel, PLAIN, "pin_makers"))
+
+
+# Btrfs reads and writes through the page cache what it has checksums of.
+DIRECT = """
+echo 0 $(blockdev --getsz $RAW) linear $RAW 0 | dmsetup create stopped 2>/dev/null
+dmsetup mknodes 2>/dev/null
+disk=/dev/mapper/stopped
+mkdir /tmp/mounted
+for fs; do
+    options=rw
+    case $fs in
+    ext4) mkfs.ext4 -q -F $disk ;;
+    vfat) mkfs.vfat $disk >/dev/null ;;
+    btrfs) mkfs.btrfs -q -f $disk && options=nodatasum ;;
+    *) "mkfs.$fs" -q -f $disk >/dev/null ;;
+    esac
+    mount -t $fs -o $options $disk /tmp/mounted
+    echo "# $fs"
+    /tmp/pins/pin_makers -d /tmp/mounted/file stopped
+    umount /tmp/mounted
+done
+"""
+DISKS = ("ext4", "xfs", "btrfs", "f2fs", "vfat")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_direct_io_that_is_on_its_way_is_named(run: Run, kernel: str) -> None:
+    packages = ("dmsetup", "xfsprogs", "btrfs-progs", "f2fs-tools", "dosfstools")
+    commands = ("dmsetup", "mkfs.xfs", "mkfs.btrfs", "mkfs.f2fs", "mkfs.vfat")
+    for package, command in zip(packages, commands, strict=True):
+        need(package, "command", "-v", command)
+    ran(run(kernel, DIRECT, *DISKS, options=(ON, "--fs=raw", "--disk-size=1G")))
+
+
+VFIO = """
+device=$(basename "$(readlink -f "/sys/block/${RAW#/dev/}/device/device")")
+cd "/sys/bus/pci/devices/$device"
+echo vfio-pci >driver_override
+echo "$device" >driver/unbind
+echo "$device" >/sys/bus/pci/drivers_probe
+exec /tmp/pins/pin_makers -v "$device"
+"""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_memory_that_a_device_is_given_is_named(run: Run, kernel: str) -> None:
+    ran(run(kernel, VFIO, options=(ON, "--fs=raw", "--disk-size=16M", "--iommu=intel")))
+
+
+RDMA = """
+ip link set lo up
+rdma link add siw0 type siw netdev lo
+exec python3 -E -S -m kernel.tests.vm.inside.rdma
+"""
+
+
+def test_memory_that_is_registered_for_rdma_is_named() -> None:
+    for package, file in (("libibverbs1", "libibverbs.so.1"), ("ibverbs-providers", "libibverbs/")):
+        need(package, "sh", "-c", f"ls /usr/lib/*/{file}* >/dev/null")
+    need("iproute2", "command", "-v", "rdma")
+    result = vm("--kernel=series-debug", "--", "sh", "-e", "-c", RDMA)
+    passed(result, "regions checked")
+
+
+# What does not move
+
+MACHINES = {
+    "seal": (),
+    "nodes": ("--nodes=2",),
+    "cma": ("--append=cma=512M",),
+    "offline": ("--append=kernelcore=1G",),
+    "unmovable": (),
+}
+"""By what pin_moves.c tries, what it takes."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("what", MACHINES)
+def test_who_was_in_the_way(run: Run, kernel: str, what: str) -> None:
+    ran(run(kernel, PLAIN, "pin_moves", what, options=(ON, *MACHINES[what])))
+
+
+# No pairs
+
+PINNED = r"pfn 0x[0-9a-f]+"
+NOT_PINNED = rf"{PINNED} is unpinned 1 time, but not pinned: put_page\(\) was due, or it was "
+BY = r"unpinned before\n.*pin_owner: by \S+\+0x[0-9a-f]+/0x[0-9a-f]+ \[pinner\]; "
+LAST = r"last short pin by \d+ at pin_once \[pinner\], \d+\.\d{3} s ago$"
+FREED = rf"{PINNED} is freed while it is pinned 1 time: a pin was undone with put_page\(\)$"
+WRONG = {
+    "got": rf"{NOT_PINNED}{BY}(never pinned for a short time$|last short pin by )",
+    "twice": f"{NOT_PINNED}{BY}{LAST}",
+    "too_many": f"{NOT_PINNED}{BY}{LAST}",
+    "put": rf"{PINNED} has \d+ references, fewer than its 1 pins: put_page\(\) was called where an "
+    "unpin was due$",
+    "freed": FREED,
+    "freed_long": FREED,
+    "leaked": r"region \d+: 5 pins are left by \d+ \(pin_wrong, gone\) at pin_once \[pinner\], and "
+    "nothing else holds their pages$",
+}
+"""By the mistake that pin_wrong.c makes, what the kernel says."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_pair_is_told_once(run: Run, kernel: str, kind: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    result = run(kernel, PLAIN, "pin_wrong", kind, options=(ON, f"--kernel-log={log}"))
+    said = result.stdout.decode() + result.stderr.decode()
+    # It is told, and the machine goes on.
+    assert result.returncode == machine.COMPLAINT, said
+    assert "\nok 1 one" in said, said
+    if kind == "put":
+        assert ("# found at once" in said) == (kernel == "series-debug"), said
+    text = log.read_bytes()
+    [bug] = re.finditer(rb"BUG: pin_owner: ", text)
+    rest = re.sub(rb"(?m)\r$", b"", text[bug.end() :]).decode()
+    assert re.match(rf"(?m){WRONG[kind]}", rest), rest[:1000]
+    assert "\n" in rest and "Call Trace:" in rest, rest[:3000]
+    others = text[: bug.start()] + text[bug.end() :]
+    assert not machine.COMPLAINTS.search(others), others.decode()
+
+
+# Races and faults
+
+RACES = f"""
+chmod 600 $RAW2
+mkswap $RAW2 >/dev/null
+swapon $RAW2
+{HUGE}exec /tmp/pins/pin_races "$1" $RAW
+"""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_races(run: Run, kernel: str) -> None:
+    disks = ("--fs=raw", "--fs=raw", "--disk-size=256M")
+    ran(run(kernel, RACES, "90", options=(ON, "--cpus=4", "--parallel", *disks)))
+
+
+def test_memory_that_runs_out(run: Run) -> None:
+    ran(run("series-debug", PLAIN, "pin_faults"))
+    stacks = ("--append=pin_owner=on,stack",)
+    ran(run("series-debug", PLAIN, "pin_faults", options=stacks))
