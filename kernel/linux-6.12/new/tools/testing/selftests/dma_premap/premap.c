@@ -330,7 +330,7 @@ FIXTURE_SETUP(premap)
 				   &sparse, sizeof(sparse)));
 	self->mem = mmap(NULL, BUFFER + huge, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	ASSERT_NE(MAP_FAILED, self->mem);
+	ASSERT_TRUE(self->mem != MAP_FAILED);
 	self->mem += -(uintptr_t)self->mem & (huge - 1);
 	madvise(self->mem, BUFFER, variant->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	memset(self->mem, 0, BUFFER);
@@ -346,30 +346,35 @@ FIXTURE_TEARDOWN(premap)
 	close(self->disk);
 }
 
+/* A dma-buf that is made now, or memory at @own: for the registered file */
+static struct desc describe(int (*dmabuf)(void), unsigned char *own)
+{
+	if (dmabuf)
+		return (struct desc) {
+			.type = DMABUF, .flags = TARGET_FIXED, .dmabuf_fd = dmabuf(),
+		};
+	return (struct desc) {
+		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
+		.uaddr = (uintptr_t)own, .size = BUFFER - (uintptr_t)own % PAGE,
+	};
+}
+
 /*
- * Maps a dma-buf, or memory at @own, into slot 0.  @mem is where it can be looked
- * at, @addr its first address in requests.
+ * Maps what describe() says into slot 0.  @mem is where it can be looked at,
+ * @addr its first address in requests.
  */
 static int map_buffer(struct ring *r, int (*dmabuf)(void), unsigned char *own,
 		      unsigned char **mem, uint64_t *addr)
 {
-	const size_t size = BUFFER - (uintptr_t)own % PAGE;
-	struct desc desc = { .type = UADDR, .flags = PREMAP | TARGET_FIXED };
+	struct desc desc = describe(dmabuf, own);
 	int ret;
 
-	if (!dmabuf) {
-		*mem = own;
-		*addr = (uintptr_t)own;
-		desc.uaddr = *addr;
-		desc.size = size;
+	*addr = desc.uaddr;
+	*mem = own;
+	if (!dmabuf)
 		return set_one(r, 0, desc);
-	}
-	desc.type = DMABUF;
-	desc.flags = TARGET_FIXED;
-	desc.dmabuf_fd = dmabuf();
 	*mem = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_SHARED,
 		    desc.dmabuf_fd, 0);
-	*addr = 0;
 	if (*mem == MAP_FAILED)
 		return -errno;
 	ret = set_one(r, 0, desc);
@@ -594,10 +599,7 @@ TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 TEST_F_TIMEOUT(premap, refused, LONG)
 {
 	struct ring *r = &self->ring;
-	struct desc uaddr = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const struct desc uaddr = describe(NULL, self->mem);
 	const __u32 clone[8] = { self->ring.fd };
 	struct desc desc;
 	struct ring other;
@@ -730,20 +732,13 @@ TEST_F_TIMEOUT(premap, neighbours, LONG)
 /* Buffers still say when they are gone. */
 TEST_F_TIMEOUT(premap, tags_of_buffers, LONG)
 {
-	struct desc desc = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	struct desc desc = describe(variant->dmabuf, self->mem);
 	__u64 tag = 0x1234, data = 0;
 	struct update up = {
 		.flags = UPDATE_EXTENDED, .data = (uintptr_t)&desc,
 		.tags = (uintptr_t)&tag, .nr = 1,
 	};
 
-	if (variant->dmabuf) {
-		desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
-		desc.dmabuf_fd = variant->dmabuf();
-	}
 	ASSERT_EQ(1, ring_register(&self->ring, IORING_REGISTER_BUFFERS_UPDATE,
 				   &up, sizeof(up)));
 	ASSERT_EQ(PAGE, read_fixed(&self->ring, desc.uaddr, PAGE, 0));
@@ -898,13 +893,17 @@ TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 
 #define TRACING "/sys/kernel/tracing/"
 
-static bool put(const char *path, const char *text)
+/* Of proc, sysfs and tracefs: 0, or what is wrong */
+static int put(const char *path, const char *text)
 {
-	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
-	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
 
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
 	close(fd);
-	return done;
+	return ret;
 }
 
 /* No page may be reused while a device can reach it. */
@@ -919,13 +918,13 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 	if (variant->dmabuf)
 		SKIP(return, "of registered buffers");
 	ASSERT_EQ(1, map_buffer(&self->ring, NULL, self->mem, &mem, &addr));
-	if (!put(TRACING "kprobe_events",
-		 "p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
+	if (put(TRACING "kprobe_events",
+		"p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
 		SKIP(return, "no probes");
-	ASSERT_TRUE(put(TRACING "trace", ""));
-	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "1"));
+	ASSERT_EQ(0, put(TRACING "trace", ""));
+	ASSERT_EQ(0, put(TRACING "events/kprobes/enable", "1"));
 	EXPECT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
-	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "0"));
+	ASSERT_EQ(0, put(TRACING "events/kprobes/enable", "0"));
 	trace = fopen(TRACING "trace", "r");
 	ASSERT_NE(NULL, trace);
 	while (fgets(line, sizeof(line), trace)) {
@@ -944,12 +943,10 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 
 static void count_failures(unsigned int nth)
 {
-	FILE *f = fopen("/proc/thread-self/fail-nth", "r+");
+	char text[20];
 
-	if (f) {
-		fprintf(f, "%u", nth);
-		fclose(f);
-	}
+	snprintf(text, sizeof(text), "%u", nth);
+	put("/proc/thread-self/fail-nth", text);
 }
 
 static unsigned int failures_left(void)
@@ -972,14 +969,8 @@ static void may_fail(const char *what)
 	char path[100];
 
 	for (int i = 0; i < 3; i++) {
-		FILE *f;
-
 		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, names[i]);
-		f = fopen(path, "w");
-		if (f) {
-			fputs(values[i], f);
-			fclose(f);
-		}
+		put(path, values[i]);
 	}
 }
 
@@ -1000,15 +991,8 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	may_fail("fail_page_alloc");
 	mem = NULL;
 	for (nth = 1; nth < 2000; nth++) {
-		struct desc desc = {
-			.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-			.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-		};
+		struct desc desc = describe(variant->dmabuf, self->mem);
 
-		if (variant->dmabuf) {
-			desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
-			desc.dmabuf_fd = variant->dmabuf();
-		}
 		count_failures(nth);
 		ret = set_one(r, 0, desc);
 		if (variant->dmabuf)
@@ -1043,6 +1027,7 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 		if (over)
 			break;
 	}
+	ASSERT_GT(nth, 1);
 	ASSERT_LT(nth, 100);
 	ASSERT_EQ(4 * PAGE, read_fixed(r, addr + 508 * PAGE, 4 * PAGE, PAGE));
 	ASSERT_TRUE(check_disk(mem + 508 * PAGE, PAGE, 4 * PAGE));
@@ -1227,19 +1212,13 @@ TEST_F_TIMEOUT(premap, reflinked, LONG)
 	close(other);
 }
 
-/* Writes to a file of the disk in sysfs */
+/* A file of the disk in sysfs */
 static int control(const char *where, const char *what)
 {
 	char path[200];
-	int fd, ret;
 
 	snprintf(path, sizeof(path), "/sys/block/%s/%s", strrchr(disk_path, '/') + 1, where);
-	fd = open(where[0] == '/' ? where : path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	ret = write(fd, what, strlen(what)) < 0 ? -errno : 0;
-	close(fd);
-	return ret;
+	return put(path, what);
 }
 
 /* A reset has the requests done again, by the same lists. */
@@ -1299,10 +1278,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 TEST_F_TIMEOUT(premap, formatted, LONG)
 {
 	struct ring *r = &self->ring;
-	struct desc desc = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const struct desc desc = describe(NULL, self->mem);
 	unsigned char *mem;
 	uint64_t addr;
 
@@ -1357,7 +1333,7 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 		set_one(r, 0, (struct desc) { .type = EMPTY });
 		for (int i = 0; i < 300 && (self->disk = disk_open(O_RDWR | O_DIRECT)) < 0; i++) {
 			if (i % 100 == 1)
-				control("/sys/bus/pci/rescan", "1");
+				put("/sys/bus/pci/rescan", "1");
 			usleep(100000);
 		}
 		ASSERT_GE(self->disk, 0);
