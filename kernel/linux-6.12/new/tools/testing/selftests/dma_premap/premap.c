@@ -7,6 +7,7 @@
  * refused	the disk has to refuse, and go the ordinary way
  * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
  * life		reset, format and remove the disk, and nothing else
+ * suspend	suspend the disk, and nothing else
  *
  * The kernel is always compared with itself: what READ_FIXED has put into a
  * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
@@ -75,7 +76,7 @@ struct ring {
 };
 
 static const char *disk_path;
-static enum { ALL, REFUSED, BOUNCE, LIFE } mode;
+static enum { ALL, REFUSED, BOUNCE, LIFE, SUSPEND } mode;
 /* The path is a file, not a disk */
 static bool file;
 /* Of all requests */
@@ -236,6 +237,12 @@ static bool check_fill(const unsigned char *data, unsigned char fill, size_t len
 static int disk_open(int flags)
 {
 	return open(disk_path, flags | O_CLOEXEC);
+}
+
+/* What follows the disk's name in sysfs and debugfs */
+static const char *disk_name(void)
+{
+	return strrchr(disk_path, '/') + 1;
 }
 
 static int disk_fill(void)
@@ -906,6 +913,30 @@ static int put(const char *path, const char *text)
 	return ret;
 }
 
+/* Beside other events that are on, these probes of functions */
+static int trace_begin(const char *probes)
+{
+	int ret = put(TRACING "kprobe_events", probes);
+
+	if (ret)
+		return ret;
+	put(TRACING "trace", "");
+	return put(TRACING "events/kprobes/enable", "1");
+}
+
+static FILE *trace_end(void)
+{
+	put(TRACING "events/kprobes/enable", "0");
+	return fopen(TRACING "trace", "r");
+}
+
+/* With the probes goes what they have said. */
+static void trace_close(FILE *trace)
+{
+	fclose(trace);
+	put(TRACING "kprobe_events", "");
+}
+
 /* No page may be reused while a device can reach it. */
 TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 {
@@ -918,15 +949,11 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 	if (variant->dmabuf)
 		SKIP(return, "of registered buffers");
 	ASSERT_EQ(1, map_buffer(&self->ring, NULL, self->mem, &mem, &addr));
-	if (put(TRACING "kprobe_events",
-		"p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
+	if (trace_begin("p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
 		SKIP(return, "no probes");
-	ASSERT_EQ(0, put(TRACING "trace", ""));
-	ASSERT_EQ(0, put(TRACING "events/kprobes/enable", "1"));
 	EXPECT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
-	ASSERT_EQ(0, put(TRACING "events/kprobes/enable", "0"));
-	trace = fopen(TRACING "trace", "r");
-	ASSERT_NE(NULL, trace);
+	trace = trace_end();
+	ASSERT_TRUE(!!trace);
 	while (fgets(line, sizeof(line), trace)) {
 		if (strstr(line, "premap_unmap:")) {
 			EXPECT_EQ(0, unpinned);
@@ -935,8 +962,7 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 		if (strstr(line, "premap_unpin:"))
 			unpinned++;
 	}
-	fclose(trace);
-	put(TRACING "kprobe_events", "");
+	trace_close(trace);
 	EXPECT_EQ(1, unmapped);
 	EXPECT_GT(unpinned, 0);
 }
@@ -962,16 +988,20 @@ static unsigned int failures_left(void)
 	return left;
 }
 
+static int adjust(const char *what, const char *name, unsigned int value)
+{
+	char path[200], text[20];
+
+	snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, name);
+	snprintf(text, sizeof(text), "%u", value);
+	return put(path, text);
+}
+
 static void may_fail(const char *what)
 {
-	static const char * const names[] = { "verbose", "ignore-gfp-wait", "min-order" };
-	static const char * const values[] = { "0", "N", "0" };
-	char path[100];
-
-	for (int i = 0; i < 3; i++) {
-		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, names[i]);
-		put(path, values[i]);
-	}
+	adjust(what, "verbose", 0);
+	adjust(what, "ignore-gfp-wait", 0);
+	adjust(what, "min-order", 0);
 }
 
 /* Each allocation fails once: while it is mapped, and while its list is copied. */
@@ -1031,6 +1061,107 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	ASSERT_LT(nth, 100);
 	ASSERT_EQ(4 * PAGE, read_fixed(r, addr + 508 * PAGE, 4 * PAGE, PAGE));
 	ASSERT_TRUE(check_disk(mem + 508 * PAGE, PAGE, 4 * PAGE));
+}
+
+/* Where requests fail: before the driver has them, or when the disk has done them */
+#define EARLY	"fail_make_request"
+#define LATE	"%s/fault_inject"
+
+/*
+ * Eight requests, of which the one behind @nth others fails once, @where; returns
+ * how many end with @error.  Others are right, or it is -1.
+ */
+static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t addr,
+		     unsigned int op, const char *where, unsigned int nth, int error)
+{
+	/* The entries of the first fill a page of the list, so that they are copied. */
+	const size_t len = 16 * PAGE, first = 496 * PAGE;
+	const bool early = !strcmp(where, EARLY), reads = op == IORING_OP_READ_FIXED;
+	/* Behind what the requests are for */
+	unsigned char *back = self->mem + 1000 * PAGE;
+	struct ring *r = &self->ring;
+	int failed = 0;
+	char what[60];
+
+	snprintf(what, sizeof(what), where, disk_name());
+	memset(mem + first, 0x3c, 8 * len);
+	for (__u64 i = 0; i < 8; i++) {
+		struct io_uring_sqe sqe = request(op, 0, addr + first + i * len, len, i * len);
+
+		sqe.user_data = i;
+		queue(r, sqe);
+	}
+	/* Bytes or requests are counted, and one more has to be there. */
+	if (adjust(what, "verbose", 0) || adjust(what, "probability", 100) ||
+	    adjust(what, "space", nth * (early ? len : 1) + 1) || adjust(what, "times", 1))
+		return -1;
+	enter(r, 8, 0);
+	for (int i = 0; i < 8; i++) {
+		__u64 which;
+		int ret = reap(r, &which);
+		bool done = ret == (int)len, untouched = !done && early;
+		unsigned char *part = mem + first + which * len;
+
+		if (!done && ret != error)
+			return -1;
+		failed += !done;
+		if (reads) {
+			if (done ? !check_disk(part, which * len, len) :
+				   untouched && !check_fill(part, 0x3c, len))
+				return -1;
+			continue;
+		}
+		if (pread(self->disk, back, len, which * len) != (ssize_t)len ||
+		    (done && !check_fill(back, 0x3c, len)) ||
+		    (untouched && !check_disk(back, which * len, len)))
+			return -1;
+		fill(back, which * len, len);
+		if (pwrite(self->disk, back, len, which * len) != (ssize_t)len)
+			return -1;
+	}
+	return failed;
+}
+
+/* One request of several fails, and only that; or the driver does it once more. */
+TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
+{
+	static const struct {
+		const char *where;
+		unsigned int status, final;
+		int error;
+	} ways[] = {
+		{ EARLY, 0, 0, -EIO },
+		/* An unrecovered error of the medium */
+		{ LATE, 0x281, 1, -ENODATA },
+		/* An internal one, after which it is tried again */
+		{ LATE, 0x6, 0, 0 },
+	};
+	static const unsigned int ops[] = { IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED };
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	char path[100];
+	uint64_t addr;
+
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "no fault injection");
+	if (file)
+		SKIP(return, "what the file system itself asks of the disk would fail");
+	snprintf(path, sizeof(path), "/sys/block/%s/make-it-fail", disk_name());
+	ASSERT_EQ(0, put(path, "1"));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (unsigned int w = 0; w < ARRAY_SIZE(ways); w++) {
+		snprintf(path, sizeof(path), LATE, disk_name());
+		ASSERT_EQ(0, adjust(path, "status", ways[w].status));
+		ASSERT_EQ(0, adjust(path, "dont_retry", ways[w].final));
+		for (unsigned int i = 0; i < 8; i++) {
+			int failed = one_fails(self, mem, addr, ops[i % 2],
+					       ways[w].where, i, ways[w].error);
+
+			ASSERT_EQ(ways[w].error ? 1 : 0, failed);
+			ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE,
+					      16 * PAGE, PAGE));
+		}
+	}
 }
 
 /* A partition is the disk from elsewhere. */
@@ -1217,7 +1348,7 @@ static int control(const char *where, const char *what)
 {
 	char path[200];
 
-	snprintf(path, sizeof(path), "/sys/block/%s/%s", strrchr(disk_path, '/') + 1, where);
+	snprintf(path, sizeof(path), "/sys/block/%s/%s", disk_name(), where);
 	return put(path, what);
 }
 
@@ -1259,7 +1390,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 	close(fd);
 	if (ret)
 		return ret < 0 ? -errno : ret;
-	snprintf(path, sizeof(path), "/sys/block/%s/integrity/format", strrchr(disk_path, '/') + 1);
+	snprintf(path, sizeof(path), "/sys/block/%s/integrity/format", disk_name());
 	for (int i = 0; i < 300; i++) {
 		memset(found, 0, sizeof(found));
 		fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -1298,6 +1429,19 @@ TEST_F_TIMEOUT(premap, formatted, LONG)
 	ASSERT_TRUE(check_disk(mem, 0, PAGE));
 }
 
+/* Opens the disk once it has been found again. */
+static int disk_again(void)
+{
+	int fd;
+
+	for (int i = 0; (fd = disk_open(O_RDWR | O_DIRECT)) < 0 && i < 300; i++) {
+		if (i % 100 == 1)
+			put("/sys/bus/pci/rescan", "1");
+		usleep(100000);
+	}
+	return fd;
+}
+
 /* The disk is gone before the mapping is; so are the next requests, with an error. */
 TEST_F_TIMEOUT(premap, controller_removed, LONG)
 {
@@ -1331,11 +1475,7 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 		close(fd);
 		close(self->disk);
 		set_one(r, 0, (struct desc) { .type = EMPTY });
-		for (int i = 0; i < 300 && (self->disk = disk_open(O_RDWR | O_DIRECT)) < 0; i++) {
-			if (i % 100 == 1)
-				put("/sys/bus/pci/rescan", "1");
-			usleep(100000);
-		}
+		self->disk = disk_again();
 		ASSERT_GE(self->disk, 0);
 		ASSERT_EQ(1, target(r, &self->disk));
 		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
@@ -1343,6 +1483,71 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
 		ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
 	}
+}
+
+/*
+ * The disk is suspended with requests in flight, and wakes up: all devices are,
+ * by a test of the PM core, or those behind one that refuses (EBUSY).
+ */
+TEST_F_TIMEOUT(premap, suspended, LONG)
+{
+	const bool polled = variant->setup & IORING_SETUP_IOPOLL;
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	if (mode != SUSPEND)
+		SKIP(return, "not asked for");
+	ASSERT_EQ(0, put("/sys/power/pm_test", "devices"));
+	ASSERT_EQ(0, put(TRACING "events/block/block_rq_complete/enable", "1"));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	/* The driver waits 30 seconds for requests that nobody polls for. */
+	for (int round = 0; round < (polled ? 1 : 5); round++) {
+		int ret, in_flight = -1;
+		char line[300];
+		FILE *trace;
+
+		memset(mem, 0, DEPTH * 65536);
+		for (int i = 0; i < DEPTH; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * 65536ULL,
+					 65536, i * 65536ULL));
+		ASSERT_EQ(DEPTH, enter(r, DEPTH, 0));
+		ASSERT_EQ(0, trace_begin("p:premap_suspend nvme_suspend\n"));
+		ret = put("/sys/power/state", "freeze");
+		trace = trace_end();
+		ASSERT_TRUE(!!trace);
+		while (fgets(line, sizeof(line), trace)) {
+			if (strstr(line, "premap_suspend:"))
+				in_flight = 0;
+			/* By its sectors: the driver has requests of its own. */
+			if (in_flight >= 0 && strstr(line, "block_rq_complete:") &&
+			    strstr(line, " + 128 "))
+				in_flight++;
+		}
+		trace_close(trace);
+		ASSERT_TRUE(ret == 0 || ret == -EBUSY);
+		ASSERT_GE(in_flight, 0);
+		ksft_print_msg("%d requests were in flight\n", in_flight);
+		/* Others may be done by then, if that takes long. */
+		if (polled)
+			ASSERT_EQ(DEPTH, in_flight);
+		for (int i = 0; i < DEPTH; i++)
+			ASSERT_EQ(65536, reap(r, NULL));
+		ASSERT_TRUE(check_disk(mem, 0, DEPTH * 65536));
+	}
+	ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE, 16 * PAGE, PAGE));
+}
+
+/* Makes the disk the first of all devices to be suspended: the last that was found. */
+static bool suspended_first(void)
+{
+	int fd;
+
+	if (control("device/device/remove", "1") || put("/sys/power/pm_async", "0"))
+		return false;
+	fd = disk_again();
+	close(fd);
+	return fd >= 0;
 }
 
 TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
@@ -1365,7 +1570,7 @@ TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
 
 int main(int argc, char **argv)
 {
-	static const char * const names[] = { "all", "refused", "bounce", "life" };
+	static const char * const names[] = { "all", "refused", "bounce", "life", "suspend" };
 	char *args[8] = { argv[0] };
 	static char path[100];
 	struct stat st;
@@ -1373,7 +1578,7 @@ int main(int argc, char **argv)
 
 	if (argc < 2 || stat(argv[1], &st))
 		ksft_exit_skip("premap PATH [MODE]: what is on a disk is lost\n");
-	for (int i = 0; argc > 2 && i < 4; i++)
+	for (unsigned int i = 0; argc > 2 && i < ARRAY_SIZE(names); i++)
 		if (!strcmp(argv[2], names[i]))
 			mode = i;
 	disk_path = argv[1];
@@ -1396,6 +1601,12 @@ int main(int argc, char **argv)
 		args[nr++] = "formatted";
 		args[nr++] = "-t";
 		args[nr++] = "controller_removed";
+	}
+	if (mode == SUSPEND) {
+		if (!suspended_first())
+			ksft_exit_fail_msg("%s does not come back\n", disk_path);
+		args[nr++] = "-t";
+		args[nr++] = "suspended";
 	}
 	if (mode == BOUNCE) {
 		args[nr++] = "-V";
