@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel.tests.vm.test_surroundings import WIDE, need_32_bits
 from tests.vm.programs import Programs
-from vm import kernels, series, small
+from vm import kernels, ko, series, small
 from vm.compiled import static
 from vm.debian import linux_source
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed, vm
@@ -20,6 +21,7 @@ from vm.host import ROOT, Unavailable, alone, cache, environment, need
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 
+HERE = Path(__file__).parent
 SELFTESTS = Path("tools/testing/selftests")
 WRITERS = ("ext4", "xfs", "tmpfs")
 DISKS = tuple(fs for fs in FILE_SYSTEMS if fs != "tmpfs")
@@ -161,14 +163,17 @@ def options(tree: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the series' selftests, static: they run in a machine without libraries."""
-    folder = tmp_path_factory.mktemp("selftests")
+    return its_selftests("*.c", tmp_path_factory.mktemp("selftests"))
+
+
+def its_selftests(pattern: str, folder: Path, *flags: str) -> Path:
     with series.tree(linux_source()) as tree:
         headers = its_headers(tree, folder)
-        for source in (series.SERIES / series.NEW / SELFTESTS).rglob("*.c"):
+        for source in (series.SERIES / series.NEW / SELFTESTS).rglob(pattern):
             # Their header is beside them in Linux only.
             path = tree / source.relative_to(series.SERIES / series.NEW)
             # Linux's own header of all selftests is not for -Wextra.
-            static(path, folder, headers)
+            static(path, folder, headers, *flags)
     return folder
 
 
@@ -386,22 +391,29 @@ def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
 
 PREMAP = """
 cp "$1" /tmp/program
-shift
-exec /tmp/program "${1:-$RAW}" $2
+[ ! "$2" ] || insmod "$2" || exit
+exec /tmp/program "${3:-$RAW}" $4
 """
 DISK = ("--fs=raw", "--disk-size=512M", "--poll-queues=1")
-FILES = {"ext4": 71, "xfs": 63}
+FILES = {"ext4": 87, "xfs": 79}
 """By file system, what does not apply there: tests of disks, and of other sorts of buffers."""
-OF_DISKS = 78
+OF_DISKS = 94
 """The same of a disk."""
-FAILURES = 4
+FAILURES, FAILURES_OF_DISKS = 4, 8
 """Tests that need a kernel with fault injection."""
 
 
-def premap(selftests: Path, kernel: str, skipped: int, *options: str, mode: str = "") -> None:
+def premap(
+    selftests: Path,
+    kernel: str,
+    skipped: int,
+    *options: str,
+    mode: str = "",
+    module: Path | str = "",
+) -> None:
     """The selftest of pre-mapped buffers on a disk, or where there is none on a file."""
     path = "" if any(word.startswith("--fs=raw") for word in options) else MOUNTS[0]
-    command = ("sh", "-c", PREMAP, "sh", str(selftests / "premap"), path, mode)
+    command = ("sh", "-c", PREMAP, "sh", selftests / "premap", module, path, mode)
     result = vm(f"--kernel={kernel}", *options, "--", *command)
     said = result.stdout.decode()
     assert result.returncode == 0, said + result.stderr.decode()
@@ -431,9 +443,31 @@ def test_mapped_buffers_where_the_disk_is_reset_and_removed(
 
 
 @matrix
+@pytest.mark.parametrize("kernel", ["series", "series-debug"])
+@pytest.mark.parametrize("iommu", ["off", "intel-strict"])
+def test_mapped_buffers_where_the_disk_is_suspended(
+    selftests: Path, kernel: str, iommu: str, tmp_path: Path
+) -> None:
+    module = ko.other(HERE / "awake", kernels.find(kernel).build, tmp_path)
+    # Slow enough for requests to be in flight meanwhile.
+    options = (*DISK, "--disk-speed=4M", f"--iommu={iommu}")
+    premap(selftests, kernel, 0, *options, mode="suspend", module=module)
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("iommu", ["off", "intel"])
+def test_mapped_buffers_of_programs_of_32_bits(tmp_path: Path, iommu: str) -> None:
+    need_32_bits()
+    its_selftests("premap.c", tmp_path, *WIDE)
+    premap(tmp_path, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
+    premap(tmp_path, "series", FILES["ext4"], "--fs=ext4", *DISK[1:], f"--iommu={iommu}")
+
+
+@matrix
 def test_mapped_buffers_behind_bounce_buffers(selftests: Path) -> None:
     bounces = ("--iommu=swiotlb", "--append=nvme.premap_bounce=1")
-    premap(selftests, "series", 55, *DISK, *bounces, mode="bounce")
+    premap(selftests, "series", 67, *DISK, *bounces, mode="bounce")
 
 
 @matrix
@@ -450,7 +484,7 @@ def test_mapping_that_is_refused(selftests: Path, how: str) -> None:
 
 @matrix
 def test_mapped_buffers_with_all_checks(selftests: Path) -> None:
-    premap(selftests, "series-debug", OF_DISKS - FAILURES, *DISK)
+    premap(selftests, "series-debug", OF_DISKS - FAILURES - FAILURES_OF_DISKS, *DISK)
     premap(selftests, "series-debug", FILES["ext4"] - FAILURES, "--fs=ext4", *DISK[1:])
 
 

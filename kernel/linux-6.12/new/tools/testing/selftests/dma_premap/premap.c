@@ -7,6 +7,7 @@
  * refused	the disk has to refuse, and go the ordinary way
  * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
  * life		reset, format and remove the disk, and nothing else
+ * suspend	suspend the disk, and nothing else
  *
  * The kernel is always compared with itself: what READ_FIXED has put into a
  * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
@@ -75,7 +76,7 @@ struct ring {
 };
 
 static const char *disk_path;
-static enum { ALL, REFUSED, BOUNCE, LIFE } mode;
+static enum { ALL, REFUSED, BOUNCE, LIFE, SUSPEND } mode;
 /* The path is a file, not a disk */
 static bool file;
 /* Of all requests */
@@ -238,6 +239,12 @@ static int disk_open(int flags)
 	return open(disk_path, flags | O_CLOEXEC);
 }
 
+/* What follows the disk's name in sysfs and debugfs */
+static const char *disk_name(void)
+{
+	return strrchr(disk_path, '/') + 1;
+}
+
 static int disk_fill(void)
 {
 	unsigned char *data = mmap(NULL, DISK, PROT_READ | PROT_WRITE,
@@ -330,7 +337,7 @@ FIXTURE_SETUP(premap)
 				   &sparse, sizeof(sparse)));
 	self->mem = mmap(NULL, BUFFER + huge, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	ASSERT_NE(MAP_FAILED, self->mem);
+	ASSERT_TRUE(self->mem != MAP_FAILED);
 	self->mem += -(uintptr_t)self->mem & (huge - 1);
 	madvise(self->mem, BUFFER, variant->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	memset(self->mem, 0, BUFFER);
@@ -346,30 +353,35 @@ FIXTURE_TEARDOWN(premap)
 	close(self->disk);
 }
 
+/* A dma-buf that is made now, or memory at @own: for the registered file */
+static struct desc describe(int (*dmabuf)(void), unsigned char *own)
+{
+	if (dmabuf)
+		return (struct desc) {
+			.type = DMABUF, .flags = TARGET_FIXED, .dmabuf_fd = dmabuf(),
+		};
+	return (struct desc) {
+		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
+		.uaddr = (uintptr_t)own, .size = BUFFER - (uintptr_t)own % PAGE,
+	};
+}
+
 /*
- * Maps a dma-buf, or memory at @own, into slot 0.  @mem is where it can be looked
- * at, @addr its first address in requests.
+ * Maps what describe() says into slot 0.  @mem is where it can be looked at,
+ * @addr its first address in requests.
  */
 static int map_buffer(struct ring *r, int (*dmabuf)(void), unsigned char *own,
 		      unsigned char **mem, uint64_t *addr)
 {
-	const size_t size = BUFFER - (uintptr_t)own % PAGE;
-	struct desc desc = { .type = UADDR, .flags = PREMAP | TARGET_FIXED };
+	struct desc desc = describe(dmabuf, own);
 	int ret;
 
-	if (!dmabuf) {
-		*mem = own;
-		*addr = (uintptr_t)own;
-		desc.uaddr = *addr;
-		desc.size = size;
+	*addr = desc.uaddr;
+	*mem = own;
+	if (!dmabuf)
 		return set_one(r, 0, desc);
-	}
-	desc.type = DMABUF;
-	desc.flags = TARGET_FIXED;
-	desc.dmabuf_fd = dmabuf();
 	*mem = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_SHARED,
 		    desc.dmabuf_fd, 0);
-	*addr = 0;
 	if (*mem == MAP_FAILED)
 		return -errno;
 	ret = set_one(r, 0, desc);
@@ -594,10 +606,7 @@ TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 TEST_F_TIMEOUT(premap, refused, LONG)
 {
 	struct ring *r = &self->ring;
-	struct desc uaddr = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const struct desc uaddr = describe(NULL, self->mem);
 	const __u32 clone[8] = { self->ring.fd };
 	struct desc desc;
 	struct ring other;
@@ -730,20 +739,13 @@ TEST_F_TIMEOUT(premap, neighbours, LONG)
 /* Buffers still say when they are gone. */
 TEST_F_TIMEOUT(premap, tags_of_buffers, LONG)
 {
-	struct desc desc = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	struct desc desc = describe(variant->dmabuf, self->mem);
 	__u64 tag = 0x1234, data = 0;
 	struct update up = {
 		.flags = UPDATE_EXTENDED, .data = (uintptr_t)&desc,
 		.tags = (uintptr_t)&tag, .nr = 1,
 	};
 
-	if (variant->dmabuf) {
-		desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
-		desc.dmabuf_fd = variant->dmabuf();
-	}
 	ASSERT_EQ(1, ring_register(&self->ring, IORING_REGISTER_BUFFERS_UPDATE,
 				   &up, sizeof(up)));
 	ASSERT_EQ(PAGE, read_fixed(&self->ring, desc.uaddr, PAGE, 0));
@@ -898,13 +900,41 @@ TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 
 #define TRACING "/sys/kernel/tracing/"
 
-static bool put(const char *path, const char *text)
+/* Of proc, sysfs and tracefs: 0, or what is wrong */
+static int put(const char *path, const char *text)
 {
-	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
-	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
 
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
 	close(fd);
-	return done;
+	return ret;
+}
+
+/* Beside other events that are on, these probes of functions */
+static int trace_begin(const char *probes)
+{
+	int ret = put(TRACING "kprobe_events", probes);
+
+	if (ret)
+		return ret;
+	put(TRACING "trace", "");
+	return put(TRACING "events/kprobes/enable", "1");
+}
+
+static FILE *trace_end(void)
+{
+	put(TRACING "events/kprobes/enable", "0");
+	return fopen(TRACING "trace", "r");
+}
+
+/* With the probes goes what they have said. */
+static void trace_close(FILE *trace)
+{
+	fclose(trace);
+	put(TRACING "kprobe_events", "");
 }
 
 /* No page may be reused while a device can reach it. */
@@ -919,15 +949,11 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 	if (variant->dmabuf)
 		SKIP(return, "of registered buffers");
 	ASSERT_EQ(1, map_buffer(&self->ring, NULL, self->mem, &mem, &addr));
-	if (!put(TRACING "kprobe_events",
-		 "p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
+	if (trace_begin("p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
 		SKIP(return, "no probes");
-	ASSERT_TRUE(put(TRACING "trace", ""));
-	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "1"));
 	EXPECT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
-	ASSERT_TRUE(put(TRACING "events/kprobes/enable", "0"));
-	trace = fopen(TRACING "trace", "r");
-	ASSERT_NE(NULL, trace);
+	trace = trace_end();
+	ASSERT_TRUE(!!trace);
 	while (fgets(line, sizeof(line), trace)) {
 		if (strstr(line, "premap_unmap:")) {
 			EXPECT_EQ(0, unpinned);
@@ -936,20 +962,17 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 		if (strstr(line, "premap_unpin:"))
 			unpinned++;
 	}
-	fclose(trace);
-	put(TRACING "kprobe_events", "");
+	trace_close(trace);
 	EXPECT_EQ(1, unmapped);
 	EXPECT_GT(unpinned, 0);
 }
 
 static void count_failures(unsigned int nth)
 {
-	FILE *f = fopen("/proc/thread-self/fail-nth", "r+");
+	char text[20];
 
-	if (f) {
-		fprintf(f, "%u", nth);
-		fclose(f);
-	}
+	snprintf(text, sizeof(text), "%u", nth);
+	put("/proc/thread-self/fail-nth", text);
 }
 
 static unsigned int failures_left(void)
@@ -965,22 +988,20 @@ static unsigned int failures_left(void)
 	return left;
 }
 
+static int adjust(const char *what, const char *name, unsigned int value)
+{
+	char path[200], text[20];
+
+	snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, name);
+	snprintf(text, sizeof(text), "%u", value);
+	return put(path, text);
+}
+
 static void may_fail(const char *what)
 {
-	static const char * const names[] = { "verbose", "ignore-gfp-wait", "min-order" };
-	static const char * const values[] = { "0", "N", "0" };
-	char path[100];
-
-	for (int i = 0; i < 3; i++) {
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/sys/kernel/debug/%s/%s", what, names[i]);
-		f = fopen(path, "w");
-		if (f) {
-			fputs(values[i], f);
-			fclose(f);
-		}
-	}
+	adjust(what, "verbose", 0);
+	adjust(what, "ignore-gfp-wait", 0);
+	adjust(what, "min-order", 0);
 }
 
 /* Each allocation fails once: while it is mapped, and while its list is copied. */
@@ -1000,15 +1021,8 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	may_fail("fail_page_alloc");
 	mem = NULL;
 	for (nth = 1; nth < 2000; nth++) {
-		struct desc desc = {
-			.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-			.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-		};
+		struct desc desc = describe(variant->dmabuf, self->mem);
 
-		if (variant->dmabuf) {
-			desc = (struct desc) { .type = DMABUF, .flags = TARGET_FIXED };
-			desc.dmabuf_fd = variant->dmabuf();
-		}
 		count_failures(nth);
 		ret = set_one(r, 0, desc);
 		if (variant->dmabuf)
@@ -1043,9 +1057,111 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 		if (over)
 			break;
 	}
+	ASSERT_GT(nth, 1);
 	ASSERT_LT(nth, 100);
 	ASSERT_EQ(4 * PAGE, read_fixed(r, addr + 508 * PAGE, 4 * PAGE, PAGE));
 	ASSERT_TRUE(check_disk(mem + 508 * PAGE, PAGE, 4 * PAGE));
+}
+
+/* Where requests fail: before the driver has them, or when the disk has done them */
+#define EARLY	"fail_make_request"
+#define LATE	"%s/fault_inject"
+
+/*
+ * Eight requests, of which the one behind @nth others fails once, @where; returns
+ * how many end with @error.  Others are right, or it is -1.
+ */
+static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t addr,
+		     unsigned int op, const char *where, unsigned int nth, int error)
+{
+	/* The entries of the first fill a page of the list, so that they are copied. */
+	const size_t len = 16 * PAGE, first = 496 * PAGE;
+	const bool early = !strcmp(where, EARLY), reads = op == IORING_OP_READ_FIXED;
+	/* Behind what the requests are for */
+	unsigned char *back = self->mem + 1000 * PAGE;
+	struct ring *r = &self->ring;
+	int failed = 0;
+	char what[60];
+
+	snprintf(what, sizeof(what), where, disk_name());
+	memset(mem + first, 0x3c, 8 * len);
+	for (__u64 i = 0; i < 8; i++) {
+		struct io_uring_sqe sqe = request(op, 0, addr + first + i * len, len, i * len);
+
+		sqe.user_data = i;
+		queue(r, sqe);
+	}
+	/* Bytes or requests are counted, and one more has to be there. */
+	if (adjust(what, "verbose", 0) || adjust(what, "probability", 100) ||
+	    adjust(what, "space", nth * (early ? len : 1) + 1) || adjust(what, "times", 1))
+		return -1;
+	enter(r, 8, 0);
+	for (int i = 0; i < 8; i++) {
+		__u64 which;
+		int ret = reap(r, &which);
+		bool done = ret == (int)len, untouched = !done && early;
+		unsigned char *part = mem + first + which * len;
+
+		if (!done && ret != error)
+			return -1;
+		failed += !done;
+		if (reads) {
+			if (done ? !check_disk(part, which * len, len) :
+				   untouched && !check_fill(part, 0x3c, len))
+				return -1;
+			continue;
+		}
+		if (pread(self->disk, back, len, which * len) != (ssize_t)len ||
+		    (done && !check_fill(back, 0x3c, len)) ||
+		    (untouched && !check_disk(back, which * len, len)))
+			return -1;
+		fill(back, which * len, len);
+		if (pwrite(self->disk, back, len, which * len) != (ssize_t)len)
+			return -1;
+	}
+	return failed;
+}
+
+/* One request of several fails, and only that; or the driver does it once more. */
+TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
+{
+	static const struct {
+		const char *where;
+		unsigned int status, final;
+		int error;
+	} ways[] = {
+		{ EARLY, 0, 0, -EIO },
+		/* An unrecovered error of the medium */
+		{ LATE, 0x281, 1, -ENODATA },
+		/* An internal one, after which it is tried again */
+		{ LATE, 0x6, 0, 0 },
+	};
+	static const unsigned int ops[] = { IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED };
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	char path[100];
+	uint64_t addr;
+
+	if (access("/proc/thread-self/fail-nth", W_OK))
+		SKIP(return, "no fault injection");
+	if (file)
+		SKIP(return, "what the file system itself asks of the disk would fail");
+	snprintf(path, sizeof(path), "/sys/block/%s/make-it-fail", disk_name());
+	ASSERT_EQ(0, put(path, "1"));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	for (unsigned int w = 0; w < ARRAY_SIZE(ways); w++) {
+		snprintf(path, sizeof(path), LATE, disk_name());
+		ASSERT_EQ(0, adjust(path, "status", ways[w].status));
+		ASSERT_EQ(0, adjust(path, "dont_retry", ways[w].final));
+		for (unsigned int i = 0; i < 8; i++) {
+			int failed = one_fails(self, mem, addr, ops[i % 2],
+					       ways[w].where, i, ways[w].error);
+
+			ASSERT_EQ(ways[w].error ? 1 : 0, failed);
+			ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE,
+					      16 * PAGE, PAGE));
+		}
+	}
 }
 
 /* A partition is the disk from elsewhere. */
@@ -1227,19 +1343,13 @@ TEST_F_TIMEOUT(premap, reflinked, LONG)
 	close(other);
 }
 
-/* Writes to a file of the disk in sysfs */
+/* A file of the disk in sysfs */
 static int control(const char *where, const char *what)
 {
 	char path[200];
-	int fd, ret;
 
-	snprintf(path, sizeof(path), "/sys/block/%s/%s", strrchr(disk_path, '/') + 1, where);
-	fd = open(where[0] == '/' ? where : path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
-	ret = write(fd, what, strlen(what)) < 0 ? -errno : 0;
-	close(fd);
-	return ret;
+	snprintf(path, sizeof(path), "/sys/block/%s/%s", disk_name(), where);
+	return put(path, what);
 }
 
 /* A reset has the requests done again, by the same lists. */
@@ -1280,7 +1390,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 	close(fd);
 	if (ret)
 		return ret < 0 ? -errno : ret;
-	snprintf(path, sizeof(path), "/sys/block/%s/integrity/format", strrchr(disk_path, '/') + 1);
+	snprintf(path, sizeof(path), "/sys/block/%s/integrity/format", disk_name());
 	for (int i = 0; i < 300; i++) {
 		memset(found, 0, sizeof(found));
 		fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -1299,10 +1409,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 TEST_F_TIMEOUT(premap, formatted, LONG)
 {
 	struct ring *r = &self->ring;
-	struct desc desc = {
-		.type = UADDR, .flags = PREMAP | TARGET_FIXED,
-		.uaddr = (uintptr_t)self->mem, .size = BUFFER,
-	};
+	const struct desc desc = describe(NULL, self->mem);
 	unsigned char *mem;
 	uint64_t addr;
 
@@ -1320,6 +1427,19 @@ TEST_F_TIMEOUT(premap, formatted, LONG)
 	ASSERT_EQ(0, disk_fill());
 	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
 	ASSERT_TRUE(check_disk(mem, 0, PAGE));
+}
+
+/* Opens the disk once it has been found again. */
+static int disk_again(void)
+{
+	int fd;
+
+	for (int i = 0; (fd = disk_open(O_RDWR | O_DIRECT)) < 0 && i < 300; i++) {
+		if (i % 100 == 1)
+			put("/sys/bus/pci/rescan", "1");
+		usleep(100000);
+	}
+	return fd;
 }
 
 /* The disk is gone before the mapping is; so are the next requests, with an error. */
@@ -1355,11 +1475,7 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 		close(fd);
 		close(self->disk);
 		set_one(r, 0, (struct desc) { .type = EMPTY });
-		for (int i = 0; i < 300 && (self->disk = disk_open(O_RDWR | O_DIRECT)) < 0; i++) {
-			if (i % 100 == 1)
-				control("/sys/bus/pci/rescan", "1");
-			usleep(100000);
-		}
+		self->disk = disk_again();
 		ASSERT_GE(self->disk, 0);
 		ASSERT_EQ(1, target(r, &self->disk));
 		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
@@ -1367,6 +1483,71 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
 		ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
 	}
+}
+
+/*
+ * The disk is suspended with requests in flight, and wakes up: all devices are,
+ * by a test of the PM core, or those behind one that refuses (EBUSY).
+ */
+TEST_F_TIMEOUT(premap, suspended, LONG)
+{
+	const bool polled = variant->setup & IORING_SETUP_IOPOLL;
+	struct ring *r = &self->ring;
+	unsigned char *mem;
+	uint64_t addr;
+
+	if (mode != SUSPEND)
+		SKIP(return, "not asked for");
+	ASSERT_EQ(0, put("/sys/power/pm_test", "devices"));
+	ASSERT_EQ(0, put(TRACING "events/block/block_rq_complete/enable", "1"));
+	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	/* The driver waits 30 seconds for requests that nobody polls for. */
+	for (int round = 0; round < (polled ? 1 : 5); round++) {
+		int ret, in_flight = -1;
+		char line[300];
+		FILE *trace;
+
+		memset(mem, 0, DEPTH * 65536);
+		for (int i = 0; i < DEPTH; i++)
+			queue(r, request(IORING_OP_READ_FIXED, 0, addr + i * 65536ULL,
+					 65536, i * 65536ULL));
+		ASSERT_EQ(DEPTH, enter(r, DEPTH, 0));
+		ASSERT_EQ(0, trace_begin("p:premap_suspend nvme_suspend\n"));
+		ret = put("/sys/power/state", "freeze");
+		trace = trace_end();
+		ASSERT_TRUE(!!trace);
+		while (fgets(line, sizeof(line), trace)) {
+			if (strstr(line, "premap_suspend:"))
+				in_flight = 0;
+			/* By its sectors: the driver has requests of its own. */
+			if (in_flight >= 0 && strstr(line, "block_rq_complete:") &&
+			    strstr(line, " + 128 "))
+				in_flight++;
+		}
+		trace_close(trace);
+		ASSERT_TRUE(ret == 0 || ret == -EBUSY);
+		ASSERT_GE(in_flight, 0);
+		ksft_print_msg("%d requests were in flight\n", in_flight);
+		/* Others may be done by then, if that takes long. */
+		if (polled)
+			ASSERT_EQ(DEPTH, in_flight);
+		for (int i = 0; i < DEPTH; i++)
+			ASSERT_EQ(65536, reap(r, NULL));
+		ASSERT_TRUE(check_disk(mem, 0, DEPTH * 65536));
+	}
+	ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE, 16 * PAGE, PAGE));
+}
+
+/* Makes the disk the first of all devices to be suspended: the last that was found. */
+static bool suspended_first(void)
+{
+	int fd;
+
+	if (control("device/device/remove", "1") || put("/sys/power/pm_async", "0"))
+		return false;
+	fd = disk_again();
+	close(fd);
+	return fd >= 0;
 }
 
 TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
@@ -1389,7 +1570,7 @@ TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
 
 int main(int argc, char **argv)
 {
-	static const char * const names[] = { "all", "refused", "bounce", "life" };
+	static const char * const names[] = { "all", "refused", "bounce", "life", "suspend" };
 	char *args[8] = { argv[0] };
 	static char path[100];
 	struct stat st;
@@ -1397,7 +1578,7 @@ int main(int argc, char **argv)
 
 	if (argc < 2 || stat(argv[1], &st))
 		ksft_exit_skip("premap PATH [MODE]: what is on a disk is lost\n");
-	for (int i = 0; argc > 2 && i < 4; i++)
+	for (unsigned int i = 0; argc > 2 && i < ARRAY_SIZE(names); i++)
 		if (!strcmp(argv[2], names[i]))
 			mode = i;
 	disk_path = argv[1];
@@ -1420,6 +1601,12 @@ int main(int argc, char **argv)
 		args[nr++] = "formatted";
 		args[nr++] = "-t";
 		args[nr++] = "controller_removed";
+	}
+	if (mode == SUSPEND) {
+		if (!suspended_first())
+			ksft_exit_fail_msg("%s does not come back\n", disk_path);
+		args[nr++] = "-t";
+		args[nr++] = "suspended";
 	}
 	if (mode == BOUNCE) {
 		args[nr++] = "-V";
