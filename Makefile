@@ -44,7 +44,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
 .PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
-	module base base-debug base-kcsan series series-debug series-cost premap-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -169,7 +169,7 @@ module: need-headers ## build dmafile.ko for this kernel, or the one whose heade
 base base-debug base-kcsan: ## build a small 6.12 kernel for vm/run: plain, with KASAN, lockdep and kmemleak, or with KCSAN (10 to 15 minutes on two idle cores, once)
 	@python3 -m vm.small $@
 
-series series-debug: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; after a change of it, less)
+series series-debug series-unpinned: ## the same kernels with the series of kernel/linux-6.12 (10 to 15 minutes; after a change of it, less)
 	@python3 -m vm.small $@
 
 kernel-lint: ## check the kernel part: gcc's and sparse's warnings on Debian's kernels, checkpatch
