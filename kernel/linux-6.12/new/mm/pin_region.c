@@ -74,11 +74,16 @@ static struct pin_region unknown = {
 
 void __init pin_region_init(void)
 {
+	unsigned long flags;
+
 	region_cache = KMEM_CACHE(pin_region, SLAB_ACCOUNT | SLAB_PANIC);
 	buckets = kvcalloc(BUCKETS, sizeof(*buckets), GFP_KERNEL | __GFP_NOFAIL);
 	for (int i = 0; i < LOCKS; i++)
 		raw_spin_lock_init(&locks[i]);
-	xa_store_irq(&pin_regions, 0, &unknown, GFP_KERNEL | __GFP_NOFAIL);
+	/* Interrupts may be off as yet, and stay so. */
+	xa_lock_irqsave(&pin_regions, flags);
+	WARN_ON(xa_err(__xa_store(&pin_regions, 0, &unknown, GFP_NOWAIT)));
+	xa_unlock_irqrestore(&pin_regions, flags);
 }
 
 static struct hlist_head *bucket_of(unsigned long pfn)
