@@ -194,7 +194,7 @@ WRONG = {
     "got": rf"{NOT_PINNED}{BY}(never pinned for a short time$|last short pin by )",
     "twice": f"{NOT_PINNED}{BY}{LAST}",
     "too_many": f"{NOT_PINNED}{BY}{LAST}",
-    "put": rf"{PINNED} has \d+ references, fewer than its 1 pins: put_page\(\) was called where an "
+    "put": rf"{PINNED} is pinned 1 time, but has \d+ references: put_page\(\) was called where an "
     "unpin was due$",
     "freed": FREED,
     "freed_long": FREED,

@@ -225,7 +225,8 @@ bool pin_owner_pinned(const struct folio *folio)
 {
 	return !pin_owner_on() || folio_pin_count(folio) != 0;
 }
-EXPORT_SYMBOL_GPL(pin_owner_pinned);
+/* For folio_maybe_dma_pinned(), which is in line */
+EXPORT_SYMBOL(pin_owner_pinned);
 
 /**
  * folio_pin_count() - How many times a folio is pinned

@@ -37,8 +37,8 @@ static void look(struct page *page)
 	}
 	if (unlikely(i == LOOKS && nr && refs < nr * each))
 		pin_owner_bug(PIN_PUT,
-			      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
-			      folio_pfn(folio), refs, nr);
+			      "pfn %#lx is pinned %d time%s, but has %d references: put_page() was called where an unpin was due\n",
+			      folio_pfn(folio), nr, nr > 1 ? "s" : "", refs);
 	pin_ext_put(pins);
 }
 

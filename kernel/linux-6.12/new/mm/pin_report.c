@@ -442,8 +442,8 @@ static unsigned int check_pages(struct seq_file *m)
 		pin_ext_put(pins);
 		if (how == PUT)
 			pin_owner_bug(PIN_PUT,
-				      "pfn %#lx has %d references, fewer than its %d pins: put_page() was called where an unpin was due\n",
-				      pfn, page_ref_count(page), nr);
+				      "pfn %#lx is pinned %d time%s, but has %d references: put_page() was called where an unpin was due\n",
+				      pfn, nr, nr > 1 ? "s" : "", page_ref_count(page));
 		else
 			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, which its page denies\n",
 				      pfn, nr);
