@@ -220,12 +220,14 @@ void __pin_owner_free(struct page *page, unsigned int order)
 		look_at_freed(page + i);
 }
 
-/* Whether a small folio with at least GUP_PIN_COUNTING_BIAS references is pinned */
+/*
+ * Whether a small folio with at least GUP_PIN_COUNTING_BIAS references is pinned.
+ * Exported like folio_maybe_dma_pinned(), which is in line and asks it.
+ */
 bool pin_owner_pinned(const struct folio *folio)
 {
 	return !pin_owner_on() || folio_pin_count(folio) != 0;
 }
-/* For folio_maybe_dma_pinned(), which is in line */
 EXPORT_SYMBOL(pin_owner_pinned);
 
 /**

@@ -376,8 +376,7 @@ static void assign(struct pin_region *region, struct folio *folio, int nr)
 			lost = !spare;
 		}
 	}
-	if (spare)
-		kfree(spare);
+	kfree(spare);
 }
 
 /* Whose pin ends: the caller's own before others', then where it was so before */
