@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::sandbox::{Call, any, open_direct, refuse};
+use common::sandbox::{Call, any, open_direct, refuse, refuse_on};
 use common::{
     Dir, KIB, MIB, NOBODY, content, done, end, is_root, limit, memfd, own_mounts, run_as, sha256,
     skip, start,
@@ -12,6 +12,7 @@ use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -278,6 +279,51 @@ fn failures_leave_the_old_file() {
     assert!(end(&mut command).line(1).contains("cannot sync: to: "));
 }
 
+/// The file is synced before it takes its place, and its folder afterwards: each of these fails the save
+/// where the disk says that it has failed.
+#[test]
+fn the_file_and_its_folder_are_synced() {
+    let dir = Dir::new();
+    dir.file("source", 3 * MIB + 5);
+    let (mut file, mut folder) = (0, 0);
+    // One of these is the file's, and one the folder's.
+    for fd in 3..32 {
+        let bytes = old(&dir, "to");
+        let mut command = dir.dmafile("save --from source to --quiet");
+        alone(&mut command);
+        let ended = end(&mut refuse_on(command, libc::SYS_fsync, fd, libc::EIO));
+        let now = fs::read(dir.path("to")).unwrap();
+        if ended.status.success() {
+            assert!(now == content(0, 3 * MIB as usize + 5), "{fd}");
+        } else if ended
+            .line(1)
+            .contains("a crash may bring the old one back (EIO)")
+        {
+            assert!(now == content(0, 3 * MIB as usize + 5), "{fd}");
+            folder += 1;
+        } else {
+            assert_eq!(now, bytes, "{ended:?}");
+            file += 1;
+        }
+        assert_eq!(dir.names(), ["source", "to"]);
+    }
+    assert_eq!((file, folder), (1, 1));
+}
+
+/// Has a command inherit none of what other tests have open at the moment, so that its descriptors have the
+/// same numbers each time.
+fn alone(command: &mut Command) {
+    let close = || {
+        for fd in 3..1024 {
+            // SAFETY: says of a descriptor, if it is one, that it ends with the next exec.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+        Ok(())
+    };
+    // SAFETY: system calls only, between fork and exec.
+    unsafe { command.pre_exec(close) };
+}
+
 #[test]
 fn what_a_file_system_or_sandbox_lacks_is_done_otherwise() {
     let dir = Dir::new();
@@ -338,7 +384,12 @@ fn a_signal_ends_it_with_130() {
             running.signal(signal);
             let ended = running.end();
             assert_eq!(ended.status.code(), Some(130), "{ended:?}");
-            assert!(ended.stderr.contains("save: -: cancelled"), "{ended:?}");
+            assert!(
+                ended
+                    .stderr
+                    .contains(": cancelled before it was whole (ECANCELED)"),
+                "{ended:?}"
+            );
             assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);
             assert_eq!(dir.names(), ["to"]);
         }

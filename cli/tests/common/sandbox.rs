@@ -4,6 +4,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -45,8 +46,12 @@ fn filter(calls: &[Call], errno: i32) -> BpfProgram {
         let bits = SeccompCondition::new(call.argument, length, op, call.bits).unwrap();
         (call.number, vec![SeccompRule::new(vec![bits]).unwrap()])
     };
+    compiled(calls.iter().map(rule).collect(), errno)
+}
+
+fn compiled(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> BpfProgram {
     SeccompFilter::new(
-        calls.iter().map(rule).collect(),
+        rules,
         SeccompAction::Allow,
         SeccompAction::Errno(errno.try_into().unwrap()),
         std::env::consts::ARCH.try_into().unwrap(),
@@ -57,8 +62,19 @@ fn filter(calls: &[Call], errno: i32) -> BpfProgram {
 }
 
 /// Has a command run where system calls answer `errno`.
-pub fn refuse(mut command: Command, calls: &[Call], errno: i32) -> Command {
-    let filter = filter(calls, errno);
+pub fn refuse(command: Command, calls: &[Call], errno: i32) -> Command {
+    apply(command, filter(calls, errno))
+}
+
+/// As [`refuse`], of a call with this descriptor as its first argument.
+pub fn refuse_on(command: Command, number: i64, fd: u64, errno: i32) -> Command {
+    let length = SeccompCmpArgLen::Dword;
+    let is_it = SeccompCondition::new(0, length, SeccompCmpOp::Eq, fd).unwrap();
+    let rule = SeccompRule::new(vec![is_it]).unwrap();
+    apply(command, compiled([(number, vec![rule])].into(), errno))
+}
+
+fn apply(mut command: Command, filter: BpfProgram) -> Command {
     let apply = move || seccompiler::apply_filter(&filter).map_err(|_| io::ErrorKind::Other.into());
     // SAFETY: the filter is made; applying it is two system calls between fork and exec.
     unsafe { command.pre_exec(apply) };

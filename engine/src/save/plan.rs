@@ -154,9 +154,8 @@ pub(super) fn decide(
         grain: to.grain,
         node: host.node,
     };
-    let cuts = |rung: &Rung| rung.direct && !matches!(wanted.block, None | Some(0));
     if let Some(block) = wanted.block
-        && ladder.iter().any(cuts)
+        && ladder.iter().any(|rung| rung.direct)
         && !block.is_multiple_of(to.grain)
     {
         let why = format!(

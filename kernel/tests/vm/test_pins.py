@@ -226,7 +226,10 @@ def test_what_is_no_pair_is_told_once(run: Run, kernel: str, kind: str, tmp_path
 
 # Races and faults
 
+# Where a busy host gives the CPUs little time, a task may wait for long for a lock that others pass
+# on to each other.
 RACES = f"""
+echo 3600 >/proc/sys/kernel/hung_task_timeout_secs
 chmod 600 $RAW2
 mkswap $RAW2 >/dev/null
 swapon $RAW2

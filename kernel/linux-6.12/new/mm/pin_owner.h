@@ -82,6 +82,7 @@ static inline bool pin_owner_on(void)
 #endif
 }
 
+#ifdef CONFIG_PIN_OWNER
 /**
  * pin_ext_get() - Find the entry of a folio
  * @page: its first page
@@ -111,6 +112,7 @@ static inline void pin_ext_put(struct pin_ext *pins)
 	if (pins)
 		preempt_enable();
 }
+#endif
 
 static inline int pin_ext_count(struct pin_ext *pins)
 {
