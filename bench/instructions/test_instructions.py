@@ -253,13 +253,14 @@ def test_limits_of_pins_are_held_or_known_to_be_missed(limit: pins.Limit) -> Non
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
 def test_tracking_pins_takes_no_more_than_it_should() -> None:
-    """To the same kernel with the tracker off, which needs no kernel without it."""
+    """To the same kernel with the tracker off, which needs no kernel without it. Where memory lies
+    moves a read by up to 1 % from boot to boot."""
     run = pins.measured(rounds=3, seed=1, states=(pins.OFF, pins.ON))
     ratios = {
         one.what: (pins.ratio(run, pins.ON, one.job, pins.OFF), one.allowed)
         for one in pins.LIMITS
         if one.state == pins.ON
     }
-    assert [what for what, (here, most) in ratios.items() if here > most] == [], ratios
+    assert [what for what, (here, most) in ratios.items() if here > 1.01 * most] == [], ratios
     [off, on] = [one["page_ext"] for one in run.samples if "page_ext" in one]
     assert (off, on) == (0, pins.MEMORY * 1024 // 4 * 24 // 1024)
