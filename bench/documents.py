@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from bench import dropping, overlap, runs
-from bench.instructions import premap, series
+from bench.instructions import pins, premap, series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
 from bench.runs import RESULTS, ROOT, Rows, Run
@@ -23,10 +23,13 @@ MAKERS = {
     "series": series.tables,
     "by-size": series.tables_by_size,
     "premap": premap.tables,
+    "pins": pins.tables,
     "overlap": overlap.tables,
     "dropping": dropping.tables,
 }
 """By what a run's machine.json calls `bench`."""
+SENTENCES = {"premap": premap.about, "pins": pins.about}
+"""The same of what `about` says, where there is more to it than loads."""
 
 
 def rows_of(name: str) -> Rows:
@@ -40,8 +43,8 @@ def rows_of(name: str) -> Rows:
 
 def about(folder: str) -> str:
     run = Run.read(runs.kept(folder))
-    if run.machine["bench"] == "premap":
-        return premap.about(run)
+    if said := SENTENCES.get(run.machine["bench"]):
+        return said(run)
     ways = [one for one in run.samples if one.get("part", "ways") == "ways"]
     return stock.about(Measured.of(run.machine["machine"], ways))
 

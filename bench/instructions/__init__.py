@@ -1,1 +1,1 @@
-"""In instructions, by machines that count them: `make vm-bench`, `make series-cost`."""
+"""In instructions, by machines that count them: `make vm-bench`, `make series-cost`, and others."""

@@ -29,6 +29,7 @@ from bench.candidates import (
     on_series,
     on_stock,
 )
+from bench.instructions import pins
 from bench.instructions.measure import MIB, Candidate, Measured, measure, pair, step
 from bench.instructions.series import measured_by_size, tables_by_size
 from bench.instructions.tables import Tables, above_zeroing, release
@@ -185,3 +186,81 @@ def test_marks_find_their_runs() -> None:
 def test_marks_that_do_not_fit_are_an_error(marks: list[str]) -> None:
     with pytest.raises(AssertionError, match=r"marks|more was counted"):
         pair(["make to=one"], ["ran 0 1"], marks)
+
+
+PINNING = ["register page", "gup PIN_FAST 4k 1"]
+
+
+@pytest.fixture
+def two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "JOBS", {job: [job] for job in PINNING})
+
+
+@pytest.mark.usefixtures("two_jobs")
+def test_marks_and_the_clock_count_pins() -> None:
+    """By operation, of each round but the first."""
+    warm = ["timed gup PIN_FAST 4k 1 10 90", "marked register page 4 2"]
+    later = ["marked register page 4 3", "timed gup PIN_FAST 4k 1 10 75"]
+    counted = [(0, 400), (10, 410), *((at, at + each) for at, each in ((20, 8), (30, 4), (40, 80)))]
+    marks = ["254 0 0"]
+    for begin, end in counted:
+        marks += [f"0 {begin} 5", f"1 {end} 5"]
+    assert list(pins.paired([*warm, *later], [*marks, "255 9 9"])) == [
+        {"job": "register page", "round": 1, "instructions": 2},
+        {"job": "gup PIN_FAST 4k 1", "round": 1, "instructions": 7.5},
+    ]
+
+
+@pytest.mark.usefixtures("two_jobs")
+@pytest.mark.parametrize(
+    ("said", "marks", "why"),
+    [
+        (["marked register page 1 1"], ["0 1 1", "1 1 1"], "PIN_FAST"),
+        (["marked register page 1 1"], ["1 1 1", "0 1 1"], "register page"),
+        (["marked register pages 1 1"], ["0 1 1", "1 1 1"], "register pages"),
+        (["timed gup PIN_FAST 4k 1 1 1"], ["0 1 1", "1 1 1"], "more was counted"),
+    ],
+)
+def test_pins_that_do_not_fit_are_an_error(said: list[str], marks: list[str], why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        list(pins.paired(said, marks))
+
+
+def test_the_memory_of_the_tracker_is_what_the_kernel_says() -> None:
+    log = "[    0.06] allocated 12582912 bytes of page_ext\n"
+    on = {"total": 100, "described": 44, "page_ext": 12288}
+    assert pins.memory(pins.ON, "machine on 100 11", log) == on
+    assert pins.memory(pins.OFF, "machine off 100 11", "") == {**on, "page_ext": 0}
+    for state, tracked in ((pins.ON, "off"), (pins.OFF, "on"), (pins.WITHOUT, "on")):
+        with pytest.raises(AssertionError, match=f"{state}: pins are tracked: {tracked}"):
+            pins.memory(state, f"machine {tracked} 100 11", log)
+
+
+def test_all_that_pins_was_measured() -> None:
+    run = Run.read(runs.kept("pins"))
+    found = {(one["state"], one.get("job")) for one in run.samples}
+    assert found == set(product(pins.STATES, [None, *pins.JOBS]))
+
+
+@pytest.mark.parametrize("limit", pins.LIMITS, ids=lambda one: f"{one.state}, {one.what}")
+def test_limits_of_pins_are_held_or_known_to_be_missed(limit: pins.Limit) -> None:
+    run = Run.read(runs.kept("pins"))
+    here = pins.ratio(run, limit.state, limit.job)
+    assert here <= limit.allowed
+    assert limit.missed is None or limit.most < here, "it is held by now"
+
+
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+@pytest.mark.usefixtures("counting")
+def test_tracking_pins_takes_no_more_than_it_should() -> None:
+    """To the same kernel with the tracker off, which needs no kernel without it. Where memory lies
+    moves a read by up to 1 % from boot to boot."""
+    run = pins.measured(rounds=3, seed=1, states=(pins.OFF, pins.ON))
+    ratios = {
+        one.what: (pins.ratio(run, pins.ON, one.job, pins.OFF), one.allowed)
+        for one in pins.LIMITS
+        if one.state == pins.ON
+    }
+    assert [what for what, (here, most) in ratios.items() if here > 1.01 * most] == [], ratios
+    [off, on] = [one["page_ext"] for one in run.samples if "page_ext" in one]
+    assert (off, on) == (0, pins.MEMORY * 1024 // 4 * 24 // 1024)
