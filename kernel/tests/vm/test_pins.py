@@ -189,11 +189,13 @@ PINNED = r"pfn 0x[0-9a-f]+"
 NOT_PINNED = rf"{PINNED} is unpinned 1 time, but not pinned: put_page\(\) was due, or it was "
 BY = r"unpinned before\n.*pin_owner: by \S+\+0x[0-9a-f]+/0x[0-9a-f]+ \[pinner\]; "
 LAST = r"last short pin by \d+ at pin_once \[pinner\], \d+\.\d{3} s ago$"
+EARLIER = r"(never pinned for a short time$|last short pin by )"
+"""The page may have had another use."""
 FREED = rf"{PINNED} is freed while it is pinned 1 time: a pin was undone with put_page\(\)$"
 WRONG = {
-    "got": rf"{NOT_PINNED}{BY}(never pinned for a short time$|last short pin by )",
+    "got": rf"{NOT_PINNED}{BY}{EARLIER}",
     "twice": f"{NOT_PINNED}{BY}{LAST}",
-    "too_many": f"{NOT_PINNED}{BY}{LAST}",
+    "too_many": rf"{NOT_PINNED}{BY}{EARLIER}",
     "put": rf"{PINNED} is pinned 1 time, but has \d+ references: put_page\(\) was called where an "
     "unpin was due$",
     "freed": FREED,
