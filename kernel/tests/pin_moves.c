@@ -216,6 +216,22 @@ static bool is_movable(__u64 block)
 	return !access(path, F_OK) && !strcmp(text_of(path), "Movable\n");
 }
 
+/*
+ * What comes and goes in the block, such as a page that is just being freed, has it
+ * refused at once (EBUSY).  Else it tries until a signal comes.
+ */
+static bool offline(const char *path)
+{
+	for (unsigned int turn = 0; turn < 300; turn++) {
+		if (write_to(path, "offline"))
+			return true;
+		if (errno != EBUSY)
+			return false;
+		usleep(100000);
+	}
+	return false;
+}
+
 static void take_offline(void)
 {
 	const __u64 size = strtoull(text_of(BLOCKS "block_size_bytes"), NULL, 16) / PAGE;
@@ -240,10 +256,9 @@ static void take_offline(void)
 		handle = hold_by(by, map);
 		snprintf(path, sizeof(path), BLOCKS "memory%llu/state", pfn / size);
 		must(!strcmp(text_of(path), "online\n"), "%s: %s", path, text_of(path));
-		/* It tries until a signal comes. */
 		child = fork();
 		if (!child)
-			_exit(write_to(path, "offline") ? 0 : errno);
+			_exit(offline(path) ? 0 : errno);
 		for (turn = 0; turn < 600 && !blocked("memory_hotplug", pfn); turn++)
 			usleep(100000);
 		must_say("memory_hotplug", pfn, said_of(by, pfn));
@@ -251,7 +266,7 @@ static void take_offline(void)
 		must(waitpid(child, &status, 0) == child && status, "it is offline");
 		must(pfn_at(map) == pfn, "it has moved");
 		unpin(handle, 1);
-		must(write_to(path, "offline"), "%s: %s", path, strerror(errno));
+		must(offline(path), "%s: %s", path, strerror(errno));
 		must(pfn_at(map) != pfn, "it has not moved");
 		consistent();
 		must(write_to(path, "online"), "%s: %s", path, strerror(errno));
