@@ -8,6 +8,7 @@
  * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
  * life		reset, format and remove the disk, and nothing else
  * suspend	suspend the disk, and nothing else
+ * failures	have allocations and requests fail, and nothing else
  *
  * The kernel is always compared with itself: what READ_FIXED has put into a
  * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
@@ -76,7 +77,7 @@ struct ring {
 };
 
 static const char *disk_path;
-static enum { ALL, REFUSED, BOUNCE, LIFE, SUSPEND } mode;
+static enum { ALL, REFUSED, BOUNCE, LIFE, SUSPEND, FAILURES } mode;
 /* The path is a file, not a disk */
 static bool file;
 /* Of all requests */
@@ -234,6 +235,19 @@ static bool check_fill(const unsigned char *data, unsigned char fill, size_t len
 	return true;
 }
 
+/* Of proc, sysfs and tracefs: 0, or what is wrong */
+static int put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
+
+	if (fd < 0)
+		return -errno;
+	if (write(fd, text, strlen(text)) < 0)
+		ret = -errno;
+	close(fd);
+	return ret;
+}
+
 static int disk_open(int flags)
 {
 	return open(disk_path, flags | O_CLOEXEC);
@@ -297,7 +311,8 @@ FIXTURE(premap)
 {
 	struct ring ring;
 	int disk;
-	unsigned char *mem;
+	/* What may be mapped, and as much that is not */
+	unsigned char *mem, *aside;
 };
 
 FIXTURE_VARIANT(premap)
@@ -341,6 +356,9 @@ FIXTURE_SETUP(premap)
 	self->mem += -(uintptr_t)self->mem & (huge - 1);
 	madvise(self->mem, BUFFER, variant->huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 	memset(self->mem, 0, BUFFER);
+	self->aside = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	ASSERT_TRUE(self->aside != MAP_FAILED);
 	sqe.addr = (uintptr_t)self->mem;
 	if (variant->setup & IORING_SETUP_IOPOLL &&
 	    transfer(&self->ring, sqe) == -EOPNOTSUPP)
@@ -517,6 +535,15 @@ TEST_F_TIMEOUT(premap, file_replaced, LONG)
 	}
 }
 
+/*
+ * Requests that go the ordinary way, in a buffer that is mapped: the debugging of
+ * the DMA API takes two mappings of a page for a fault.
+ */
+static void may_overlap(bool may)
+{
+	put("/sys/kernel/debug/dma-api/driver_filter", may ? "none" : "\n");
+}
+
 TEST_F_TIMEOUT(premap, another_file, LONG)
 {
 	struct ring *r = &self->ring;
@@ -533,7 +560,9 @@ TEST_F_TIMEOUT(premap, another_file, LONG)
 	ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
 	memset(mem, 0, PAGE);
 	sqe.fd = disk_open(O_RDONLY | O_DIRECT);
+	may_overlap(true);
 	ASSERT_EQ(variant->dmabuf ? -EBADF : PAGE, transfer(r, sqe));
+	may_overlap(false);
 	if (!variant->dmabuf)
 		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
 	close(sqe.fd);
@@ -839,6 +868,7 @@ TEST_F_TIMEOUT(premap, direct_io_toggled, LONG)
 	uint64_t addr;
 
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
+	may_overlap(true);
 	ASSERT_EQ(0, pthread_create(&thread, NULL, toggle, &disk));
 	for (int i = 0; done < 100; i++) {
 		uint64_t at = i % 256 * PAGE;
@@ -856,6 +886,7 @@ TEST_F_TIMEOUT(premap, direct_io_toggled, LONG)
 	}
 	__atomic_store_n(&disk, -1, __ATOMIC_RELAXED);
 	pthread_join(thread, NULL);
+	may_overlap(false);
 	fcntl(self->disk, F_SETFL, O_DIRECT);
 }
 
@@ -880,8 +911,8 @@ TEST_F_TIMEOUT(premap, forked, LONG)
 		ASSERT_TRUE(check_disk(mem + PAGE, i * PAGE, PAGE));
 		memset(mem + PAGE, i, PAGE);
 		ASSERT_EQ(PAGE, write_fixed(r, addr + PAGE, PAGE, DISK));
-		ASSERT_EQ(PAGE, pread(self->disk, self->mem + 2 * PAGE, PAGE, DISK));
-		ASSERT_TRUE(check_fill(self->mem + 2 * PAGE, i, PAGE));
+		ASSERT_EQ(PAGE, pread(self->disk, self->aside, PAGE, DISK));
+		ASSERT_TRUE(check_fill(self->aside, i, PAGE));
 	}
 }
 
@@ -899,19 +930,6 @@ TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 }
 
 #define TRACING "/sys/kernel/tracing/"
-
-/* Of proc, sysfs and tracefs: 0, or what is wrong */
-static int put(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
-
-	if (fd < 0)
-		return -errno;
-	if (write(fd, text, strlen(text)) < 0)
-		ret = -errno;
-	close(fd);
-	return ret;
-}
 
 /* Beside other events that are on, these probes of functions */
 static int trace_begin(const char *probes)
@@ -1013,8 +1031,8 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	uint64_t addr;
 	int ret;
 
-	if (access("/proc/thread-self/fail-nth", W_OK))
-		SKIP(return, "no fault injection");
+	if (mode != FAILURES)
+		SKIP(return, "not asked for");
 	if (variant->setup || variant->sqe)
 		SKIP(return, "the same as with a plain ring");
 	may_fail("failslab");
@@ -1077,47 +1095,52 @@ static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t a
 	/* The entries of the first fill a page of the list, so that they are copied. */
 	const size_t len = 16 * PAGE, first = 496 * PAGE;
 	const bool early = !strcmp(where, EARLY), reads = op == IORING_OP_READ_FIXED;
-	/* Behind what the requests are for */
-	unsigned char *back = self->mem + 1000 * PAGE;
 	struct ring *r = &self->ring;
-	int failed = 0;
+	int results[8], failed = 0;
 	char what[60];
+	__u64 which;
 
 	snprintf(what, sizeof(what), where, disk_name());
 	memset(mem + first, 0x3c, 8 * len);
-	for (__u64 i = 0; i < 8; i++) {
-		struct io_uring_sqe sqe = request(op, 0, addr + first + i * len, len, i * len);
-
-		sqe.user_data = i;
-		queue(r, sqe);
-	}
 	/* Bytes or requests are counted, and one more has to be there. */
 	if (adjust(what, "verbose", 0) || adjust(what, "probability", 100) ||
 	    adjust(what, "space", nth * (early ? len : 1) + 1) || adjust(what, "times", 1))
 		return -1;
+	for (which = 0; which < 8; which++) {
+		struct io_uring_sqe sqe = request(op, 0, addr + first + which * len, len,
+						  which * len);
+
+		sqe.user_data = which;
+		queue(r, sqe);
+	}
 	enter(r, 8, 0);
 	for (int i = 0; i < 8; i++) {
-		__u64 which;
 		int ret = reap(r, &which);
-		bool done = ret == (int)len, untouched = !done && early;
-		unsigned char *part = mem + first + which * len;
 
-		if (!done && ret != error)
+		results[which] = ret;
+	}
+	/* Requests of another kind may fail as well, and come last. */
+	for (which = 0; which < 8; which++) {
+		const bool done = results[which] == (int)len;
+		unsigned char *now = reads ? mem + first + which * len : self->aside;
+		bool right = done || results[which] == error;
+
+		if (!reads)
+			right &= pread(self->disk, now, len, which * len) == (ssize_t)len;
+		/* Early nothing has been moved; late anything may be there. */
+		if (done || early)
+			right &= done == reads ? check_disk(now, which * len, len) :
+						 check_fill(now, 0x3c, len);
+		if (!right) {
+			ksft_print_msg("%s: request %d: %d\n", what, (int)which, results[which]);
 			return -1;
-		failed += !done;
-		if (reads) {
-			if (done ? !check_disk(part, which * len, len) :
-				   untouched && !check_fill(part, 0x3c, len))
-				return -1;
-			continue;
 		}
-		if (pread(self->disk, back, len, which * len) != (ssize_t)len ||
-		    (done && !check_fill(back, 0x3c, len)) ||
-		    (untouched && !check_disk(back, which * len, len)))
-			return -1;
-		fill(back, which * len, len);
-		if (pwrite(self->disk, back, len, which * len) != (ssize_t)len)
-			return -1;
+		if (!reads) {
+			fill(now, which * len, len);
+			if (pwrite(self->disk, now, len, which * len) != (ssize_t)len)
+				return -1;
+		}
+		failed += !done;
 	}
 	return failed;
 }
@@ -1142,8 +1165,8 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 	char path[100];
 	uint64_t addr;
 
-	if (access("/proc/thread-self/fail-nth", W_OK))
-		SKIP(return, "no fault injection");
+	if (mode != FAILURES)
+		SKIP(return, "not asked for");
 	if (file)
 		SKIP(return, "what the file system itself asks of the disk would fail");
 	snprintf(path, sizeof(path), "/sys/block/%s/make-it-fail", disk_name());
@@ -1154,8 +1177,9 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 		ASSERT_EQ(0, adjust(path, "status", ways[w].status));
 		ASSERT_EQ(0, adjust(path, "dont_retry", ways[w].final));
 		for (unsigned int i = 0; i < 8; i++) {
-			int failed = one_fails(self, mem, addr, ops[i % 2],
-					       ways[w].where, i, ways[w].error);
+			/* Workers are counted at the same time, and then not exactly. */
+			int failed = one_fails(self, mem, addr, ops[i % 2], ways[w].where,
+					       variant->sqe ? 0 : i, ways[w].error);
 
 			ASSERT_EQ(ways[w].error ? 1 : 0, failed);
 			ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE,
@@ -1262,14 +1286,14 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	ASSERT_EQ(1024, write_fixed(r, addr, 1024, 2 * part + 512));
 	ASSERT_EQ(1024, write_fixed(r, addr, 1024, end));
 	ASSERT_EQ(end + 1024, lseek(fd, 0, SEEK_END));
-	ASSERT_EQ(PAGE, pread(fd, self->mem + BUFFER - PAGE, PAGE, part));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE, 0, 512));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 512, 0x3c, 1024));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 1536, 0, PAGE - 1536));
-	ASSERT_EQ(PAGE, pread(fd, self->mem + BUFFER - PAGE, PAGE, 2 * part));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE, 0, 512));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 512, 0x3c, 1024));
-	ASSERT_TRUE(check_fill(self->mem + BUFFER - PAGE + 1536, 0, PAGE - 1536));
+	ASSERT_EQ(PAGE, pread(fd, self->aside, PAGE, part));
+	ASSERT_TRUE(check_fill(self->aside, 0, 512));
+	ASSERT_TRUE(check_fill(self->aside + 512, 0x3c, 1024));
+	ASSERT_TRUE(check_fill(self->aside + 1536, 0, PAGE - 1536));
+	ASSERT_EQ(PAGE, pread(fd, self->aside, PAGE, 2 * part));
+	ASSERT_TRUE(check_fill(self->aside, 0, 512));
+	ASSERT_TRUE(check_fill(self->aside + 512, 0x3c, 1024));
+	ASSERT_TRUE(check_fill(self->aside + 1536, 0, PAGE - 1536));
 	close(fd);
 }
 
@@ -1333,12 +1357,12 @@ TEST_F_TIMEOUT(premap, reflinked, LONG)
 	ASSERT_TRUE(check_disk(mem, 0, size));
 	memset(mem, 0x3c, 8 * PAGE);
 	ASSERT_EQ(8 * PAGE, write_fixed(r, addr, 8 * PAGE, 8 * PAGE));
-	ASSERT_EQ(size, pread(other, self->mem + size, size, 0));
-	ASSERT_TRUE(check_disk(self->mem + size, 0, size));
-	ASSERT_EQ(size, pread(fd, self->mem + size, size, 0));
-	ASSERT_TRUE(check_disk(self->mem + size, 0, 8 * PAGE));
-	ASSERT_TRUE(check_fill(self->mem + size + 8 * PAGE, 0x3c, 8 * PAGE));
-	ASSERT_TRUE(check_disk(self->mem + size + 16 * PAGE, 16 * PAGE, size - 16 * PAGE));
+	ASSERT_EQ(size, pread(other, self->aside, size, 0));
+	ASSERT_TRUE(check_disk(self->aside, 0, size));
+	ASSERT_EQ(size, pread(fd, self->aside, size, 0));
+	ASSERT_TRUE(check_disk(self->aside, 0, 8 * PAGE));
+	ASSERT_TRUE(check_fill(self->aside + 8 * PAGE, 0x3c, 8 * PAGE));
+	ASSERT_TRUE(check_disk(self->aside + 16 * PAGE, 16 * PAGE, size - 16 * PAGE));
 	close(fd);
 	close(other);
 }
@@ -1570,7 +1594,9 @@ TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
 
 int main(int argc, char **argv)
 {
-	static const char * const names[] = { "all", "refused", "bounce", "life", "suspend" };
+	static const char * const names[] = {
+		"all", "refused", "bounce", "life", "suspend", "failures",
+	};
 	char *args[8] = { argv[0] };
 	static char path[100];
 	struct stat st;
@@ -1607,6 +1633,14 @@ int main(int argc, char **argv)
 			ksft_exit_fail_msg("%s does not come back\n", disk_path);
 		args[nr++] = "-t";
 		args[nr++] = "suspended";
+	}
+	if (mode == FAILURES) {
+		if (access("/proc/thread-self/fail-nth", W_OK))
+			ksft_exit_skip("no fault injection in this kernel\n");
+		args[nr++] = "-t";
+		args[nr++] = "no_memory";
+		args[nr++] = "-t";
+		args[nr++] = "requests_that_fail";
 	}
 	if (mode == BOUNCE) {
 		args[nr++] = "-V";

@@ -1,0 +1,58 @@
+# Other people's test suites, in a machine with two raw disks, what is on which is lost:
+#
+#     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
+#
+# SUITE is blktests, liburing, ext4 or xfs; the latter two are xfstests on these file systems. FOLDER is the suite's
+# source, built, and each TEST what its own program takes: block/003, test/iopoll.t, generic/091. Ends with 1 if one
+# fails; the last lines, one a test, are for comparing kernels with diff(1).
+suite=$1 folder=$2
+shift 2
+# The machine's tree can't be written to.
+out=/tmp/suite
+modprobe -q configfs
+mount -t configfs config /sys/kernel/config 2>/dev/null
+mkdir -p $out/test $out/scratch
+cd "$folder" || exit
+
+case $suite in
+blktests)
+	# That sudo knows
+	hostname localhost
+	printf 'TEST_DEVS=(%s)\nQUICK_RUN=1\nTIMEOUT=20\nNORMAL_USER=nobody\n' "$RAW" >$out/config
+	# Some of them truncate what standard output is.
+	./check --config=$out/config --output=$out/results "$@" 2>&1 | tee $out/log
+	sed -n 's/^\([a-z]*\/[0-9]*\) .*\[\(.*\)\]$/\1 \2/p' $out/log >$out/summary
+	;;
+ext4 | xfs)
+	export FSTYP=$suite TEST_DEV=$RAW TEST_DIR=$out/test SCRATCH_DEV=$RAW2 SCRATCH_MNT=$out/scratch
+	export RESULT_BASE=$out/results HOST_OPTIONS=/dev/null
+	case $suite in
+	ext4) mkfs.ext4 -q -F "$RAW" ;;
+	xfs) mkfs.xfs -q -f "$RAW" ;;
+	esac || exit
+	./check "$@" 2>&1
+	for test; do
+		status=failed
+		! grep -qw "^Ran:.*$test" $out/results/check.log || status=passed
+		! grep -qw "^Failures:.*$test" $out/results/check.log || status=failed
+		! grep -qw "^Not run:.*$test" $out/results/check.log || status='not run'
+		echo "$test $status"
+	done >$out/summary
+	;;
+liburing)
+	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch || exit
+	for test; do
+		echo "$test"
+		timeout 300 "$folder/$test" 2>&1
+		case $? in
+		0) status=passed ;;
+		77) status='not run' ;;
+		*) status=failed ;;
+		esac
+		echo "$test $status" >>$out/summary
+	done
+	;;
+esac
+echo
+cat $out/summary
+! grep -q ' failed$' $out/summary
