@@ -71,7 +71,7 @@ unsigned int pin_ext_age(const struct pin_ext *pins)
  * says more than that, and whoever has seen no pin after a barrier is seen by
  * GUP-fast, which looks at the page table again (folio_try_share_anon_rmap_*()).
  */
-void __pin_owner_pin(struct folio *folio, int nr, unsigned int flags)
+void __pin_owner_pin(struct folio *folio, int nr)
 {
 	struct pin_ext *pins = pin_ext_get(&folio->page);
 
@@ -80,12 +80,10 @@ void __pin_owner_pin(struct folio *folio, int nr, unsigned int flags)
 		atomic_long_add(nr, &pin_stats[PIN_UNTRACKED]);
 		return;
 	}
-	if (!(flags & FOLL_LONGTERM) || !pin_region_grab(folio, pins, nr)) {
-		if (atomic_add_return(nr, &pins->short_pins) == nr) {
-			WRITE_ONCE(pins->since, (u32)jiffies);
-			WRITE_ONCE(pins->tgid, current->tgid);
-			WRITE_ONCE(pins->site, current->pin_site - (unsigned long)_stext);
-		}
+	if (atomic_add_return(nr, &pins->short_pins) == nr) {
+		WRITE_ONCE(pins->since, (u32)jiffies);
+		WRITE_ONCE(pins->tgid, current->tgid);
+		WRITE_ONCE(pins->site, current->pin_site - (unsigned long)_stext);
 	}
 	pin_ext_put(pins);
 }
@@ -121,9 +119,17 @@ static void not_pinned(struct folio *folio, struct pin_ext *pins, int nr, unsign
 			      folio_pfn(folio), nr, nr > 1 ? "s" : "", (void *)site);
 }
 
-/* Where there are long-term pins, or too few short ones; returns how many there were. */
-static noinline int unpin_others(struct folio *folio, struct pin_ext *pins, int nr,
-				 unsigned long site)
+/**
+ * pin_owner_unpin_slowly() - Take pins off the books that are of several kinds, or too few
+ * @folio: what is unpinned
+ * @pins: its entry, from pin_ext_get(), which is put
+ * @nr: how many times
+ * @site: who unpins
+ *
+ * Return: how many pins there were, at most @nr.
+ */
+int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
+			   unsigned long site)
 {
 	int left = nr;
 
@@ -143,6 +149,7 @@ static noinline int unpin_others(struct folio *folio, struct pin_ext *pins, int 
 	}
 	if (unlikely(left))
 		not_pinned(folio, pins, left, site);
+	pin_ext_put(pins);
 	return nr - left;
 }
 
@@ -169,11 +176,14 @@ int pin_owner_unpin(struct folio *folio, int nr, unsigned long site)
 		return nr;
 	}
 	shorts = atomic_read(&pins->short_pins);
-	if (pin_longs(pins) || shorts < nr ||
-	    !atomic_try_cmpxchg(&pins->short_pins, &shorts, shorts - nr))
-		nr = unpin_others(folio, pins, nr, site);
-	pin_ext_put(pins);
-	return nr;
+	if (pin_longs(pins)) {
+		if (!shorts)
+			return pin_region_unpin(folio, pins, nr, site);
+	} else if (shorts >= nr && atomic_try_cmpxchg(&pins->short_pins, &shorts, shorts - nr)) {
+		pin_ext_put(pins);
+		return nr;
+	}
+	return pin_owner_unpin_slowly(folio, pins, nr, site);
 }
 
 /* Says it once for each kind, and counts all.  Nothing panics of it. */

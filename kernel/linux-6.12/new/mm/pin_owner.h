@@ -87,19 +87,20 @@ static inline bool pin_owner_on(void)
  * pin_ext_get() - Find the entry of a folio
  * @page: its first page
  *
- * What page_ext_get() does, in line: preemption that is off
- * holds up synchronize_rcu(), too.
+ * What page_ext_get() does, in line and without a test whether there is such a
+ * section: preemption that is off holds up synchronize_rcu(), too.
  *
  * Return: NULL of memory of devices, early in boot, and of sections that come or
  * go; else what is valid until pin_ext_put().
  */
-static inline struct pin_ext *pin_ext_get(const struct page *page)
+static __always_inline struct pin_ext *pin_ext_get(const struct page *page)
 {
-	unsigned long pfn = page_to_pfn(page);
+	unsigned long pfn = page_to_pfn(page), nr = pfn_to_section_nr(pfn);
+	struct mem_section *section = &mem_section[SECTION_NR_TO_ROOT(nr)][nr & SECTION_ROOT_MASK];
 	unsigned long base;
 
 	preempt_disable();
-	base = (unsigned long)READ_ONCE(__pfn_to_section(pfn)->page_ext);
+	base = (unsigned long)READ_ONCE(section->page_ext);
 	/* Bit 0 is set while it is being taken away. */
 	if (likely(base && !(base & 1)))
 		return (void *)(base + page_ext_size * pfn + pin_owner_ops.offset);
@@ -119,20 +120,15 @@ static inline int pin_ext_count(struct pin_ext *pins)
 	return atomic_read(&pins->short_pins) + pin_longs(pins);
 }
 
-void __pin_owner_pin(struct folio *folio, int pins, unsigned int flags);
-int pin_owner_unpin(struct folio *folio, int pins, unsigned long site);
+void __pin_owner_pin(struct folio *folio, int nr);
+int pin_owner_unpin(struct folio *folio, int nr, unsigned long site);
+int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
+			   unsigned long site);
 int pin_ext_take(atomic_t *count, int pins);
 void __pin_owner_free(struct page *page, unsigned int order);
 void __printf(2, 3) pin_owner_bug(enum pin_stat kind, const char *format, ...);
 unsigned long pin_ext_site(const struct pin_ext *pins);
 unsigned int pin_ext_age(const struct pin_ext *pins);
-
-/* With FOLL_LONGTERM between pin_owner_begin() and pin_owner_end() */
-static inline void pin_owner_pin(struct folio *folio, int pins, unsigned int flags)
-{
-	if (pin_owner_on())
-		__pin_owner_pin(folio, pins, flags);
-}
 
 static inline void pin_owner_free(struct page *page, unsigned int order)
 {
@@ -210,7 +206,8 @@ void pin_region_begin(struct mm_struct *mm, unsigned long start, unsigned int fl
 void pin_region_begin_memfd(struct file *memfd, loff_t start);
 void pin_region_end(struct page **pages, long nr);
 void pin_region_end_memfd(loff_t start, loff_t end, struct folio **folios, long nr);
-bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr);
+void pin_region_pin(struct folio *folio, int nr);
+int pin_region_unpin(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site);
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site);
 int pin_region_count(unsigned long pfn, struct pin_ext *pins);
 bool pin_region_ends(unsigned long site);
@@ -227,9 +224,15 @@ static inline void pin_region_begin_memfd(struct file *memfd, loff_t start) {}
 static inline void pin_region_end(struct page **pages, long nr) {}
 static inline void pin_region_end_memfd(loff_t start, loff_t end, struct folio **folios,
 					long nr) {}
-static inline bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr)
+static inline void pin_region_pin(struct folio *folio, int nr)
 {
-	return false;
+	__pin_owner_pin(folio, nr);
+}
+
+static inline int pin_region_unpin(struct folio *folio, struct pin_ext *pins, int nr,
+				   unsigned long site)
+{
+	return pin_owner_unpin_slowly(folio, pins, nr, site);
 }
 
 static inline int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr,
@@ -245,6 +248,17 @@ static inline bool pin_region_ends(unsigned long site)
 	return false;
 }
 #endif
+
+/* With FOLL_LONGTERM between pin_owner_begin() and pin_owner_end() */
+static inline void pin_owner_pin(struct folio *folio, int nr, unsigned int flags)
+{
+	if (!pin_owner_on())
+		return;
+	if (flags & FOLL_LONGTERM)
+		pin_region_pin(folio, nr);
+	else
+		__pin_owner_pin(folio, nr);
+}
 
 /*
  * Around what makes pins, where pin_owner_on(): from which place, and for a long

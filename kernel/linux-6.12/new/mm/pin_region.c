@@ -96,6 +96,20 @@ static raw_spinlock_t *lock_of(unsigned long pfn)
 	return &locks[hash_long(pfn, BUCKETS_SHIFT) % LOCKS];
 }
 
+/* The region of that number if this CPU has seen it last, else NULL: without preemption */
+static __always_inline struct pin_region *find_seen(u32 id)
+{
+	struct last_seen *seen = this_cpu_ptr(&last_seen);
+	struct pin_region *region;
+	unsigned int since;
+
+	/* Before the region: an interrupt may have seen a later one. */
+	since = READ_ONCE(seen->ended);
+	barrier();
+	region = READ_ONCE(seen->region);
+	return likely(since == READ_ONCE(ended) && region->id == id) ? region : NULL;
+}
+
 /**
  * pin_region_find() - Find a region by its number
  * @id: of one that has pins, or else what is returned may be another's
@@ -110,12 +124,9 @@ struct pin_region *pin_region_find(u32 id)
 	unsigned int since;
 
 	preempt_disable();
-	seen = this_cpu_ptr(&last_seen);
-	/* Before the region: an interrupt may have seen a later one. */
-	since = READ_ONCE(seen->ended);
-	barrier();
-	region = READ_ONCE(seen->region);
-	if (since != READ_ONCE(ended) || region->id != id) {
+	region = find_seen(id);
+	if (!region) {
+		seen = this_cpu_ptr(&last_seen);
 		WRITE_ONCE(seen->ended, -1);
 		since = READ_ONCE(ended);
 		region = xa_load(&pin_regions, id) ?: &unknown;
@@ -173,11 +184,11 @@ static void free_region(struct rcu_head *rcu)
 }
 
 /* In any context, without locks */
-static void put_region(struct pin_region *region, long nr)
+static noinline void last_put(struct pin_region *region)
 {
 	unsigned long flags;
 
-	if (atomic_long_sub_return(nr, &region->held) || region == &unknown)
+	if (region == &unknown)
 		return;
 	trace_pin_owner_release(region);
 	xa_lock_irqsave(&pin_regions, flags);
@@ -186,6 +197,12 @@ static void put_region(struct pin_region *region, long nr)
 	WRITE_ONCE(ended, ended + 1 == -1U ? 0 : ended + 1);
 	xa_unlock_irqrestore(&pin_regions, flags);
 	call_rcu(&region->rcu, free_region);
+}
+
+static __always_inline void put_region(struct pin_region *region, long nr)
+{
+	if (unlikely(atomic_long_sub_and_test(nr, &region->held)))
+		last_put(region);
 }
 
 static u64 word(u32 id, u32 nr)
@@ -203,33 +220,64 @@ static u32 nr_of(u64 longs)
 	return longs;
 }
 
-/**
- * pin_region_grab() - Make pins those of the region that this task has begun
- * @folio: what is pinned
- * @pins: its entry
- * @nr: how many times
- *
- * Return: false if the folio is in another region: pin_region_end() will have to
- * look at it.
- */
-bool pin_region_grab(struct folio *folio, struct pin_ext *pins, int nr)
+static noinline void pin_slowly(struct folio *folio, int nr)
 {
 	struct pin_region *region = pin_region_find(current->pin_region);
-	s64 old = atomic64_read(&pins->longs);
-	u32 id = region->id;
+	struct pin_ext *pins = pin_ext_get(&folio->page);
+	s64 old;
 
+	if (!pins) {
+		__pin_owner_pin(folio, nr);
+		return;
+	}
 	/* First: the unpin of another's may take these for its own at any time. */
 	atomic_long_add(nr, &region->held);
+	old = atomic64_read(&pins->longs);
 	do {
-		if ((old & PIN_SHARED) || (nr_of(old) && id_of(old) != id)) {
+		if ((old & PIN_SHARED) || (nr_of(old) && id_of(old) != region->id)) {
+			pin_ext_put(pins);
 			atomic_long_sub(nr, &region->held);
 			WRITE_ONCE(region->left, true);
-			return false;
+			__pin_owner_pin(folio, nr);
+			return;
 		}
-	} while (!atomic64_try_cmpxchg(&pins->longs, &old, word(id, nr_of(old) + nr)));
+	} while (!atomic64_try_cmpxchg(&pins->longs, &old, word(region->id, nr_of(old) + nr)));
 	if (!nr_of(old))
 		atomic_long_add(folio_size(folio), &region->bytes);
-	return true;
+	pin_ext_put(pins);
+}
+
+/**
+ * pin_region_pin() - Count pins for the region that this task has begun
+ * @folio: what is pinned
+ * @nr: how many times
+ *
+ * If it is in another region, they count as short ones, and pin_region_end() will
+ * have to look at it.
+ */
+void pin_region_pin(struct folio *folio, int nr)
+{
+	struct pin_ext *pins = pin_ext_get(&folio->page);
+	struct pin_region *region;
+	s64 old;
+
+	if (unlikely(!pins))
+		return pin_slowly(folio, nr);
+	/* Without a call that returns here: this is done for each page. */
+	region = find_seen(current->pin_region);
+	old = atomic64_read(&pins->longs);
+	if (likely(region && !nr_of(old))) {
+		atomic_long_add(nr, &region->held);
+		if (likely(atomic64_try_cmpxchg(&pins->longs, &old, word(region->id, nr)))) {
+			atomic_long_add(folio_size(folio), &region->bytes);
+			pin_ext_put(pins);
+			return;
+		}
+		/* It can't be the last: it has been begun. */
+		atomic_long_sub(nr, &region->held);
+	}
+	pin_ext_put(pins);
+	pin_slowly(folio, nr);
 }
 
 /* Of all regions but the one that was added last: with the lock */
@@ -337,7 +385,7 @@ static bool add_shared(struct pin_region *region, struct folio *folio, struct pi
 	return true;
 }
 
-/* Assigns what pin_region_grab() could not.  The sum never dips: up first. */
+/* Assigns what pin_region_pin() could not.  The sum never dips: up first. */
 static void assign(struct pin_region *region, struct folio *folio, int nr)
 {
 	raw_spinlock_t *lock = lock_of(folio_pfn(folio));
@@ -447,10 +495,19 @@ static int put_shared(struct folio *folio, struct pin_ext *pins, int nr, unsigne
 	return nr;
 }
 
+/* Remembers where pins of a region end. */
+static void ends_at(struct pin_region *region, struct pin_ext *pins, unsigned long site)
+{
+	WRITE_ONCE(region->unpinner, site);
+	/* If that was guessed, this may be the end of a short one. */
+	if (!atomic_read(&pins->short_pins) && !READ_ONCE(region->guessed))
+		WRITE_ONCE(*site_slot(site), site);
+}
+
 /**
  * pin_region_put() - End long-term pins of a folio
  * @folio: what is unpinned
- * @pins: its entry
+ * @pins: its entry, from pin_ext_get()
  * @nr: how many
  * @site: who unpins
  *
@@ -472,11 +529,8 @@ int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned l
 		if (!atomic64_try_cmpxchg(&pins->longs, &old, old - part))
 			continue;
 		region = pin_region_find(id_of(old));
-		WRITE_ONCE(region->unpinner, site);
-		/* If that was guessed, this may be the end of a short one. */
-		if (!atomic_read(&pins->short_pins) && !READ_ONCE(region->guessed) &&
-		    !pin_region_ends(site))
-			WRITE_ONCE(*site_slot(site), site);
+		if (READ_ONCE(region->unpinner) != site)
+			ends_at(region, pins, site);
 		if (part == nr_of(old))
 			atomic_long_sub(folio_size(folio), &region->bytes);
 		put_region(region, part);
@@ -484,6 +538,39 @@ int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned l
 		old -= part;
 	}
 	return done;
+}
+
+static noinline int last_unpin(struct pin_region *region, struct pin_ext *pins, int nr)
+{
+	last_put(region);
+	pin_ext_put(pins);
+	return nr;
+}
+
+/**
+ * pin_region_unpin() - End pins of a folio that has long-term ones alone
+ * @folio: what is unpinned
+ * @pins: its entry, from pin_ext_get(), which is put
+ * @nr: how many times
+ * @site: who unpins
+ *
+ * Return: how many pins there were, at most @nr.
+ */
+int pin_region_unpin(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
+{
+	s64 old = atomic64_read(&pins->longs);
+	struct pin_region *region = find_seen(id_of(old));
+
+	/* Without a call that returns here: this is done for each page. Shared ones are < 0. */
+	if (unlikely(!region || READ_ONCE(region->unpinner) != site || old < 0 ||
+		     nr_of(old) < nr || !atomic64_try_cmpxchg(&pins->longs, &old, old - nr)))
+		return pin_owner_unpin_slowly(folio, pins, nr, site);
+	if (nr_of(old) == nr)
+		atomic_long_sub(folio_size(folio), &region->bytes);
+	if (unlikely(atomic_long_sub_and_test(nr, &region->held)))
+		return last_unpin(region, pins, nr);
+	pin_ext_put(pins);
+	return nr;
 }
 
 static struct pin_region *make(const struct pin_region *like)
