@@ -60,7 +60,7 @@ class Scenario(Protocol):
         """Does it. `mark` notes in the log that all until now must have reached the disk."""
 
     def check(self, folder: Path, marked: str) -> None:
-        """Raises Wrong for what cannot be there after a crash. `marked` is the last mark, if any."""
+        """Raises Wrong for what cannot be there after a crash. `marked`: the last mark, if any."""
 
 
 class Tools:
@@ -192,7 +192,7 @@ class Crashes:
 
 def main(dmafile: str, helpers: str, name: str, count: str, plan: str, *systems: str) -> None:
     call("modprobe", "-a", "loop", "dm-mod", "dm-log-writes", "dm-snapshot", *systems)
-    MOUNT.mkdir(parents=True)
+    MOUNT.mkdir(parents=True, exist_ok=True)
     module = importlib.import_module(f"tests.vm.inside.{name}")
     tools = Tools(dmafile, helpers, plan)
     lines: Sequence[str] = ()
@@ -208,4 +208,5 @@ def main(dmafile: str, helpers: str, name: str, count: str, plan: str, *systems:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # The module that scenarios import: there is one class Wrong.
+    importlib.import_module("tests.vm.inside.crashes").main(*sys.argv[1:])
