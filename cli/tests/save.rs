@@ -142,7 +142,7 @@ fn it_is_used_wrongly_with_status_2() {
 /// Killed at any moment: the file is the old one or the new one, and what is left behind goes with the
 /// next save.
 fn killed(prepare: impl Fn(Command) -> Command, leaves_names: bool) {
-    const KILLS: u64 = 20;
+    const KILLS: u64 = 50;
     let dir = Dir::new();
     let memory = memory(SIZE);
     let source = dir.file("source", SIZE);

@@ -41,7 +41,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     subprocess.run(["strip", "-o", folder / "dmafile", built], check=True)
     helpers = folder / "helpers"
     helpers.mkdir()
-    for name in ("importer", "maker", "pinner", "reader"):
+    for name in ("importer", "maker", "pinner", "reader", "syncs"):
         static(INSIDE / f"{name}.c", helpers, "-Wextra")
     return Programs(folder / "dmafile", helpers)
 

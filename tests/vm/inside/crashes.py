@@ -1,0 +1,212 @@
+"""Crashes of the machine at every flush of a disk, and between: what is there afterwards.
+
+    crashes.py DMAFILE HELPERS SCENARIO COUNT PLAN FS...    as root, in machines with dm-log-writes
+
+A scenario is a module of this folder with a class `Scenario`, which does its work on a file system
+whose writes are all logged (dm-log-writes), and marks in the log what has returned. The log is then
+replayed to every flush, FUA and mark, and to COUNT other places; each time a copy of the disk is
+mounted, so that the file system recovers, and the scenario looks at what is there. PLAN is that of
+syncs.c: what becomes of each fsync of a command. Prints for each file system how many states were
+checked and how many of them were wrong, and the first few of those.
+"""
+
+import contextlib
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tests.vm.inside.loads import MIB
+from tests.vm.inside.write_log import Log, State, states
+
+SECTOR = 512
+FOLDER = Path("/run/crashes")
+"""A tmpfs: here lie the disks, and what is compared with."""
+MOUNT = FOLDER / "mount"
+BYSTANDER = "bystander"
+"""A file that somebody else syncs all the time."""
+NAME, COPY = "logged", "copy"
+SEED = 23
+SHOWN = 5
+
+MAKE = {
+    "ext4": (64 * MIB, ("mkfs.ext4", "-q", "-F")),
+    "xfs": (300 * MIB, ("mkfs.xfs", "-q", "-f")),
+    "btrfs": (128 * MIB, ("mkfs.btrfs", "-q", "-f")),
+    "f2fs": (128 * MIB, ("mkfs.f2fs", "-q", "-f")),
+}
+"""The size of the disk, and the command that makes the file system."""
+LOG_SIZE = 512 * MIB
+
+
+class Wrong(Exception):
+    """What a scenario says of a state that must not be."""
+
+
+class Scenario(Protocol):
+    """What is done, and what must hold of it after a crash."""
+
+    def __init__(self, tools: "Tools") -> None: ...
+
+    def prepare(self, folder: Path) -> None:
+        """Makes what is there before the first write that is logged."""
+
+    def work(self, folder: Path, mark: Callable[[str], None]) -> None:
+        """Does it. `mark` notes in the log that all until now must have reached the disk."""
+
+    def check(self, folder: Path, marked: str) -> None:
+        """Raises Wrong for what cannot be there after a crash. `marked`: the last mark, if any."""
+
+
+class Tools:
+    """What scenarios run."""
+
+    def __init__(self, dmafile: str, helpers: str, plan: str) -> None:
+        self.dmafile = str(shutil.copy(dmafile, FOLDER / "dmafile"))
+        self.syncs = str(shutil.copy(Path(helpers) / "syncs", FOLDER / "syncs"))
+        self.plan = plan
+        self.sources = FOLDER
+
+    def run(self, folder: Path, *words: str, stdin: bytes = b"") -> None:
+        """Runs the command, with its fsync calls by the plan."""
+        command = (self.syncs, self.plan, str(folder / BYSTANDER), self.dmafile, *words)
+        call(*command, stdin=stdin)
+
+
+def call(*words: str, stdin: bytes = b"") -> str:
+    done = subprocess.run(words, input=stdin, capture_output=True)
+    assert done.returncode == 0, f"{words}: {done.returncode}, {done.stderr.decode()}"
+    return done.stdout.decode()
+
+
+@contextlib.contextmanager
+def loop(path: Path, size: int | None = None) -> Iterator[str]:
+    """A file as a disk; with `size`, a new one."""
+    if size is not None:
+        with path.open("wb") as file:
+            file.truncate(size)
+    device = call("losetup", "--find", "--show", str(path)).strip()
+    try:
+        yield device
+    finally:
+        call("losetup", "--detach", device)
+
+
+@contextlib.contextmanager
+def mapped(name: str, table: str) -> Iterator[str]:
+    """A disk of the device mapper."""
+    call("dmsetup", "create", name, "--table", table)
+    try:
+        # Nobody else makes nodes here.
+        call("dmsetup", "mknodes", name)
+        yield f"/dev/mapper/{name}"
+    finally:
+        call("dmsetup", "remove", "--retry", name)
+
+
+@contextlib.contextmanager
+def mounted(fs: str, device: str) -> Iterator[Path]:
+    call("mount", "-t", fs, device, str(MOUNT))
+    try:
+        yield MOUNT
+    finally:
+        call("umount", str(MOUNT))
+
+
+class Crashes:
+    def __init__(self, fs: str, scenario: Scenario) -> None:
+        self.fs, self.scenario = fs, scenario
+        self.size, self.make = MAKE[fs]
+        self.disk, self.before, self.log = (FOLDER / name for name in ("disk", "before", "log"))
+
+    def record(self) -> None:
+        """The scenario at work, with its writes in a log."""
+        with loop(self.disk, self.size) as device:
+            call(*self.make, device)
+            with mounted(self.fs, device) as folder:
+                (folder / BYSTANDER).write_bytes(b"\0")
+                self.scenario.prepare(folder)
+        call("cp", "--sparse=always", str(self.disk), str(self.before))
+        with loop(self.disk) as device, loop(self.log, LOG_SIZE) as log:
+            table = f"0 {self.size // SECTOR} log-writes {device} {log}"
+            with mapped(NAME, table) as logged, mounted(self.fs, logged) as folder:
+
+                def mark(text: str) -> None:
+                    call("dmsetup", "message", NAME, "0", "mark", text)
+
+                mark("start")
+                self.scenario.work(folder, mark)
+                mark("end")
+                status = call("dmsetup", "status", NAME)
+                assert "logging_disabled" not in status, status
+        self.disk.unlink()
+
+    def replay(self, count: int) -> tuple[int, list[str]]:
+        """How many states were looked at, and what was wrong with some."""
+        log, wrong, checked = Log(self.log), [], 0
+        marks = [entry.mark for entry in log.entries]
+        start, end = marks.index("start"), marks.index("end")
+        entries = log.entries[: end + 1]
+        file, applied = os.open(self.before, os.O_RDWR), 0
+        with loop(self.before) as device:
+            for state in states(entries, start, count, SEED):
+                for entry in entries[applied : state.base]:
+                    log.apply(entry, file)
+                applied = max(applied, state.base)
+                past = [mark for mark in marks[start + 1 : state.after + 1] if mark]
+                marked = past[-1] if past else ""
+                if marked == "end":
+                    marked = past[-2]
+                try:
+                    self.look(device, log, state, marked)
+                except Wrong as error:
+                    wrong.append(f"after entry {state.after} ({marked}), {state}: {error}")
+                checked += 1
+        os.close(file)
+        return checked, wrong
+
+    def look(self, device: str, log: Log, state: State, marked: str) -> None:
+        """Mounts a copy of a state, and has the scenario look at it."""
+        sectors = self.size // SECTOR
+        with (
+            loop(FOLDER / "changes", self.size) as changes,
+            mapped(COPY, f"0 {sectors} snapshot {device} {changes} N 8") as copy,
+        ):
+            if state.more:
+                disk = os.open(copy, os.O_WRONLY)
+                for number, most in state.more:
+                    log.apply(log.entries[number], disk, most)
+                os.fsync(disk)
+                os.close(disk)
+            try:
+                with mounted(self.fs, copy) as folder:
+                    self.scenario.check(folder, marked)
+            except OSError as error:
+                raise Wrong(f"{type(error).__name__}: {error}") from error
+
+
+def main(dmafile: str, helpers: str, name: str, count: str, plan: str, *systems: str) -> None:
+    call("modprobe", "-a", "loop", "dm-mod", "dm-log-writes", "dm-snapshot", *systems)
+    MOUNT.mkdir(parents=True, exist_ok=True)
+    module = importlib.import_module(f"tests.vm.inside.{name}")
+    tools = Tools(dmafile, helpers, plan)
+    lines: Sequence[str] = ()
+    for fs in systems:
+        began = time.monotonic()
+        crashes = Crashes(fs, module.Scenario(tools))
+        crashes.record()
+        checked, lines = crashes.replay(int(count))
+        for line in lines[:SHOWN]:
+            print(line)
+        took = time.monotonic() - began
+        print(f"{fs}, {plan}: {checked} states, {len(lines)} wrong ({took:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    # The module that scenarios import: there is one class Wrong.
+    importlib.import_module("tests.vm.inside.crashes").main(*sys.argv[1:])
