@@ -252,6 +252,14 @@ impl Recorder {
         self.shared.settled(number, None).map(drop)
     }
 
+    /// The ticket of a record; `None` where no record has this number.
+    pub fn ticket(&self, number: u64) -> Option<Ticket> {
+        (number < self.recorded().records).then(|| Ticket {
+            shared: Arc::clone(&self.shared),
+            number,
+        })
+    }
+
     /// What has been recorded so far.
     pub fn recorded(&self) -> Recorded {
         lock(&self.shared.state).counts.clone()
