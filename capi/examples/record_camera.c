@@ -5,12 +5,13 @@
  *
  *     cc -std=c99 record_camera.c $(pkg-config --cflags --libs dmafile) -o record_camera
  *
- *     ./record_camera DEVICE FRAMES FILE import|export [--frames FOLDER]
+ *     ./record_camera DEVICE FRAMES FILE import|export [--method METHOD] [--frames FOLDER]
  *
  * import: the frames are memfds of this program, which the camera's driver imports as dma-bufs (udmabuf,
  * V4L2_MEMORY_DMABUF). export: they are the driver's own, exported as dma-bufs (VIDIOC_EXPBUF). A record has
- * the frame's timestamp, and as its tag the frame's number. --frames writes each frame to a file of its own
- * as well, from the buffer before the camera gets it back: for tests, as that is a copy.
+ * the frame's timestamp, and as its tag the frame's number. --method is how frames are written, directly: with
+ * "uring" the disk reads them where they are, or the recording fails. --frames writes each frame to a file of
+ * its own as well, from the buffer before the camera gets it back: for tests, as that is a copy.
  */
 #define _GNU_SOURCE
 
@@ -175,12 +176,21 @@ int main(int argc, char **argv)
     unsigned wanted, got, at_camera;
     size_t size;
 
-    if (argc == 7 && strcmp(argv[5], "--frames") == 0)
-        folder = argv[6];
-    if ((argc != 5 && folder == NULL) ||
+    memset(&how, 0, sizeof how);
+    for (int at = 5; at + 1 < argc; at += 2) {
+        if (strcmp(argv[at], "--frames") == 0) {
+            folder = argv[at + 1];
+        } else if (strcmp(argv[at], "--method") == 0) {
+            how.method = argv[at + 1];
+            how.io = "direct";
+        } else {
+            argc = 0;
+        }
+    }
+    if (argc < 5 || argc % 2 == 0 ||
         (strcmp(argv[4], "import") != 0 && strcmp(argv[4], "export") != 0)) {
-        fprintf(stderr,
-                "usage: record_camera DEVICE FRAMES FILE import|export [--frames FOLDER]\n");
+        fprintf(stderr, "usage: record_camera DEVICE FRAMES FILE import|export [--method METHOD] "
+                        "[--frames FOLDER]\n");
         return 2;
     }
     wanted = (unsigned)strtoul(argv[2], NULL, 10);
@@ -202,7 +212,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "record_camera: the driver has %u buffers only\n", request.count);
         return 1;
     }
-    memset(&how, 0, sizeof how);
     how.size = sizeof how;
     how.in_flight = BUFFERS - 1; /* The camera fills the other one. */
     if (dmafile_recorder_new(argv[3], &how, &recorder) < 0)

@@ -409,9 +409,9 @@ fn recorded(kit: &Kit, mut record: Command) {
 #[test]
 fn a_c_program_records() {
     let Some(kit) = kit() else { return };
-    recorded(&kit, kit.program("record"));
+    recorded(kit, kit.program("record"));
     if valgrind() {
-        recorded(&kit, kit.checked("record"));
+        recorded(kit, kit.checked("record"));
     }
 }
 
