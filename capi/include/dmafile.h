@@ -27,7 +27,8 @@
  * the time of the call: a handle that came from this library and is not freed yet, a string that
  * ends in NUL, as much memory as is claimed. Strings that come out belong to what they were asked
  * of. Sizes and offsets are in bytes. Nothing here forks, installs signal handlers, or leaves
- * threads behind; a mistake inside the library is an error (-ENOTRECOVERABLE), not an abort.
+ * threads behind, but for a recorder until it is finished; a mistake inside the library is an error
+ * (-ENOTRECOVERABLE), not an abort.
  */
 
 
@@ -42,6 +43,22 @@
  * risk of an out-of-memory kill. Without it such a load is refused early (-ENOMEM).
  */
 #define DMAFILE_NO_MEMORY_CHECK 1
+
+/**
+ * For dmafile_recorder_options.flags: an append drops its buffer, and counts that, while as many are
+ * in flight as may be. Without it the append waits.
+ */
+#define DMAFILE_RECORD_DROP 1
+
+/**
+ * For dmafile_recorder_options.flags: no checksums, so that the CPU reads no record.
+ */
+#define DMAFILE_RECORD_NO_CHECKSUM 2
+
+/**
+ * For dmafile_recorder_options.flags: nothing is acknowledged because of the time that has gone by.
+ */
+#define DMAFILE_RECORD_NO_INTERVAL 4
 
 /**
  * A filled buffer: the wanted bytes of a file, and around them zeros. Opaque.
@@ -59,6 +76,16 @@ struct dmafile_buffer;
  * any may use and free it.
  */
 struct dmafile_model;
+
+/**
+ * Appends buffers to a file as they come. Opaque.
+ */
+struct dmafile_recorder;
+
+/**
+ * Memory to record from. Opaque.
+ */
+struct dmafile_recorder_buffer;
 
 /**
  * Ends loads early: those whose options name it. Once set, it stays set. Opaque.
@@ -204,6 +231,76 @@ struct dmafile_tensor {
      * How many bytes it has.
      */
     uint64_t bytes;
+};
+
+/**
+ * How buffers are recorded. Every member that is zero stands for its default, but for `size`, which is
+ * sizeof(struct dmafile_recorder_options).
+ */
+struct dmafile_recorder_options {
+    /**
+     * sizeof(struct dmafile_recorder_options), in bytes.
+     */
+    size_t size;
+    /**
+     * How bytes move: "auto" (default), "uring", "threads", "bounce", "module", "copy-file-range",
+     * "premap".
+     */
+    const char *method;
+    /**
+     * Past or through the page cache: "auto" (default), "direct", "buffered".
+     */
+    const char *io;
+    /**
+     * Buffers that may be in flight, 1 to 64; default 4.
+     */
+    uint32_t in_flight;
+    /**
+     * DMAFILE_RECORD_DROP, DMAFILE_RECORD_NO_CHECKSUM, DMAFILE_RECORD_NO_INTERVAL, or'ed.
+     */
+    uint32_t flags;
+    /**
+     * So many records that are written are acknowledged at once; default: only time counts.
+     */
+    uint64_t sync_every;
+    /**
+     * What is written is acknowledged after so many milliseconds; default 1000.
+     */
+    uint64_t sync_interval_ms;
+    /**
+     * Another file begins rather than let one have more bytes; default: never.
+     */
+    uint64_t rotate_bytes;
+    /**
+     * Another file begins when one is so many milliseconds old; default: never.
+     */
+    uint64_t rotate_ms;
+};
+
+/**
+ * What has been recorded.
+ */
+struct dmafile_recorded {
+    /**
+     * Records that were appended.
+     */
+    uint64_t records;
+    /**
+     * Their bytes.
+     */
+    uint64_t bytes;
+    /**
+     * How many of them are acknowledged: the first so many.
+     */
+    uint64_t durable;
+    /**
+     * Buffers that were dropped.
+     */
+    uint64_t dropped;
+    /**
+     * Files that there are.
+     */
+    uint64_t files;
 };
 
 #ifdef __cplusplus
@@ -537,6 +634,133 @@ int dmafile_model_load(const struct dmafile_model *model,
  * using it.
  */
 void dmafile_model_free(struct dmafile_model *model);
+
+/**
+ * Begins a recording in a new file at `path`, as `options` say; NULL there is all defaults. With
+ * rotation, the second file is `path`.1, and so on. docs/recording.md describes the files.
+ *
+ * Returns 0, with the recorder in `*recorder`, to be freed with dmafile_recorder_free. On failure a
+ * negative errno, with NULL in `*recorder`: -EINVAL for NULL, an unknown word, a number out of its
+ * range; -E2BIG where an option is set that this version does not know; -EEXIST where there is a file,
+ * -EBUSY where another recorder writes to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and whatever else the
+ * kernel gives.
+ *
+ * Thread-safe. The recorder has threads of its own, `in_flight` and one, until dmafile_recorder_finish
+ * or dmafile_recorder_free; a child that is forked cannot use it.
+ */
+int dmafile_recorder_new(const char *path,
+                         const struct dmafile_recorder_options *options,
+                         struct dmafile_recorder **recorder);
+
+/**
+ * Looks at memory that is to be recorded, once, however often it is filled: what `fd` stands for (a
+ * memfd, a dma-buf, a regular file). The descriptor is duplicated, and may be closed.
+ *
+ * Returns 0, with the memory in `*buffer`, to be given back with dmafile_recorder_detach, and of use to
+ * all recorders; or a negative errno, with NULL there: -EINVAL for NULL or a pipe, -EBADF for a
+ * descriptor that is not open for reading.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_attach(int fd,
+                            struct dmafile_recorder_buffer **buffer);
+
+/**
+ * Gives back what dmafile_recorder_attach gave, records of which may still be under way: they go on.
+ * NULL is nothing to give back. No other thread may be using it.
+ */
+void dmafile_recorder_detach(struct dmafile_recorder_buffer *buffer);
+
+/**
+ * Appends `length` bytes of a buffer from byte `offset` of it on, with `timestamp`, in nanoseconds of
+ * whatever clock the caller has, and `tag`, any number. Returns when the record has its place; the bytes
+ * must stay as they are until dmafile_recorder_wait says that it is written.
+ *
+ * Returns the number of the record, from 0; or a negative errno: -EAGAIN where it was dropped,
+ * -EINVAL for NULL, for a range that does not lie inside of the buffer, and for a recorder that is
+ * finished; -ENOSPC, -EDQUOT, -EFBIG where there is no room for it, after which the recording goes on
+ * as if it had not been asked; else what an earlier write has failed with.
+ *
+ * Thread-safe.
+ */
+int64_t dmafile_recorder_append(const struct dmafile_recorder *recorder,
+                                const struct dmafile_recorder_buffer *buffer,
+                                uint64_t offset,
+                                uint64_t length,
+                                int64_t timestamp,
+                                uint64_t tag);
+
+/**
+ * As dmafile_recorder_append, `length` bytes of the caller's at `memory`, which have to stay, and stay as
+ * they are, until the record is written.
+ *
+ * Thread-safe.
+ */
+int64_t dmafile_recorder_append_memory(const struct dmafile_recorder *recorder,
+                                       const void *memory,
+                                       size_t length,
+                                       int64_t timestamp,
+                                       uint64_t tag);
+
+/**
+ * Waits at most `timeout_ms` milliseconds, for ever where that is negative, until a record is written:
+ * then its buffer may be used again. A crash may still take the record away.
+ *
+ * Returns 1 where it is written, 0 where that takes longer; or a negative errno: -EINVAL for NULL or a
+ * number that no record has, else what its write has failed with, after which nobody reads the buffer.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_wait(const struct dmafile_recorder *recorder,
+                          uint64_t record,
+                          int64_t timeout_ms);
+
+/**
+ * As dmafile_recorder_wait, until the record, and all before it, are acknowledged: a crash of the machine
+ * does not take them away.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_wait_durable(const struct dmafile_recorder *recorder,
+                                  uint64_t record,
+                                  int64_t timeout_ms);
+
+/**
+ * Waits until all records that were appended before are acknowledged.
+ *
+ * Returns 0, or a negative errno: -EINVAL for NULL, else what a write or the sync has failed with.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_sync(const struct dmafile_recorder *recorder);
+
+/**
+ * What has been recorded so far, in `*recorded`.
+ *
+ * Returns 0, or -EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_recorded(const struct dmafile_recorder *recorder,
+                              struct dmafile_recorded *recorded);
+
+/**
+ * Takes no more, waits until all is on the disk, and marks the recording as complete. Once it has
+ * returned, appends fail. `recorded` is NULL, or gets what was recorded.
+ *
+ * Returns 0, or a negative errno as dmafile_recorder_sync; the recording is not complete then, and ends
+ * with the last record that is acknowledged.
+ *
+ * Thread-safe.
+ */
+int dmafile_recorder_finish(const struct dmafile_recorder *recorder,
+                            struct dmafile_recorded *recorded);
+
+/**
+ * Frees a recorder, which finishes the recording if dmafile_recorder_finish has not; NULL is nothing to
+ * free. No other thread may be using it.
+ */
+void dmafile_recorder_free(struct dmafile_recorder *recorder);
 
 /**
  * A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.

@@ -60,6 +60,8 @@ impl Kit {
         kit.compile("c++", "examples/load.cpp", "load++", &cpp);
         let own = [&["-std=c99", "-pthread", "-g", &version], &flags[..]].concat();
         kit.compile("cc", "tests/exercise.c", "exercise", &own);
+        kit.compile("cc", "tests/record.c", "record", &own);
+        kit.compile("cc", "examples/record_camera.c", "record_camera", &c99);
         Ok(kit)
     }
 
@@ -376,6 +378,40 @@ fn every_check_of_a_c_program_holds() {
         let mut all = kit.program("exercise");
         all.arg("all").arg(&kit.file).arg(method);
         done(all);
+    }
+}
+
+/// What record.c has recorded, in a new file.
+fn recorded(kit: &Kit, mut record: Command) {
+    let path = kit.path("recording");
+    for name in ["recording", "recording.1"] {
+        let _ = std::fs::remove_file(kit.path(name));
+    }
+    done({
+        record.arg(&path);
+        record
+    });
+    let recording = dmafile::Recording::open(&path).unwrap();
+    assert!(recording.is_complete());
+    let frame = |number: u64| vec![number as u8 + 1; 100_000];
+    assert_eq!(recording.records().len(), 21);
+    for record in recording.records() {
+        let bytes = recording.read(record).unwrap();
+        match record.number {
+            20 => assert_eq!(bytes, b"memory of the caller"),
+            number => assert!(bytes == frame(number), "{number}"),
+        }
+        assert_eq!(record.timestamp, -1000 * record.number.cast_signed());
+        assert_eq!(record.tag, record.number << 40);
+    }
+}
+
+#[test]
+fn a_c_program_records() {
+    let Some(kit) = kit() else { return };
+    recorded(kit, kit.program("record"));
+    if valgrind() {
+        recorded(kit, kit.checked("record"));
     }
 }
 

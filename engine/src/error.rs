@@ -94,6 +94,15 @@ impl Error {
         self
     }
 
+    /// The same of memory that was to be recorded, where it was refused as some to save.
+    pub(crate) fn of_record(mut self) -> Self {
+        let what = self.0.what.to_string();
+        if let "cannot load" | "cannot save" | "cannot write" = what.as_str() {
+            self.0.what = "cannot record".into();
+        }
+        self
+    }
+
     pub(crate) fn at(mut self, place: impl Into<String>) -> Self {
         self.0.place = place.into();
         self

@@ -57,6 +57,8 @@ mod model;
 mod options;
 mod plan;
 mod reasons;
+#[cfg(feature = "checksums")]
+mod record;
 mod request;
 mod save;
 mod source;
@@ -84,6 +86,11 @@ pub use options::{
 };
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;
+#[cfg(feature = "checksums")]
+pub use record::{
+    Capture, IN_FLIGHT_RANGE, Note, Record, RecordBuffer, Recorded, Recorder, Recording, Ticket,
+    WhenFull,
+};
 pub use save::{Origin, Save, SavePlan, SaveReport};
 pub use source::Shard;
 #[cfg(feature = "checksums")]

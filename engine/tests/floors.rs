@@ -74,6 +74,10 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "record",
+        &["error", "facts", "options", "save", "sync", "sys"],
+    ),
+    (
         "model",
         &[
             "error", "format", "load", "message", "request", "source", "sys",

@@ -12,9 +12,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ._dma_buf import DmaBuf
-from ._dmafile import Buffer, __version__
+from ._dmafile import Buffer, RecorderBuffer, Ticket, __version__
 from ._errors import Cancelled, Error, UsageError
 from ._load import load, load_async
+from ._record import Record, Recorder, Recording, read_recording
 from ._save import save
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
@@ -27,13 +28,19 @@ __all__ = [
     "Cancelled",
     "DmaBuf",
     "Error",
+    "Record",
+    "Recorder",
+    "RecorderBuffer",
+    "Recording",
     "TensorFile",
     "TensorSlice",
+    "Ticket",
     "UsageError",
     "__version__",
     "load",
     "load_async",
     "open_tensors",
+    "read_recording",
     "save",
 ]
 
@@ -48,6 +55,10 @@ for _named in (
     open_tensors,
     TensorFile,
     TensorSlice,
+    Record,
+    Recorder,
+    Recording,
+    read_recording,
 ):
     _named.__module__ = __name__
 

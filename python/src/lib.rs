@@ -6,6 +6,7 @@ mod dlpack;
 mod error;
 mod job;
 mod model;
+mod recorder;
 mod request;
 
 use pyo3::prelude::*;
@@ -29,6 +30,8 @@ mod module {
     use super::main;
     #[pymodule_export]
     use super::model::Model;
+    #[pymodule_export]
+    use super::recorder::{Recorder, RecorderBuffer, Recording, Ticket, attach};
 
     /// The version of the package and of the engine.
     #[pymodule_export]

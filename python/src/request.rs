@@ -78,13 +78,13 @@ pub(crate) fn apply_to_save(save: Save, options: &Bound<'_, PyDict>) -> PyResult
     Ok(save)
 }
 
-fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+pub(crate) fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     let text = value.extract::<String>()?;
     text.parse()
         .map_err(|error| raise(value.py(), &error, None))
 }
 
-fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract().map_err(|error: PyErr| {
         let py = value.py();
         if error.is_instance_of::<PyOverflowError>(py) {

@@ -46,6 +46,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return Programs(folder / "dmafile", helpers)
 
 
+def library() -> Path:
+    """The C library, where `cargo test` leaves it: only `cargo build` puts it one folder higher."""
+    artifacts = map(json.loads, build("--message-format=json").splitlines())
+    files = [Path(name) for artifact in artifacts for name in artifact.get("filenames", ())]
+    [found] = [file for file in files if file.match("libdmafile_capi-*.a")]
+    return found
+
+
 @pytest.fixture(scope="module")
 def tools(ready: None) -> None:
     """What breaks disks and makes images."""

@@ -1,22 +1,14 @@
 """dma-bufs by way of C and Python, on a stock kernel."""
 
 import importlib.util
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from vm.fixtures import build, vm
+from tests.vm.programs import library
+from vm.fixtures import vm
 from vm.host import ROOT
-
-
-def library() -> Path:
-    """The C library, where `cargo test` leaves it: only `cargo build` puts it one folder higher."""
-    artifacts = map(json.loads, build("--message-format=json").splitlines())
-    files = [Path(name) for artifact in artifacts for name in artifact.get("filenames", ())]
-    [found] = [file for file in files if file.match("libdmafile_capi-*.a")]
-    return found
 
 
 def exercise(folder: Path) -> Path:

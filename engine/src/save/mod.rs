@@ -3,6 +3,8 @@
 mod beside;
 mod hash;
 mod origin;
+#[cfg(feature = "checksums")]
+pub(crate) mod part;
 mod plan;
 mod report;
 mod run;

@@ -7,7 +7,7 @@ use crate::exporter::ko::{self, Ko};
 use crate::message::Opt;
 use crate::source::{self, Source};
 use crate::sync::lock;
-use crate::sys::map::{Mapping, Region, page_size};
+use crate::sys::map::{Lent, Mapping, Region, page_size};
 use crate::sys::{self, Errno, dmabuf, file, memfd, retry};
 use rustix::fs::FileType;
 use std::fmt;
@@ -100,12 +100,14 @@ pub(super) struct Opened {
     pub(super) start: u64,
     /// How many; None of a stream that ends by itself.
     pub(super) bytes: Option<u64>,
-    body: Body,
+    body: Arc<Body>,
 }
 
 enum Body {
     Nothing,
     Memory(Memory),
+    /// Memory that the caller lends.
+    Lent(Lent),
     File(Source),
     Stream(Stream),
 }
@@ -173,11 +175,33 @@ impl Opened {
             kind,
             start,
             bytes,
-            body: match bytes {
+            body: Arc::new(match bytes {
                 Some(0) => Body::Nothing,
                 _ => body,
-            },
+            }),
         })
+    }
+
+    /// Memory of a caller.
+    pub(super) fn lent(memory: Lent) -> Self {
+        Self {
+            name: "the caller's memory".to_string(),
+            kind: "memory",
+            start: 0,
+            bytes: Some(memory.region().len()),
+            body: Arc::new(Body::Lent(memory)),
+        }
+    }
+
+    /// `len` bytes of it from `at` on, which lie inside.
+    pub(super) fn part(&self, at: u64, len: u64) -> Self {
+        Self {
+            name: self.name.clone(),
+            kind: self.kind,
+            start: self.start + at,
+            bytes: Some(len),
+            body: Arc::clone(&self.body),
+        }
     }
 
     /// `name` or `name at byte N`, for error messages.
@@ -189,30 +213,40 @@ impl Opened {
     }
 
     pub(super) fn memory(&self) -> Option<&Memory> {
-        match &self.body {
+        match &*self.body {
             Body::Memory(memory) => Some(memory),
             _ => None,
         }
     }
 
+    /// Its bytes at their addresses; or why it has none.
+    pub(super) fn region(&self) -> Result<Region<'_>, &str> {
+        match &*self.body {
+            Body::Memory(memory) => memory.region(),
+            Body::Lent(memory) => Ok(memory.region()),
+            Body::Stream(_) => Err("a pipe has no memory to write from"),
+            Body::Nothing | Body::File(_) => Err("what is on a disk has to be read first"),
+        }
+    }
+
     pub(super) fn is_stream(&self) -> bool {
-        matches!(self.body, Body::Stream(_))
+        matches!(*self.body, Body::Stream(_))
     }
 
     /// It cannot be read twice, or had better not be: a checksum is computed of what passes by.
     pub(super) fn passes_once(&self) -> bool {
-        matches!(self.body, Body::Stream(_) | Body::File(_))
+        matches!(*self.body, Body::Stream(_) | Body::File(_))
     }
 
     /// The parts of `[start, end)` that hold data; the rest are holes.
     pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        match &self.body {
+        match &*self.body {
             Body::Nothing => Vec::new(),
             Body::Memory(memory) if memory.dma_buf.is_none() => {
                 file::data(memory.fd.as_fd(), start, end, 0)
             }
             Body::File(source) => source.data(start, end, 0),
-            Body::Memory(_) | Body::Stream(_) => vec![(start, end)],
+            Body::Memory(_) | Body::Lent(_) | Body::Stream(_) => vec![(start, end)],
         }
     }
 
@@ -239,7 +273,7 @@ impl Opened {
     /// Copies bytes out, by the kernel where a touch of them could raise a signal.
     pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let mut read = |fd, offset| file::pread_all(fd, &mut *into, offset);
-        let done = match &self.body {
+        let done = match &*self.body {
             Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
                 (Some(_), Ok(map)) => {
                     map.region().copy_out(at, into);
@@ -247,6 +281,10 @@ impl Opened {
                 }
                 _ => read(memory.fd.as_fd(), at),
             },
+            Body::Lent(memory) => {
+                memory.region().copy_out(at, into);
+                return Ok(());
+            }
             Body::File(source) => {
                 let (fd, offset) = source.buffered(at);
                 read(fd, offset)
@@ -268,7 +306,7 @@ impl Opened {
         len: u64,
         cancel: &CancelToken,
     ) -> Result<u64> {
-        match &self.body {
+        match &*self.body {
             Body::Nothing => Ok(0),
             Body::Stream(stream) => stream.fill(block, len, self.bytes, cancel, &self.name),
             Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
@@ -278,6 +316,10 @@ impl Opened {
                 }
                 _ => self.read(memory.fd.as_fd(), block, (at, at), len),
             },
+            Body::Lent(memory) => {
+                block.ring.copy_from(block.at, &memory.region(), at, len);
+                Ok(len)
+            }
             Body::File(source) => {
                 if self.read_direct(source, block, at, len)? {
                     return Ok(len);
@@ -332,7 +374,7 @@ impl Opened {
 
     /// What to say where bytes that were there are gone, if they are.
     pub(super) fn cut_short(&self, at: u64) -> Option<Error> {
-        let now = match &self.body {
+        let now = match &*self.body {
             Body::Memory(memory) if memory.dma_buf.is_none() => {
                 file::stat(memory.fd.as_fd()).ok()?.size
             }
@@ -360,7 +402,7 @@ impl Opened {
 
     /// A stream was to have more bytes than came.
     pub(super) fn missing(&self) -> Option<Error> {
-        let Body::Stream(stream) = &self.body else {
+        let Body::Stream(stream) = &*self.body else {
             return None;
         };
         let got = lock(&stream.state).bytes;
@@ -372,7 +414,7 @@ impl Opened {
 
     /// Bytes that have come out of a stream.
     pub(super) fn came(&self) -> u64 {
-        match &self.body {
+        match &*self.body {
             Body::Stream(stream) => lock(&stream.state).bytes,
             _ => self.bytes.unwrap_or(0),
         }

@@ -331,19 +331,9 @@ fn ladder(
 
 /// Whether the disk can read the bytes at their addresses; why not.
 fn by_address(origin: &Opened, to: &To, holes: bool) -> Result<(), Message> {
-    let Some(memory) = origin.memory() else {
-        let why = match origin.kind {
-            "pipe" => "a pipe has no memory to write from",
-            _ => "what is on a disk has to be read first",
-        };
-        return Err(why.into());
-    };
-    let region = memory.region().map_err(Message::from)?;
-    if let Some(errno) = memory
-        .dma_buf
-        .as_ref()
-        .and_then(|dma_buf| dma_buf.unpinnable)
-    {
+    let region = origin.region().map_err(Message::from)?;
+    let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
+    if let Some(errno) = dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
     }

@@ -93,6 +93,7 @@ impl Save {
             cancel: &self.cancel,
             origin: &origin,
             to: &to,
+            at: to.at,
             plan: &plan,
             runs: &runs,
             meter: &meter,
@@ -184,15 +185,17 @@ fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
 }
 
 /// The bytes on their way.
-struct Transfer<'a> {
-    verify: Option<&'a Verify>,
-    cancel: &'a CancelToken,
-    origin: &'a Opened,
-    to: &'a To,
-    plan: &'a SavePlan,
-    runs: &'a [FileRange],
-    meter: &'a Meter<'a>,
-    log: &'a Reasons,
+pub(super) struct Transfer<'a> {
+    pub(super) verify: Option<&'a Verify>,
+    pub(super) cancel: &'a CancelToken,
+    pub(super) origin: &'a Opened,
+    pub(super) to: &'a To,
+    /// Where the first byte goes.
+    pub(super) at: u64,
+    pub(super) plan: &'a SavePlan,
+    pub(super) runs: &'a [FileRange],
+    pub(super) meter: &'a Meter<'a>,
+    pub(super) log: &'a Reasons,
 }
 
 impl Transfer<'_> {
@@ -270,7 +273,7 @@ impl Transfer<'_> {
 
     /// Where a byte of the target comes from.
     fn from(&self, at: u64) -> u64 {
-        at - self.to.at + self.origin.start
+        at - self.at + self.origin.start
     }
 
     fn write(&self, hash: Passing<'_>) -> Result<(Rung, Vec<FileRange>)> {
@@ -301,7 +304,7 @@ impl Transfer<'_> {
             if let Some(error) = self.origin.missing() {
                 return Err(error);
             }
-            self.to.ends_at(self.to.at + self.origin.came())?;
+            self.to.ends_at(self.at + self.origin.came())?;
         }
         // A hole at the end hides that the origin was cut short: nobody has met its end.
         if let Some(error) = self.origin.cut_short(self.origin.start) {
@@ -313,13 +316,13 @@ impl Transfer<'_> {
     /// Takes out of a stream what lies before the first whole block of the target; the range of what
     /// follows.
     fn head(&self, hash: Passing<'_>, kept: &Kept, grain: u64) -> Result<FileRange> {
-        let start = self.to.at.next_multiple_of(grain);
+        let start = self.at.next_multiple_of(grain);
         // Whole blocks, of which the last may be short.
         let end = match self.origin.bytes {
-            Some(bytes) => (self.to.at + bytes).max(start),
+            Some(bytes) => (self.at + bytes).max(start),
             None => i64::MAX as u64,
         };
-        let head = start - self.to.at;
+        let head = start - self.at;
         if head > 0 {
             let page = crate::sys::map::page_size();
             let room = head.next_multiple_of(page);
@@ -338,14 +341,14 @@ impl Transfer<'_> {
             }
             let mut bytes = vec![0; got as usize];
             block.ring.copy_out(0, &mut bytes);
-            self.to.reserve_ahead(self.to.at + got)?;
-            lock(kept).push((self.to.at, bytes));
+            self.to.reserve_ahead(self.at + got)?;
+            lock(kept).push((self.at, bytes));
         }
         Ok((start, end))
     }
 
     /// Walks the ladder; the rung that wrote last.
-    fn walk(
+    pub(super) fn walk(
         &self,
         mut left: Vec<FileRange>,
         grain: u64,
@@ -361,7 +364,7 @@ impl Transfer<'_> {
         while let Some(rung) = rungs.next() {
             tried = rung;
             let block = self.plan.block_of(rung);
-            let base = self.to.at.wrapping_sub(self.origin.start);
+            let base = self.at.wrapping_sub(self.origin.start);
             let cut = Cut {
                 block,
                 // What is left to a buffered rung may be all of it.
@@ -413,8 +416,8 @@ impl Transfer<'_> {
         if self.origin.is_stream() {
             return Ok(());
         }
-        let mut done = self.to.at;
-        let end = self.to.at + self.origin.bytes.unwrap_or(0);
+        let mut done = self.at;
+        let end = self.at + self.origin.bytes.unwrap_or(0);
         for run in self.runs.iter().chain([&(end, end)]) {
             self.to.clear(done, run.0)?;
             done = run.1;

@@ -10,9 +10,11 @@ use crate::sys::block::Device;
 use crate::sys::map::page_size;
 use crate::sys::{Errno, cache, file, memfd, place};
 use rustix::fs::FileType;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An open file to write to.
 pub(super) struct To {
@@ -33,7 +35,9 @@ pub(super) struct To {
     in_memory: bool,
     how: How,
     /// Space below this offset is there, and the size is at least this.
-    reserved: Mutex<u64>,
+    reserved: AtomicU64,
+    /// Held by the thread that reserves more.
+    reserving: Mutex<()>,
 }
 
 enum How {
@@ -52,6 +56,37 @@ impl To {
     pub(super) fn replace(path: &Path, log: &Reasons) -> Result<Self> {
         let (beside, file) = Beside::create(path, log)?;
         Self::new(path, file, 0, How::Beside(beside))
+    }
+
+    /// A new file that has its name from the start, and grows.
+    pub(super) fn new_file(path: &Path, folder: BorrowedFd<'_>, name: &OsStr) -> Result<Self> {
+        let place = path.display().to_string();
+        let refuse = |errno, why: &str, remedy: &str| {
+            let error = Error::os("cannot record", errno).with_why(why);
+            Err(error.at(&place).with_remedy(remedy))
+        };
+        let file = match place::create(folder, name) {
+            Ok(file) => file,
+            Err(Errno::EXIST) => {
+                let other = place::open(folder, name);
+                return match other.and_then(|other| place::mark(other.as_fd())) {
+                    Err(Errno::AGAIN) => refuse(
+                        Errno::BUSY,
+                        "another recorder writes to it",
+                        "record to another file",
+                    ),
+                    _ => refuse(
+                        Errno::EXIST,
+                        "there is a file, and recordings replace none",
+                        "remove it, or record to another file",
+                    ),
+                };
+            }
+            Err(errno) => return Err(cannot_open(errno).at(place)),
+        };
+        // A file system without marks has them not for others either.
+        let _ = place::mark(file.as_fd());
+        Self::new(path, file, 0, How::InPlace(Some(0)))
     }
 
     /// A part of a file or block device that exists, from byte `at` on.
@@ -141,7 +176,8 @@ impl To {
             in_memory: in_memory.is_some(),
             how,
             file,
-            reserved: Mutex::new(at),
+            reserved: AtomicU64::new(at),
+            reserving: Mutex::default(),
         })
     }
 
@@ -222,33 +258,42 @@ impl To {
 
     /// Makes room for what comes out of a stream up to `end`.
     pub(super) fn reserve_ahead(&self, end: u64) -> Result<()> {
-        let mut reserved = lock(&self.reserved);
-        if end <= *reserved {
+        if end <= self.reserved() {
+            return Ok(());
+        }
+        let _alone = lock(&self.reserving);
+        let reserved = self.reserved();
+        if end <= reserved {
             return Ok(());
         }
         self.fits(end)?;
         if let How::InPlace(None) = self.how {
-            *reserved = end;
+            self.reserved.store(end, Ordering::Relaxed);
             return Ok(());
         }
-        let step = (*reserved - self.at).clamp(FIRST_STEP, LARGEST_STEP);
+        let step = (reserved - self.at).clamp(FIRST_STEP, LARGEST_STEP);
         let limit = file::size_limit().unwrap_or(u64::MAX);
-        let ahead = end.max(*reserved + step).min(limit.max(end));
-        let upto = match self.reserve_range(*reserved, ahead) {
+        let ahead = end.max(reserved + step).min(limit.max(end));
+        let upto = match self.reserve_range(reserved, ahead) {
             // There may be room for what has come.
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-                self.reserve_range(*reserved, end)
-                    .map_err(|errno| self.failed(*reserved, errno))?;
+                self.reserve_range(reserved, end)
+                    .map_err(|errno| self.failed(reserved, errno))?;
                 end
             }
-            Err(errno) if !is_unknown(errno) => return Err(self.failed(*reserved, errno)),
+            Err(errno) if !is_unknown(errno) => return Err(self.failed(reserved, errno)),
             // Without a reservation nothing is gained by a larger size.
             Err(_) => end,
             Ok(()) => ahead,
         };
         self.grow(upto)?;
-        *reserved = upto;
+        self.reserved.store(upto, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Space below this offset is there.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
     }
 
     fn reserve_range(&self, start: u64, end: u64) -> Result<(), Errno> {

@@ -23,6 +23,20 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_string())
 }
 
+/// Bytes that nobody else has (getrandom(2)).
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // So few come at once, or not at all on kernels without the call: then the clock has to do.
+    if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).is_err() {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let seed = (time.tv_sec as u64) << 30 | time.tv_nsec as u64;
+        for (byte, of) in bytes.iter_mut().zip(seed.to_le_bytes()) {
+            *byte = of;
+        }
+    }
+    bytes
+}
+
 /// Seconds since the machine started, those asleep included.
 pub(crate) fn uptime() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

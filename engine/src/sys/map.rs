@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// The size of a base page, in bytes.
 pub(crate) fn page_size() -> u64 {
@@ -317,6 +318,40 @@ impl View {
                 self.0.base.as_ptr(),
                 self.0.len,
             ))
+        }
+    }
+}
+
+/// Bytes of a caller, held for as long as the kernel may read them.
+pub(crate) struct Lent {
+    base: NonNull<u8>,
+    len: usize,
+    /// Keeps the bytes where they are, and unchanged as far as this process's own rules go.
+    _owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+}
+
+// SAFETY: the bytes belong to the owner, which may be used from any thread; nothing writes to them here.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    pub(crate) fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        // What this borrows lasts as long as the owner is held, wherever this value is moved to.
+        let bytes = (*owner).as_ref();
+        Self {
+            base: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            _owner: owner,
+        }
+    }
+
+    /// The bytes, to be read.
+    pub(crate) fn region(&self) -> Region<'_> {
+        Region {
+            base: self.base,
+            len: self.len,
+            owner: PhantomData,
         }
     }
 }

@@ -125,10 +125,7 @@ struct Done {
 impl<'a> Job<'a> {
     /// The memory, where its bytes can be reached by their addresses.
     fn region(&self) -> Result<Region<'a>, &str> {
-        match self.origin.memory() {
-            Some(memory) => memory.region(),
-            None => Err("it is not in memory"),
-        }
+        self.origin.region()
     }
 
     /// How many blocks may be filled at once: one where the order counts.

@@ -1,0 +1,417 @@
+//! `struct dmafile_recorder`: appends buffers to a file as they come.
+
+use crate::border::{self, Failure, Result};
+use crate::load::path;
+use crate::options::word;
+use dmafile::{Capture, Note, Origin, RecordBuffer, Ticket, WhenFull};
+use libc::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For dmafile_recorder_options.flags: an append drops its buffer, and counts that, while as many are
+/// in flight as may be. Without it the append waits.
+pub const DMAFILE_RECORD_DROP: u32 = 1;
+/// For dmafile_recorder_options.flags: no checksums, so that the CPU reads no record.
+pub const DMAFILE_RECORD_NO_CHECKSUM: u32 = 2;
+/// For dmafile_recorder_options.flags: nothing is acknowledged because of the time that has gone by.
+pub const DMAFILE_RECORD_NO_INTERVAL: u32 = 4;
+
+/// How buffers are recorded. Every member that is zero stands for its default, but for `size`, which is
+/// sizeof(struct dmafile_recorder_options).
+#[repr(C)]
+pub struct RecorderOptions {
+    /// sizeof(struct dmafile_recorder_options), in bytes.
+    pub size: usize,
+    /// How bytes move: "auto" (default), "uring", "threads", "bounce", "module", "copy-file-range",
+    /// "premap".
+    pub method: *const c_char,
+    /// Past or through the page cache: "auto" (default), "direct", "buffered".
+    pub io: *const c_char,
+    /// Buffers that may be in flight, 1 to 64; default 4.
+    pub in_flight: u32,
+    /// DMAFILE_RECORD_DROP, DMAFILE_RECORD_NO_CHECKSUM, DMAFILE_RECORD_NO_INTERVAL, or'ed.
+    pub flags: u32,
+    /// So many records that are written are acknowledged at once; default: only time counts.
+    pub sync_every: u64,
+    /// What is written is acknowledged after so many milliseconds; default 1000.
+    pub sync_interval_ms: u64,
+    /// Another file begins rather than let one have more bytes; default: never.
+    pub rotate_bytes: u64,
+    /// Another file begins when one is so many milliseconds old; default: never.
+    pub rotate_ms: u64,
+}
+
+/// What has been recorded.
+#[repr(C)]
+pub struct Recorded {
+    /// Records that were appended.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many of them are acknowledged: the first so many.
+    pub durable: u64,
+    /// Buffers that were dropped.
+    pub dropped: u64,
+    /// Files that there are.
+    pub files: u64,
+}
+
+/// Appends buffers to a file as they come. Opaque.
+pub struct Recorder(dmafile::Recorder);
+
+/// Memory to record from. Opaque.
+pub struct RecorderBuffer(RecordBuffer);
+
+/// Begins a recording in a new file at `path`, as `options` say; NULL there is all defaults. With
+/// rotation, the second file is `path`.1, and so on. docs/recording.md describes the files.
+///
+/// Returns 0, with the recorder in `*recorder`, to be freed with dmafile_recorder_free. On failure a
+/// negative errno, with NULL in `*recorder`: -EINVAL for NULL, an unknown word, a number out of its
+/// range; -E2BIG where an option is set that this version does not know; -EEXIST where there is a file,
+/// -EBUSY where another recorder writes to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and whatever else the
+/// kernel gives.
+///
+/// Thread-safe. The recorder has threads of its own, `in_flight` and one, until dmafile_recorder_finish
+/// or dmafile_recorder_free; a child that is forked cannot use it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_new(
+    path: *const c_char,
+    options: *const RecorderOptions,
+    recorder: *mut *mut Recorder,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        let made = unsafe { border::exclusive(recorder, "recorder")? };
+        *made = std::ptr::null_mut();
+        // SAFETY: the header asks for null or a string.
+        let capture = Capture::new(unsafe { self::path(path)? });
+        // SAFETY: the header asks for null or options, with strings.
+        let capture = unsafe { apply(options, capture)? };
+        *made = Box::into_raw(Box::new(Recorder(capture.start()?)));
+        Ok(())
+    })
+}
+
+/// Looks at memory that is to be recorded, once, however often it is filled: what `fd` stands for (a
+/// memfd, a dma-buf, a regular file). The descriptor is duplicated, and may be closed.
+///
+/// Returns 0, with the memory in `*buffer`, to be given back with dmafile_recorder_detach, and of use to
+/// all recorders; or a negative errno, with NULL there: -EINVAL for NULL or a pipe, -EBADF for a
+/// descriptor that is not open for reading.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_attach(
+    fd: c_int,
+    buffer: *mut *mut RecorderBuffer,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        let made = unsafe { border::exclusive(buffer, "buffer")? };
+        *made = std::ptr::null_mut();
+        if fd < 0 {
+            return Err(Failure::new(libc::EBADF, "fd", "it is no descriptor"));
+        }
+        // SAFETY: not -1; one that is not open gives EBADF.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        let fd = fd.map_err(|_| Failure::new(libc::EBADF, "fd", "it is not open"))?;
+        let opened = RecordBuffer::open(&Origin::fd(fd, 0))?;
+        *made = Box::into_raw(Box::new(RecorderBuffer(opened)));
+        Ok(())
+    })
+}
+
+/// Gives back what dmafile_recorder_attach gave, records of which may still be under way: they go on.
+/// NULL is nothing to give back. No other thread may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_detach(buffer: *mut RecorderBuffer) {
+    // SAFETY: the header asks for null or what `dmafile_recorder_attach` gave, freed once.
+    unsafe { border::free(buffer) };
+}
+
+/// Appends `length` bytes of a buffer from byte `offset` of it on, with `timestamp`, in nanoseconds of
+/// whatever clock the caller has, and `tag`, any number. Returns when the record has its place; the bytes
+/// must stay as they are until dmafile_recorder_wait says that it is written.
+///
+/// Returns the number of the record, from 0; or a negative errno: -EAGAIN where it was dropped,
+/// -EINVAL for NULL, for a range that does not lie inside of the buffer, and for a recorder that is
+/// finished; -ENOSPC, -EDQUOT, -EFBIG where there is no room for it, after which the recording goes on
+/// as if it had not been asked; else what an earlier write has failed with.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_append(
+    recorder: *const Recorder,
+    buffer: *const RecorderBuffer,
+    offset: u64,
+    length: u64,
+    timestamp: i64,
+    tag: u64,
+) -> i64 {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let recorder = unsafe { border::shared(recorder, "recorder")? };
+        // SAFETY: the header asks for null or a buffer that is alive.
+        let buffer = unsafe { border::shared(buffer, "buffer")? };
+        append(recorder, &buffer.0, (offset, length), timestamp, tag)
+    })
+}
+
+/// As dmafile_recorder_append, `length` bytes of the caller's at `memory`, which have to stay, and stay as
+/// they are, until the record is written.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_append_memory(
+    recorder: *const Recorder,
+    memory: *const c_void,
+    length: usize,
+    timestamp: i64,
+    tag: u64,
+) -> i64 {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let recorder = unsafe { border::shared(recorder, "recorder")? };
+        border::check(memory.cast(), length, "memory")?;
+        let memory = RecordBuffer::lent(Arc::new(Memory(memory.cast(), length)));
+        append(recorder, &memory, (0, length as u64), timestamp, tag)
+    })
+}
+
+/// Waits at most `timeout_ms` milliseconds, for ever where that is negative, until a record is written:
+/// then its buffer may be used again. A crash may still take the record away.
+///
+/// Returns 1 where it is written, 0 where that takes longer; or a negative errno: -EINVAL for NULL or a
+/// number that no record has, else what its write has failed with, after which nobody reads the buffer.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_wait(
+    recorder: *const Recorder,
+    record: u64,
+    timeout_ms: i64,
+) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let ticket = unsafe { ticket(recorder, record)? };
+        Ok(c_int::from(ticket.wait_for(timeout(timeout_ms))?))
+    })
+}
+
+/// As dmafile_recorder_wait, until the record, and all before it, are acknowledged: a crash of the machine
+/// does not take them away.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_wait_durable(
+    recorder: *const Recorder,
+    record: u64,
+    timeout_ms: i64,
+) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let ticket = unsafe { ticket(recorder, record)? };
+        Ok(c_int::from(ticket.wait_durable(timeout(timeout_ms))?))
+    })
+}
+
+/// Waits until all records that were appended before are acknowledged.
+///
+/// Returns 0, or a negative errno: -EINVAL for NULL, else what a write or the sync has failed with.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_sync(recorder: *const Recorder) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let recorder = unsafe { border::shared(recorder, "recorder")? };
+        Ok(recorder.0.sync()?)
+    })
+}
+
+/// What has been recorded so far, in `*recorded`.
+///
+/// Returns 0, or -EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_recorded(
+    recorder: *const Recorder,
+    recorded: *mut Recorded,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let recorder = unsafe { border::shared(recorder, "recorder")? };
+        if recorded.is_null() {
+            return Err(Failure::new(libc::EINVAL, "recorded", "it is NULL"));
+        }
+        // SAFETY: not null; the header asks for a place for it.
+        unsafe { recorded.write(of(&recorder.0.recorded())) };
+        Ok(())
+    })
+}
+
+/// Takes no more, waits until all is on the disk, and marks the recording as complete. Once it has
+/// returned, appends fail. `recorded` is NULL, or gets what was recorded.
+///
+/// Returns 0, or a negative errno as dmafile_recorder_sync; the recording is not complete then, and ends
+/// with the last record that is acknowledged.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_finish(
+    recorder: *const Recorder,
+    recorded: *mut Recorded,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a recorder that is alive.
+        let recorder = unsafe { border::shared(recorder, "recorder")? };
+        let done = recorder.0.finish();
+        if !recorded.is_null() {
+            // SAFETY: not null; the header asks for a place for it.
+            unsafe { recorded.write(of(&recorder.0.recorded())) };
+        }
+        done?;
+        Ok(())
+    })
+}
+
+/// Frees a recorder, which finishes the recording if dmafile_recorder_finish has not; NULL is nothing to
+/// free. No other thread may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recorder_free(recorder: *mut Recorder) {
+    // SAFETY: the header asks for null or what `dmafile_recorder_new` gave, freed once.
+    unsafe { border::free(recorder) };
+}
+
+/// Memory of the caller, which stays until its record is written.
+struct Memory(*const u8, usize);
+
+// SAFETY: the header says that threads of the recorder read it.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        match self.1 {
+            0 => &[],
+            // SAFETY: it was not null where it has bytes; the header asks for as many that stay.
+            len => unsafe { std::slice::from_raw_parts(self.0, len) },
+        }
+    }
+}
+
+fn append(
+    recorder: &Recorder,
+    buffer: &RecordBuffer,
+    (at, length): (u64, u64),
+    timestamp: i64,
+    tag: u64,
+) -> Result<i64> {
+    let mut note = Note::default();
+    (note.timestamp, note.tag) = (timestamp, tag);
+    match recorder.0.append(buffer, at, length, note)? {
+        Some(ticket) => Ok(ticket.number().cast_signed()),
+        None => {
+            let why = "as many buffers are in flight as may be, so it was dropped";
+            Err(Failure::new(libc::EAGAIN, "cannot record", why))
+        }
+    }
+}
+
+/// The ticket of a record.
+///
+/// # Safety
+/// `recorder` is null or alive.
+unsafe fn ticket(recorder: *const Recorder, record: u64) -> Result<Ticket> {
+    // SAFETY: as this function asks for.
+    let recorder = unsafe { border::shared(recorder, "recorder")? };
+    let ticket = recorder.0.ticket(record);
+    ticket.ok_or_else(|| Failure::new(libc::EINVAL, "record", "no record has this number"))
+}
+
+fn timeout(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().map(Duration::from_millis)
+}
+
+fn of(recorded: &dmafile::Recorded) -> Recorded {
+    Recorded {
+        records: recorded.records,
+        bytes: recorded.bytes,
+        durable: recorded.durable,
+        dropped: recorded.dropped,
+        files: recorded.files.into(),
+    }
+}
+
+/// Adds options of the caller.
+///
+/// # Safety
+/// `theirs` is null, or valid for reads of as many bytes as its `size` says, with strings in it.
+unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<Capture> {
+    if theirs.is_null() {
+        return Ok(capture);
+    }
+    let size = size_of::<RecorderOptions>();
+    // SAFETY: `size` is the first member, and in every version.
+    let said = unsafe { (&raw const (*theirs).size).read() };
+    let refuse = |errno, what: &str, why: &str| Err(Failure::new(errno, what, why));
+    if said < size || said > 4096 {
+        let why = "it is not sizeof(struct dmafile_recorder_options)";
+        let errno = if said < size {
+            libc::EINVAL
+        } else {
+            libc::E2BIG
+        };
+        return refuse(errno, "options.size", why);
+    }
+    let beyond = (size..said).any(|at| {
+        // SAFETY: inside the bytes that the caller says it has.
+        unsafe { theirs.cast::<u8>().add(at).read() != 0 }
+    });
+    if beyond {
+        let why = "an option is set that this version of dmafile does not know";
+        return refuse(libc::E2BIG, "options.size", why);
+    }
+    let mut ours = MaybeUninit::<RecorderOptions>::uninit();
+    // SAFETY: the caller has as many bytes, of numbers and pointers, and so have we.
+    let ours = unsafe {
+        ours.as_mut_ptr().copy_from_nonoverlapping(theirs, 1);
+        ours.assume_init()
+    };
+    // SAFETY: as this function asks for.
+    if let Some(method) = unsafe { word(ours.method, "options.method")? } {
+        capture = capture.method(method);
+    }
+    // SAFETY: as this function asks for.
+    if let Some(io) = unsafe { word(ours.io, "options.io")? } {
+        capture = capture.io(io);
+    }
+    let known = DMAFILE_RECORD_DROP | DMAFILE_RECORD_NO_CHECKSUM | DMAFILE_RECORD_NO_INTERVAL;
+    if ours.flags & !known != 0 {
+        let why = format!("it has bits that mean nothing: {:#x}", ours.flags);
+        return refuse(libc::EINVAL, "options.flags", &why);
+    }
+    if ours.flags & DMAFILE_RECORD_DROP != 0 {
+        capture = capture.when_full(WhenFull::Drop);
+    }
+    if ours.in_flight != 0 {
+        capture = capture.in_flight(ours.in_flight);
+    }
+    let ms = |ms: u64| (ms != 0).then(|| Duration::from_millis(ms));
+    if ours.sync_interval_ms != 0 {
+        capture = capture.sync_interval(ms(ours.sync_interval_ms));
+    }
+    if ours.flags & DMAFILE_RECORD_NO_INTERVAL != 0 {
+        capture = capture.sync_interval(None);
+    }
+    let some = |number: u64| (number != 0).then_some(number);
+    Ok(capture
+        .checksum(ours.flags & DMAFILE_RECORD_NO_CHECKSUM == 0)
+        .sync_every(some(ours.sync_every))
+        .rotate_bytes(some(ours.rotate_bytes))
+        .rotate_after(ms(ours.rotate_ms)))
+}

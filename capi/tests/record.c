@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What a C program can do with a recorder, right and wrong. Run by install.rs, also under valgrind.
+ *
+ *     record FILE       21 records of a memfd and of memory
+ */
+#define _GNU_SOURCE
+
+#include <dmafile.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define FRAME 100000
+
+#define CHECK(what)                                                                                \
+    do {                                                                                           \
+        if (!(what))                                                                               \
+            broken(#what, __LINE__);                                                               \
+    } while (0)
+
+static void broken(const char *what, int line)
+{
+    char why[512];
+
+    dmafile_strerror_r(why, sizeof why);
+    fprintf(stderr, "record.c:%d: not so: %s; last failure: %s\n", line, what, why);
+    exit(1);
+}
+
+static struct dmafile_recorder_options options(void)
+{
+    struct dmafile_recorder_options made;
+
+    memset(&made, 0, sizeof made);
+    made.size = sizeof made;
+    return made;
+}
+
+static void refused(const char *path)
+{
+    struct dmafile_recorder_options how = options();
+    struct dmafile_recorder_buffer *buffer = (void *)&how;
+    struct dmafile_recorder *recorder = (void *)&how;
+    struct { struct dmafile_recorder_options known; long more; } newer;
+    int ends[2];
+
+    CHECK(dmafile_recorder_new(NULL, NULL, &recorder) == -EINVAL && recorder == NULL);
+    CHECK(dmafile_recorder_new(path, NULL, NULL) == -EINVAL);
+    how.in_flight = 65;
+    CHECK(dmafile_recorder_new(path, &how, &recorder) == -EINVAL);
+    how = options();
+    how.flags = 8;
+    CHECK(dmafile_recorder_new(path, &how, &recorder) == -EINVAL);
+    how = options();
+    how.method = "nothing like it";
+    CHECK(dmafile_recorder_new(path, &how, &recorder) == -EINVAL);
+    how = options();
+    how.size = 8;
+    CHECK(dmafile_recorder_new(path, &how, &recorder) == -EINVAL);
+    how.size = 5000;
+    CHECK(dmafile_recorder_new(path, &how, &recorder) == -E2BIG);
+    memset(&newer, 0, sizeof newer);
+    newer.known.size = sizeof newer;
+    newer.more = 1;
+    CHECK(dmafile_recorder_new(path, &newer.known, &recorder) == -E2BIG);
+    CHECK(access(path, F_OK) != 0);
+
+    CHECK(dmafile_recorder_attach(-1, &buffer) == -EBADF && buffer == NULL);
+    CHECK(dmafile_recorder_attach(INT_MAX, &buffer) == -EBADF);
+    CHECK(dmafile_recorder_attach(0, NULL) == -EINVAL);
+    CHECK(pipe(ends) == 0);
+    CHECK(dmafile_recorder_attach(ends[0], &buffer) == -EINVAL);
+    close(ends[0]);
+    close(ends[1]);
+    CHECK(dmafile_recorder_append(NULL, NULL, 0, 0, 0, 0) == -EINVAL);
+    CHECK(dmafile_recorder_wait(NULL, 0, 0) == -EINVAL);
+    CHECK(dmafile_recorder_sync(NULL) == -EINVAL);
+    CHECK(dmafile_recorder_finish(NULL, NULL) == -EINVAL);
+    CHECK(dmafile_recorder_recorded(NULL, NULL) == -EINVAL);
+    dmafile_recorder_detach(NULL);
+    dmafile_recorder_free(NULL);
+}
+
+int main(int argc, char **argv)
+{
+    struct dmafile_recorder_options how = options();
+    struct dmafile_recorder_buffer *buffers[2];
+    struct dmafile_recorder *recorder, *second;
+    struct dmafile_recorded recorded;
+    static const char text[] = "memory of the caller";
+    unsigned char *maps[2];
+    int64_t under_way[2] = { -1, -1 }, number;
+    int i, fd;
+
+    if (argc != 2)
+        return 2;
+    refused(argv[1]);
+    how.in_flight = 2;
+    how.rotate_bytes = 1500000;
+    how.sync_every = 4;
+    how.flags = DMAFILE_RECORD_NO_INTERVAL;
+    CHECK(dmafile_recorder_new(argv[1], &how, &recorder) == 0);
+    CHECK(dmafile_recorder_new(argv[1], &how, &second) < 0 && second == NULL);
+    for (i = 0; i < 2; i++) {
+        fd = memfd_create("frame", MFD_CLOEXEC);
+        CHECK(fd >= 0 && ftruncate(fd, FRAME + 4096) == 0);
+        maps[i] = mmap(NULL, FRAME + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        CHECK(maps[i] != MAP_FAILED);
+        CHECK(dmafile_recorder_attach(fd, &buffers[i]) == 0);
+        close(fd);
+    }
+    for (i = 0; i < 20; i++) {
+        if (under_way[i % 2] >= 0)
+            CHECK(dmafile_recorder_wait(recorder, (uint64_t)under_way[i % 2], -1) == 1);
+        memset(maps[i % 2] + 4096, i + 1, FRAME);
+        number = dmafile_recorder_append(recorder, buffers[i % 2], 4096, FRAME, -1000L * i,
+                                         (uint64_t)i << 40);
+        CHECK(number == i);
+        under_way[i % 2] = number;
+    }
+    CHECK(dmafile_recorder_append(recorder, buffers[0], 4096, FRAME + 1, 0, 0) == -EINVAL);
+    number = dmafile_recorder_append_memory(recorder, text, sizeof text - 1, -20000, 20ULL << 40);
+    CHECK(number == 20);
+    CHECK(dmafile_recorder_append_memory(recorder, NULL, 1, 0, 0) == -EINVAL);
+    CHECK(dmafile_recorder_wait(recorder, 21, 0) == -EINVAL);
+    CHECK(dmafile_recorder_wait_durable(recorder, 20, -1) == 1);
+    CHECK(dmafile_recorder_wait_durable(recorder, 3, 0) == 1);
+    CHECK(dmafile_recorder_recorded(recorder, &recorded) == 0 && recorded.durable == 21);
+    CHECK(dmafile_recorder_sync(recorder) == 0);
+    CHECK(dmafile_recorder_finish(recorder, &recorded) == 0);
+    CHECK(recorded.records == 21 && recorded.durable == 21 && recorded.dropped == 0);
+    CHECK(recorded.bytes == 20 * FRAME + sizeof text - 1 && recorded.files == 2);
+    CHECK(dmafile_recorder_append_memory(recorder, text, 1, 0, 0) == -EINVAL);
+    CHECK(dmafile_recorder_finish(recorder, NULL) == 0);
+    dmafile_recorder_free(recorder);
+    for (i = 0; i < 2; i++) {
+        dmafile_recorder_detach(buffers[i]);
+        munmap(maps[i], FRAME + 4096);
+    }
+    return 0;
+}

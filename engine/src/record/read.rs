@@ -1,0 +1,203 @@
+//! Reading a recording, be it whole or what a crash has left.
+
+use super::format::{Ends, Entry, HEAD, Head, Header};
+use super::name_of;
+use crate::error::{Error, Result};
+use crate::sys::{self, Errno, file};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// A record of a [`Recording`]. Sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    /// Which one it is, from 0.
+    pub number: u64,
+    /// Which of [`Recording::files`] it is in.
+    pub file: usize,
+    /// Where it begins there.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// When it was captured, in nanoseconds of the clock of who recorded it.
+    pub timestamp: i64,
+    /// The number that came with it.
+    pub tag: u64,
+    /// How many buffers had been dropped before it, in all.
+    pub dropped: u64,
+    /// Its CRC-32C, where one was computed.
+    pub checksum: Option<u32>,
+}
+
+/// A recording that is read: the records that were acknowledged, in order. One that is still being
+/// recorded can be read as well, up to where it was when it was opened.
+#[derive(Debug)]
+pub struct Recording {
+    files: Vec<PathBuf>,
+    open: Vec<OwnedFd>,
+    records: Vec<Record>,
+    complete: bool,
+}
+
+impl Recording {
+    /// Reads the index of the recording that begins with this file; of one of its later files, what is in
+    /// that one.
+    ///
+    /// # Errors
+    /// EBADMSG for a file that is no recording, and what open(2) and read(2) say.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut recording = Self {
+            files: Vec::new(),
+            open: Vec::new(),
+            records: Vec::new(),
+            complete: false,
+        };
+        let fd = open(path)?;
+        let first = header(&fd, path)?;
+        let first = first.ok_or_else(|| {
+            let error = Error::os("cannot read the recording", Errno::BADMSG);
+            error
+                .with_why("it does not begin with the header of one")
+                .at(path.display().to_string())
+        })?;
+        let mut next = Some((path.to_path_buf(), fd, first));
+        while let Some((path, fd, header)) = next {
+            let ends = recording.add(path, fd, &header)?;
+            recording.complete = ends == Ends::Recording;
+            next = match ends {
+                Ends::File if first.file == 0 => follower(recording.path(0), &header)?,
+                _ => None,
+            };
+        }
+        Ok(recording)
+    }
+
+    /// The files that were found, in order.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// The records in order.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Whether the recording was finished, and all of it is here. Otherwise it was cut short, by a crash
+    /// for example, or goes on.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// The bytes of a record.
+    ///
+    /// # Errors
+    /// EBADMSG where they are not those that its checksum is of; EIO, ENOMEM.
+    ///
+    /// # Panics
+    /// Where the record belongs to another recording that has more files.
+    pub fn read(&self, record: &Record) -> Result<Vec<u8>> {
+        let place = || {
+            let path = self.path(record.file).display();
+            format!("{path} at byte {}", record.offset)
+        };
+        let cannot = |errno| Error::os("cannot read the record", errno).at(place());
+        let mut bytes = Vec::new();
+        let length = usize::try_from(record.length).map_err(|_| cannot(Errno::NOMEM))?;
+        bytes
+            .try_reserve_exact(length)
+            .map_err(|_| cannot(Errno::NOMEM))?;
+        bytes.resize(length, 0);
+        let fd = self.open[record.file].as_fd();
+        file::pread_all(fd, &mut bytes, record.offset).map_err(cannot)?;
+        match record.checksum {
+            Some(sum) if sum != crc32c::crc32c(&bytes) => {
+                Err(cannot(Errno::BADMSG).with_why("its checksum differs: it is damaged"))
+            }
+            _ => Ok(bytes),
+        }
+    }
+
+    fn path(&self, file: usize) -> &Path {
+        &self.files[file]
+    }
+
+    /// Takes in the records of a file.
+    fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &Header) -> Result<Ends> {
+        let cannot =
+            |errno| Error::os("cannot read the recording", errno).at(path.display().to_string());
+        let size = file::stat(fd.as_fd()).map_err(cannot)?.size;
+        let mut block = vec![0; header.block as usize];
+        let mut ends = Ends::No;
+        let (mut at, mut number, mut expected) = (header.index, 0, header.first);
+        let file = self.files.len();
+        'blocks: while ends == Ends::No
+            && at.checked_add(header.block).is_some_and(|end| end <= size)
+        {
+            file::pread_all(fd.as_fd(), &mut block, at).map_err(cannot)?;
+            let Some((head, entries)) = Head::decode(&block, header, number) else {
+                break;
+            };
+            for entry in entries {
+                // What has been cut off is not there, and neither is what follows.
+                let end = entry.offset.checked_add(entry.length);
+                if entry.number != expected || end.is_none_or(|end| end > size) {
+                    break 'blocks;
+                }
+                expected += 1;
+                self.records.push(record(&entry, file));
+            }
+            (at, number, ends) = (head.next, number + 1, head.ends);
+        }
+        self.files.push(path);
+        self.open.push(fd);
+        Ok(ends)
+    }
+}
+
+fn record(entry: &Entry, file: usize) -> Record {
+    Record {
+        number: entry.number,
+        file,
+        offset: entry.offset,
+        length: entry.length,
+        timestamp: entry.timestamp,
+        tag: entry.tag,
+        dropped: entry.dropped,
+        checksum: entry.checksum,
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd> {
+    file::open(path, false)
+        .map_err(|errno| Error::os("cannot open", errno).at(path.display().to_string()))
+}
+
+/// The header of a file; None where it has none.
+fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
+    let mut bytes = [0; HEAD];
+    match file::pread_all(fd.as_fd(), &mut bytes, 0) {
+        Ok(()) => Ok(Header::decode(&bytes)),
+        // It is shorter than that; of the disk's own errors the next read will tell.
+        Err(sys::Errno::IO) if file::stat(fd.as_fd()).is_ok_and(|stat| stat.size < HEAD as u64) => {
+            Ok(None)
+        }
+        Err(errno) => {
+            let error = Error::os("cannot read the recording", errno);
+            Err(error.at(path.display().to_string()))
+        }
+    }
+}
+
+/// The file that follows one of the same recording, if it has got that far.
+fn follower(first: &Path, before: &Header) -> Result<Option<(PathBuf, OwnedFd, Header)>> {
+    let path = name_of(first, before.file + 1);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let fd = open(&path)?;
+    let header = header(&fd, &path)?;
+    let is_next =
+        |header: &Header| header.recording == before.recording && header.file == before.file + 1;
+    Ok(header.filter(is_next).map(|header| (path, fd, header)))
+}

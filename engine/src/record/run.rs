@@ -1,0 +1,718 @@
+//! A recording under way. Appends give records their places, in order; workers write them; a keeper
+//! acknowledges what is written, in order.
+
+use super::file::Writing;
+use super::format::{Ends, Entry, Header};
+use super::{Capture, Note, RecordBuffer, WhenFull, now};
+use crate::error::{Error, Result};
+use crate::save::part::{Folder, How};
+use crate::sync::{lock, wait, wait_for};
+use crate::sys::{Errno, host};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Records that wait for their acknowledgement, at most: the keeper does not let them grow in number.
+const MOST_UNSETTLED: u64 = 4096;
+/// How much space is kept ready before the last record.
+const READY: u64 = 32 << 20;
+
+/// What has been recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recorded {
+    /// Records that were appended.
+    pub records: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many of them are acknowledged: the first so many.
+    pub durable: u64,
+    /// Buffers that were dropped.
+    pub dropped: u64,
+    /// Files that there are.
+    pub files: u32,
+}
+
+/// Appends buffers to a file as they come. Any thread may append; dropping it finishes the recording,
+/// without anybody to report an error to.
+pub struct Recorder {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A record that was appended.
+#[derive(Clone)]
+pub struct Ticket {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+struct Shared {
+    capture: Capture,
+    how: How,
+    folder: Folder,
+    recording: [u8; 16],
+    state: Mutex<State>,
+    /// Something in the state has changed.
+    changed: Condvar,
+}
+
+struct State {
+    /// Appended, and nobody writes them yet.
+    queue: VecDeque<Item>,
+    /// Being written.
+    writing: u32,
+    /// The files that are not finished: the last one takes new records.
+    files: VecDeque<Place>,
+    /// Records from the first that is not acknowledged on.
+    slots: VecDeque<Slot>,
+    /// The first record that is not written, or behind one that is not.
+    written: u64,
+    /// Somebody waits until all records before this one are acknowledged.
+    wanted: u64,
+    counts: Recorded,
+    failed: Option<Error>,
+    /// No more is appended.
+    closing: bool,
+    /// The keeper has ended: nothing will be acknowledged any more.
+    over: bool,
+    /// Space is being reserved.
+    reserving: bool,
+}
+
+/// A file, and how far its space is given away.
+struct Place {
+    file: Arc<Writing>,
+    end: u64,
+    /// The number of its first record, and that behind its last one, once it takes no more.
+    first: u64,
+    last: Option<u64>,
+    since: Instant,
+}
+
+struct Item {
+    number: u64,
+    buffer: RecordBuffer,
+    at: u64,
+    length: u64,
+    file: Arc<Writing>,
+    offset: u64,
+}
+
+struct Slot {
+    entry: Entry,
+    done: Option<Result<()>>,
+}
+
+impl Recorder {
+    pub(super) fn start(capture: Capture) -> Result<Self> {
+        let folder = Folder::of(&capture.path)?;
+        let second = capture.name_of(1);
+        if (capture.rotate_bytes.is_some() || capture.rotate_after.is_some()) && folder.has(&second)
+        {
+            return Err(Error::os("cannot record", Errno::EXIST)
+                .with_why("there is a file where the second one would go")
+                .at(second.display().to_string())
+                .with_remedy("remove it, or record to another file"));
+        }
+        let shared = Arc::new(Shared {
+            how: capture.how(),
+            capture,
+            folder,
+            recording: host::random(),
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                writing: 0,
+                files: VecDeque::new(),
+                slots: VecDeque::new(),
+                written: 0,
+                wanted: 0,
+                counts: Recorded::default(),
+                failed: None,
+                closing: false,
+                over: false,
+                reserving: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let mut state = lock(&shared.state);
+        shared.open_file(&mut state)?;
+        let first = Arc::clone(&state.files[0].file);
+        drop(state);
+        let begun = first.begin(&shared.folder);
+        let recorder = Self {
+            shared,
+            threads: Mutex::default(),
+        };
+        let started = begun.and_then(|()| recorder.start_threads());
+        if let Err(error) = started {
+            recorder.shared.fail(&error);
+            first.growing.remove(&recorder.shared.folder);
+            return Err(error);
+        }
+        Ok(recorder)
+    }
+
+    fn start_threads(&self) -> Result<()> {
+        let mut threads = lock(&self.threads);
+        let mut start = |name: String, run: fn(&Shared)| {
+            let shared = Arc::clone(&self.shared);
+            let spawned = std::thread::Builder::new()
+                .name(name)
+                .spawn(move || {
+                    // In a panic too: nobody must wait for what this thread leaves undone.
+                    let _end = End(&shared);
+                    run(&shared);
+                })
+                .map_err(|error| {
+                    let errno = crate::sys::errno(error);
+                    Error::os("cannot start a thread to record with", errno)
+                });
+            threads.push(spawned?);
+            Ok(())
+        };
+        start("dmafile-keep".to_string(), Shared::keep)?;
+        for worker in 0..self.shared.capture.in_flight {
+            start(format!("dmafile-rec-{worker}"), Shared::work)?;
+        }
+        Ok(())
+    }
+
+    /// Appends `length` bytes of a buffer from byte `at` of it on; `None` where it was dropped. The
+    /// buffer's bytes must stay as they are until its ticket says that they are written.
+    ///
+    /// # Errors
+    /// EINVAL for a range that does not lie inside of the buffer, and after [`Recorder::finish`]; ENOSPC,
+    /// EDQUOT and EFBIG where there is no room for it, after which the recording goes on as if it had not
+    /// been asked; else what an earlier write has failed with.
+    pub fn append(
+        &self,
+        buffer: &RecordBuffer,
+        at: u64,
+        length: u64,
+        note: Note,
+    ) -> Result<Option<Ticket>> {
+        let shared = &self.shared;
+        shared.check(buffer, at, length)?;
+        let mut state = lock(&shared.state);
+        loop {
+            state.goes_on(shared)?;
+            if shared.has_room(&state) {
+                return shared
+                    .take(&mut state, buffer, (at, length), note)
+                    .map(Some);
+            }
+            if shared.capture.when_full == WhenFull::Drop {
+                state.counts.dropped += 1;
+                return Ok(None);
+            }
+            state = wait(&shared.changed, state);
+        }
+    }
+
+    /// As [`Recorder::append`]; `None` where it would have to wait, which is not counted as a drop.
+    ///
+    /// # Errors
+    /// As [`Recorder::append`].
+    pub fn try_append(
+        &self,
+        buffer: &RecordBuffer,
+        at: u64,
+        length: u64,
+        note: Note,
+    ) -> Result<Option<Ticket>> {
+        let shared = &self.shared;
+        shared.check(buffer, at, length)?;
+        let mut state = lock(&shared.state);
+        state.goes_on(shared)?;
+        match shared.has_room(&state) {
+            true => shared
+                .take(&mut state, buffer, (at, length), note)
+                .map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Waits until an append need not wait, or there is an error for it; false where that takes longer.
+    pub fn wait_for_room(&self, most: Duration) -> bool {
+        let over =
+            |state: &State| self.shared.has_room(state) || state.failed.is_some() || state.closing;
+        self.shared.wait_until(Some(most), over).is_some()
+    }
+
+    /// Waits until all records that were appended before are acknowledged: a crash of the machine does
+    /// not take them away.
+    ///
+    /// # Errors
+    /// What a write, or the sync, has failed with; the records before it are acknowledged.
+    pub fn sync(&self) -> Result<()> {
+        let number = lock(&self.shared.state).counts.records;
+        self.shared.settled(number, None).map(drop)
+    }
+
+    /// The ticket of a record; `None` where no record has this number.
+    pub fn ticket(&self, number: u64) -> Option<Ticket> {
+        (number < self.recorded().records).then(|| Ticket {
+            shared: Arc::clone(&self.shared),
+            number,
+        })
+    }
+
+    /// What has been recorded so far.
+    pub fn recorded(&self) -> Recorded {
+        lock(&self.shared.state).counts.clone()
+    }
+
+    /// Takes no more, waits until all is on the disk, gives back the space that was reserved, and marks
+    /// the recording as complete. May be called again, for the same answer.
+    ///
+    /// # Errors
+    /// As [`Recorder::sync`]. The recording is not marked as complete then.
+    pub fn finish(&self) -> Result<Recorded> {
+        let mut state = lock(&self.shared.state);
+        state.closing = true;
+        self.shared.changed.notify_all();
+        drop(state);
+        let mut threads = lock(&self.threads);
+        for thread in threads.drain(..) {
+            // One that panics has said that the recording has failed.
+            let _ = thread.join();
+        }
+        drop(threads);
+        let mut state = lock(&self.shared.state);
+        // Closed, so that others may have them.
+        state.files.clear();
+        match &state.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.counts.clone()),
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Recorder({}, {:?})",
+            self.shared.capture.path.display(),
+            self.recorded()
+        )
+    }
+}
+
+impl Ticket {
+    /// The number of the record, from 0.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether it is written, or has failed: nobody reads the buffer any more.
+    pub fn is_written(&self) -> bool {
+        lock(&self.shared.state).is_written(self.number)
+    }
+
+    /// Waits until it is written: the buffer may be used again. A crash may still take it away.
+    ///
+    /// # Errors
+    /// What its write has failed with.
+    pub fn wait(&self) -> Result<()> {
+        self.wait_for(None).map(drop)
+    }
+
+    /// As [`Ticket::wait`], and at most so long, if that is not `None`; false where it takes longer.
+    ///
+    /// # Errors
+    /// As [`Ticket::wait`].
+    pub fn wait_for(&self, most: Option<Duration>) -> Result<bool> {
+        let number = self.number;
+        let over = |state: &State| state.is_written(number);
+        match self.shared.wait_until(most, over) {
+            Some(state) => state.outcome(number).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether it is acknowledged.
+    pub fn is_durable(&self) -> bool {
+        lock(&self.shared.state).counts.durable > self.number
+    }
+
+    /// Has it acknowledged, with all before it, and waits for that at most so long, if that is not `None`.
+    ///
+    /// # Errors
+    /// As [`Recorder::sync`].
+    pub fn wait_durable(&self, most: Option<Duration>) -> Result<bool> {
+        self.shared.settled(self.number + 1, most)
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ticket({})", self.number)
+    }
+}
+
+/// A thread that ends.
+struct End<'a>(&'a Shared);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why = "a thread of the recorder has panicked";
+            self.0.fail(&Error::new("cannot record", why));
+            lock(&self.0.state).over = true;
+        }
+        self.0.changed.notify_all();
+    }
+}
+
+impl State {
+    fn is_written(&self, number: u64) -> bool {
+        self.slot(number).is_none_or(|slot| slot.done.is_some())
+    }
+
+    /// None where it is acknowledged already.
+    fn slot(&self, number: u64) -> Option<&Slot> {
+        let at = number.checked_sub(self.counts.durable)?;
+        self.slots.get(at as usize)
+    }
+
+    fn outcome(&self, number: u64) -> Result<()> {
+        let done = self.slot(number).and_then(|slot| slot.done.clone());
+        done.unwrap_or(Ok(()))
+    }
+
+    /// Whether more may be appended.
+    fn goes_on(&self, shared: &Shared) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if self.closing {
+            return Err(Error::os("cannot record", Errno::INVAL)
+                .with_why("the recording is finished")
+                .at(shared.capture.path.display().to_string())
+                .with_remedy("start another one"));
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn check(&self, buffer: &RecordBuffer, at: u64, length: u64) -> Result<()> {
+        let bytes = buffer.bytes();
+        if at.checked_add(length).is_some_and(|end| end <= bytes) {
+            return Ok(());
+        }
+        let why = format!("{length} bytes from byte {at} on lie past the end, {bytes} bytes");
+        Err(Error::os("cannot record", Errno::INVAL)
+            .with_why(why)
+            .at(buffer.0.name())
+            .with_remedy("choose a range inside of it"))
+    }
+
+    fn has_room(&self, state: &State) -> bool {
+        state.queue.len() as u64 + u64::from(state.writing) < self.capture.in_flight.into()
+    }
+
+    /// Waits until something is so, with the state as it is then; None where that takes longer.
+    fn wait_until(
+        &self,
+        most: Option<Duration>,
+        over: impl Fn(&State) -> bool,
+    ) -> Option<MutexGuard<'_, State>> {
+        let until = most.and_then(|most| Instant::now().checked_add(most));
+        let mut state = lock(&self.state);
+        while !over(&state) {
+            state = match until {
+                None => wait(&self.changed, state),
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    wait_for(&self.changed, state, left)
+                }
+            };
+        }
+        Some(state)
+    }
+
+    /// Waits until all records before a number are acknowledged.
+    fn settled(&self, number: u64, most: Option<Duration>) -> Result<bool> {
+        let mut state = lock(&self.state);
+        state.wanted = state.wanted.max(number);
+        self.changed.notify_all();
+        drop(state);
+        let over = |state: &State| state.counts.durable >= number || state.over;
+        let Some(state) = self.wait_until(most, over) else {
+            return Ok(false);
+        };
+        match &state.failed {
+            Some(error) if state.counts.durable < number => Err(error.clone()),
+            _ => Ok(true),
+        }
+    }
+
+    /// The first failure is the one that counts.
+    fn fail(&self, error: &Error) {
+        let mut state = lock(&self.state);
+        state.failed.get_or_insert_with(|| error.clone());
+        self.changed.notify_all();
+    }
+
+    /// Gives a record its place.
+    fn take(
+        self: &Arc<Self>,
+        state: &mut State,
+        buffer: &RecordBuffer,
+        (at, length): (u64, u64),
+        note: Note,
+    ) -> Result<Ticket> {
+        let number = state.counts.records;
+        let place = state.files.back().expect("one file takes records");
+        let blocks = place.file.blocks(length);
+        let is_empty = place.first == number;
+        let is_full = |most| place.end + blocks > most;
+        let is_old = |time| place.since.elapsed() >= time;
+        if !is_empty
+            && (self.capture.rotate_bytes.is_some_and(is_full)
+                || self.capture.rotate_after.is_some_and(is_old))
+        {
+            self.open_file(state)?;
+        }
+        let place = state.files.back_mut().expect("one file takes records");
+        let offset = place.end;
+        place.file.growing.reserve_ahead(offset + blocks)?;
+        place.end = offset + blocks;
+        let entry = Entry {
+            number,
+            offset,
+            length,
+            timestamp: note.timestamp,
+            tag: note.tag,
+            dropped: state.counts.dropped,
+            checksum: None,
+        };
+        let item = Item {
+            number,
+            buffer: buffer.clone(),
+            at,
+            length,
+            file: Arc::clone(&place.file),
+            offset,
+        };
+        state.slots.push_back(Slot { entry, done: None });
+        state.queue.push_back(item);
+        state.counts.records += 1;
+        state.counts.bytes += length;
+        self.changed.notify_all();
+        Ok(Ticket {
+            shared: Arc::clone(self),
+            number,
+        })
+    }
+
+    /// Opens the next file, in which records go from now on.
+    fn open_file(&self, state: &mut State) -> Result<()> {
+        let (number, first) = (state.counts.files, state.counts.records);
+        let header = Header {
+            block: 0,
+            recording: self.recording,
+            file: number,
+            created: now(),
+            first,
+            index: 0,
+        };
+        let path: PathBuf = self.capture.name_of(number);
+        let file = Writing::create(&self.folder, &path, header)?;
+        if let Some(last) = state.files.back_mut() {
+            last.last = Some(first);
+        }
+        state.files.push_back(Place {
+            end: file.start(),
+            file: Arc::new(file),
+            first,
+            last: None,
+            since: Instant::now(),
+        });
+        state.counts.files += 1;
+        Ok(())
+    }
+
+    /// A thread that writes records until there will be no more.
+    fn work(&self) {
+        loop {
+            let over = |state: &State| !state.queue.is_empty() || state.closing;
+            let Some(mut state) = self.wait_until(None, over) else {
+                return;
+            };
+            let Some(item) = state.queue.pop_front() else {
+                return;
+            };
+            state.writing += 1;
+            let failed = state.failed.clone();
+            drop(state);
+            let done = match failed {
+                Some(error) => Err(error),
+                None => {
+                    let range = (item.at, item.length);
+                    item.buffer
+                        .0
+                        .write(range, (&item.file.growing, item.offset), &self.how)
+                }
+            };
+            let number = item.number;
+            // The memory is its owner's again before the ticket says so.
+            drop(item);
+            self.landed(number, done);
+            self.make_ready();
+        }
+    }
+
+    fn landed(&self, number: u64, done: Result<Option<u32>>) {
+        let mut state = lock(&self.state);
+        state.writing -= 1;
+        if let Err(error) = &done {
+            state.failed.get_or_insert_with(|| error.clone());
+        }
+        let at = (number - state.counts.durable) as usize;
+        let slot = &mut state.slots[at];
+        slot.entry.checksum = done.as_ref().ok().copied().flatten();
+        slot.done = Some(done.map(drop));
+        while let Some(Slot {
+            done: Some(Ok(())), ..
+        }) = state.slot(state.written)
+        {
+            state.written += 1;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Reserves space ahead of the records, so that appends find it reserved.
+    fn make_ready(&self) {
+        let mut state = lock(&self.state);
+        let Some(place) = state.files.back().filter(|_| !state.reserving) else {
+            return;
+        };
+        let (file, end) = (Arc::clone(&place.file), place.end);
+        let most = self.capture.rotate_bytes.unwrap_or(u64::MAX);
+        if file.growing.reserved() >= (end + READY).min(most) {
+            return;
+        }
+        state.reserving = true;
+        drop(state);
+        // Where there is no space, the append that needs it says so.
+        let _ = file.growing.reserve_ahead((end + READY).min(most));
+        lock(&self.state).reserving = false;
+    }
+
+    /// The thread that acknowledges, until all is.
+    fn keep(&self) {
+        let mut since = Instant::now();
+        loop {
+            let due = |state: &State| {
+                let unsettled = state.written - state.counts.durable;
+                let most = self.capture.sync_every.unwrap_or(MOST_UNSETTLED);
+                let asked = state.wanted > state.counts.durable && unsettled > 0;
+                let old = self
+                    .capture
+                    .sync_interval
+                    .map(|time| since.elapsed() >= time);
+                let rotated = state.files.front().and_then(|place| place.last);
+                unsettled >= most.min(MOST_UNSETTLED)
+                    || (asked && (state.written >= state.wanted || state.failed.is_some()))
+                    || (old == Some(true) && unsettled > 0)
+                    || rotated.is_some_and(|last| state.written >= last)
+            };
+            let ended = |state: &State| {
+                let idle = state.queue.is_empty() && state.writing == 0;
+                idle && (state.closing || state.failed.is_some())
+            };
+            let over = |state: &State| due(state) || ended(state);
+            let left = self
+                .capture
+                .sync_interval
+                .map(|time| time.saturating_sub(since.elapsed()));
+            let left = left.map(|left| left.max(Duration::from_millis(1)));
+            let Some(state) = self.wait_until(left, over) else {
+                let unsettled = |state: &State| state.written > state.counts.durable;
+                if !unsettled(&lock(&self.state)) {
+                    since = Instant::now();
+                }
+                continue;
+            };
+            let (is_end, is_failed) = (ended(&state), state.failed.is_some());
+            drop(state);
+            since = Instant::now();
+            let settled = self.settle(is_end && !is_failed);
+            if let Err(error) = &settled {
+                self.fail(error);
+            }
+            if is_end || settled.is_err() {
+                break;
+            }
+        }
+        lock(&self.state).over = true;
+        self.changed.notify_all();
+    }
+
+    /// Acknowledges what is written; with `finish`, which is when all is, for good.
+    fn settle(&self, finish: bool) -> Result<()> {
+        loop {
+            let state = lock(&self.state);
+            let place = state.files.front().expect("the last file stays");
+            let (file, end) = (Arc::clone(&place.file), place.last);
+            let from = state.counts.durable;
+            let upto = end.map_or(state.written, |end| end.min(state.written));
+            let slots = state.slots.iter().take((upto - from) as usize);
+            let entries: Vec<Entry> = slots.map(|slot| slot.entry).collect();
+            let ends = match end {
+                Some(end) if end == upto => Ends::File,
+                None if finish => Ends::Recording,
+                _ => Ends::No,
+            };
+            drop(state);
+            if entries.is_empty() && ends == Ends::No {
+                return Ok(());
+            }
+            file.begin(&self.folder)?;
+            file.settle(&entries, ends, |bytes| self.set_aside(&file, bytes))?;
+            if ends != Ends::No {
+                let places = lock(&self.state);
+                let end = places.files.front().map_or(0, |place| place.end);
+                drop(places);
+                file.growing.end_at(end)?;
+            }
+            let mut state = lock(&self.state);
+            state.slots.drain(..entries.len());
+            state.counts.durable = upto;
+            if ends == Ends::File {
+                state.files.pop_front();
+            }
+            self.changed.notify_all();
+            if ends != Ends::File {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A place for blocks of the index in a file.
+    fn set_aside(&self, file: &Writing, bytes: u64) -> Result<u64> {
+        let mut state = lock(&self.state);
+        let places = state.files.iter_mut();
+        let mut places = places.filter(|place| place.file.number() == file.number());
+        let place = places.next().expect("it is not finished");
+        let offset = place.end;
+        place.file.growing.reserve_ahead(offset + bytes)?;
+        place.end = offset + bytes;
+        Ok(offset)
+    }
+}

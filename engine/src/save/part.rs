@@ -1,0 +1,338 @@
+//! Parts of memory on their way into a file that grows: what a recorder is made of.
+
+use super::Wanted;
+use super::hash::Hash;
+use super::origin::{Opened, Origin};
+use super::plan::{self, SavePlan};
+use super::run::Transfer;
+use super::to::{To, cannot_open, cannot_sync};
+use super::write::Kept;
+use crate::control::CancelToken;
+use crate::error::{Error, Result};
+use crate::facts::Host;
+use crate::flow::meter::Meter;
+use crate::options::{Io, Method};
+use crate::plan::Rung;
+use crate::reasons::Reasons;
+use crate::sync::lock;
+use crate::sys::map::{Lent, Mapping, page_size};
+use crate::sys::{Errno, file, memfd, place, retry};
+use crate::verify::Algorithm;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Below this a ring of its own costs a write more than it gives: one pwrite(2) does the same.
+const SMALL: u64 = 1 << 20;
+
+/// How parts are written.
+pub(crate) struct How {
+    pub(crate) method: Method,
+    pub(crate) io: Io,
+    pub(crate) checksum: bool,
+    pub(crate) host: Host,
+}
+
+/// Memory to write parts of, opened once.
+pub(crate) struct Memory {
+    name: String,
+    opened: Opened,
+    /// What to do with parts that begin at such an offset, modulo the grain of the file.
+    plan: Mutex<Option<(u64, Arc<SavePlan>)>>,
+}
+
+impl Memory {
+    /// Memory behind a descriptor, or a file.
+    pub(crate) fn open(origin: &Origin) -> Result<Self> {
+        let opened = Opened::open(origin, None).map_err(Error::of_record)?;
+        if opened.is_stream() {
+            return Err(Error::os("cannot record", Errno::INVAL)
+                .with_why("a pipe has no parts")
+                .at(origin.to_string())
+                .with_remedy("read it into memory and record that"));
+        }
+        Ok(Self::new(origin.to_string(), opened))
+    }
+
+    /// Memory of the caller.
+    pub(crate) fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        let opened = Opened::lent(Lent::new(owner));
+        Self::new(opened.place(0), opened)
+    }
+
+    fn new(name: String, opened: Opened) -> Self {
+        Self {
+            name,
+            opened,
+            plan: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.opened.bytes.unwrap_or(0)
+    }
+
+    /// Writes a part of it to a multiple of the grain of a file, padded with zeros to the next one; the
+    /// CRC-32C of the part, if that is asked for. It waits for devices that still write to the memory.
+    pub(crate) fn write(
+        &self,
+        (at, len): (u64, u64),
+        (to, offset): (&Growing, u64),
+        how: &How,
+    ) -> Result<Option<u32>> {
+        let origin = self.opened.part(at, len);
+        let cancel = CancelToken::new();
+        let access = origin.begin(&cancel)?;
+        let whole = len - len % to.grain();
+        if whole > 0 {
+            self.write_blocks(&origin, whole, (to, offset), how, &cancel)?;
+        }
+        if whole < len {
+            let mut block = vec![0; to.grain() as usize];
+            let start = origin.start;
+            origin.copy_out(start + whole, &mut block[..(len - whole) as usize])?;
+            to.write_block(offset + whole, &block)?;
+        }
+        let sum = match how.checksum && len > 0 {
+            true => {
+                let (start, end) = (origin.start, origin.start + len);
+                let runs = [(start, end)];
+                let mut hash = Hash::new(Algorithm::Crc32c, &origin, &runs);
+                hash.upto(end)?;
+                let sum = u32::from_str_radix(&hash.hex(), 16);
+                Some(sum.expect("a CRC has eight hexadecimal digits"))
+            }
+            false => None,
+        };
+        drop(access);
+        match origin.cut_short(origin.start) {
+            Some(error) => Err(error),
+            None => Ok(sum),
+        }
+    }
+
+    fn write_blocks(
+        &self,
+        origin: &Opened,
+        whole: u64,
+        (to, offset): (&Growing, u64),
+        how: &How,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let plan = self.plan(origin, to, how)?;
+        let first = plan.first();
+        if whole < SMALL && first.method == Method::Uring && first.direct {
+            match to.write_from(origin, whole, offset) {
+                // The ladder finds out why, and another way.
+                Err(Errno::FAULT | Errno::INVAL | Errno::OPNOTSUPP | Errno::AGAIN) => {}
+                done => return done.map_err(|errno| to.to.failed(offset, errno)),
+            }
+        }
+        let meter = Meter::new(Instant::now(), whole, false, false, None);
+        let log = Reasons::default();
+        let runs = [(offset, offset + whole)];
+        let transfer = Transfer {
+            verify: None,
+            cancel,
+            origin,
+            to: &to.to,
+            at: offset,
+            plan: &plan,
+            runs: &runs,
+            meter: &meter,
+            log: &log,
+        };
+        let rung = transfer.walk(runs.to_vec(), to.grain(), None, &Kept::default())?;
+        if rung != first {
+            self.start_at(rung);
+        }
+        Ok(())
+    }
+
+    fn plan(&self, origin: &Opened, to: &Growing, how: &How) -> Result<Arc<SavePlan>> {
+        let phase = origin.start % to.grain();
+        let mut known = lock(&self.plan);
+        if let Some((known, plan)) = &*known
+            && *known == phase
+        {
+            return Ok(Arc::clone(plan));
+        }
+        let wanted = Wanted {
+            from: self.name.clone(),
+            length: None,
+            method: how.method,
+            io: how.io,
+            block: None,
+            queue_depth: None,
+            sync: true,
+        };
+        let runs = [(0, origin.bytes.unwrap_or(0))];
+        let log = Reasons::default();
+        let decided = plan::decide(&wanted, origin, &to.to, &how.host, &runs, &log);
+        let mut plan = decided.map_err(Error::of_record)?;
+        // What is written once gains nothing by being registered first.
+        let once = |rung: &Rung| rung.method != Method::Uring || !rung.registered;
+        if plan.ladder.iter().any(once) {
+            plan.ladder.retain(once);
+        }
+        let plan = Arc::new(plan);
+        *known = Some((phase, Arc::clone(&plan)));
+        Ok(plan)
+    }
+
+    /// What has been refused once is not tried with every part.
+    fn start_at(&self, rung: Rung) {
+        if let Some((_, plan)) = &mut *lock(&self.plan) {
+            let mut shorter = SavePlan::clone(plan);
+            if let Some(first) = shorter.ladder.iter().position(|other| *other == rung) {
+                shorter.ladder.drain(..first);
+            }
+            *plan = Arc::new(shorter);
+        }
+    }
+}
+
+/// A folder in which files come into being.
+pub(crate) struct Folder {
+    path: PathBuf,
+    folder: OwnedFd,
+    /// To be synced; None where it may not be listed.
+    listed: Option<OwnedFd>,
+}
+
+impl Folder {
+    /// The folder of a file.
+    pub(crate) fn of(path: &Path) -> Result<Self> {
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let (folder, listed) = place::folder(parent).map_err(|errno| {
+            cannot_open(errno)
+                .of_record()
+                .at(path.display().to_string())
+        })?;
+        Ok(Self {
+            path: parent.to_path_buf(),
+            folder,
+            listed,
+        })
+    }
+
+    /// Whether something has this name in it.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default();
+        !matches!(place::look_up(self.folder.as_fd(), name), Ok(None))
+    }
+}
+
+/// A file that grows.
+pub(crate) struct Growing {
+    to: To,
+}
+
+impl Growing {
+    /// A new file in this folder, marked as in use for as long as it is open. EEXIST where there is one,
+    /// EBUSY where that is in use.
+    pub(crate) fn create(folder: &Folder, path: &Path) -> Result<Self> {
+        let name = match path.file_name() {
+            Some(name) if !path.as_os_str().as_encoded_bytes().ends_with(b"/") => name,
+            _ => {
+                return Err(Error::os("cannot record", Errno::ISDIR)
+                    .at(path.display().to_string())
+                    .with_remedy("name a file in it"));
+            }
+        };
+        let to = To::new_file(path, folder.folder.as_fd(), name).map_err(Error::of_record)?;
+        Ok(Self { to })
+    }
+
+    /// Every write begins and ends at a multiple of this.
+    pub(crate) fn grain(&self) -> u64 {
+        self.to.grain
+    }
+
+    /// Reserves space up to `end` and more, and makes the file that long: writes below that change its
+    /// bytes only.
+    pub(crate) fn reserve_ahead(&self, end: u64) -> Result<()> {
+        self.to.reserve_ahead(end)
+    }
+
+    /// Space below this is reserved.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.to.reserved()
+    }
+
+    /// Writes blocks from memory that is reached by addresses.
+    fn write_from(&self, origin: &Opened, len: u64, offset: u64) -> Result<(), Errno> {
+        let region = origin.region().map_err(|_| Errno::INVAL)?;
+        let fd = self.to.direct().map_err(|_| Errno::INVAL)?;
+        let mut done = 0;
+        while done < len {
+            let (at, to) = (origin.start + done, offset + done);
+            let wrote = retry(|| file::pwrite(fd, &region, at, len - done, to))?;
+            let wrote = match done + wrote < len {
+                true => wrote - wrote % self.grain(),
+                false => wrote,
+            };
+            if wrote == 0 {
+                return Err(Errno::INVAL);
+            }
+            done += wrote;
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks of bytes that are in no memory of anybody's.
+    pub(crate) fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let failed = |errno| self.to.failed(offset, errno);
+        if let Ok(fd) = self.to.direct() {
+            let align = self.grain().max(page_size()) as usize;
+            let memory = Mapping::anon(bytes.len(), align).map_err(failed)?;
+            let region = memory.region();
+            region.copy_in(0, bytes);
+            let len = bytes.len() as u64;
+            match retry(|| file::pwrite(fd, &region, 0, len, offset)) {
+                Ok(wrote) if wrote == len => return Ok(()),
+                // The rest, or the error, comes by the page cache.
+                Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        file::pwrite_all(self.to.buffered(), bytes, offset).map_err(failed)
+    }
+
+    /// Waits until all that is written is on the disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.to.sync()
+    }
+
+    /// As [`Growing::sync`], with the file's name.
+    pub(crate) fn sync_with_name(&self, folder: &Folder) -> Result<()> {
+        let synced = place::sync(self.to.buffered()).and_then(|()| match &folder.listed {
+            Some(folder) => place::sync(folder.as_fd()),
+            None => place::sync_all(self.to.buffered()),
+        });
+        synced.map_err(|errno| cannot_sync(errno).at(folder.path.display().to_string()))
+    }
+
+    /// Ends it at `end`, takes back what was reserved beyond, and waits until that is on the disk.
+    pub(crate) fn end_at(&self, end: u64) -> Result<()> {
+        memfd::resize(self.to.buffered(), end).map_err(|errno| self.to.failed(end, errno))?;
+        place::sync(self.to.buffered()).map_err(|errno| cannot_sync(errno).at(self.to.place(0)))?;
+        self.to.leave_no_cache(&[(0, end)]);
+        Ok(())
+    }
+
+    /// Takes its name away, of a recording that has not begun.
+    pub(crate) fn remove(&self, folder: &Folder) {
+        if let Some(name) = self.to.path().file_name() {
+            let _ = place::unlink(folder.folder.as_fd(), name);
+        }
+    }
+}

@@ -1,0 +1,775 @@
+//! What is recorded is in the file byte for byte, as another reader finds it; what was acknowledged
+//! survives whatever ends the recorder, and nothing is ever there in part.
+
+mod common;
+
+use common::{bytes_digest, dir, noise};
+use dmafile::{
+    Capture, ErrorKind, Io, Method, Note, Origin, RecordBuffer, Recorder, Recording, Ticket,
+    WhenFull,
+};
+use rustix::fs::SealFlags;
+use rustix::process::{Resource, Rlimit};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+
+/// The reader that docs/recording.md shows, as a program.
+fn reader(dir: &Path) -> PathBuf {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/recording.md");
+    let text = fs::read_to_string(docs).unwrap();
+    let code = text.split("```python\n").last().unwrap();
+    let path = dir.join("reader.py");
+    fs::write(&path, code.split("```").next().unwrap()).unwrap();
+    path
+}
+
+/// A line for each record of a file, by the reader of the docs.
+fn lines(reader: &Path, file: &Path) -> Vec<String> {
+    let output = Command::new("python3").arg(reader).arg(file).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(str::to_string).collect()
+}
+
+fn memory(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+    let fd = common::memfd(bytes.len() as u64);
+    rustix::io::pwrite(&fd, bytes, 0).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn lent(bytes: &[u8]) -> RecordBuffer {
+    RecordBuffer::lent(Arc::new(bytes.to_vec()))
+}
+
+fn note(number: u64) -> Note {
+    let mut note = Note::default();
+    (note.timestamp, note.tag) = (number as i64 * 1000 - 5, number << 33);
+    note
+}
+
+fn append(recorder: &Recorder, buffer: &RecordBuffer, (at, len): (usize, usize), n: u64) -> Ticket {
+    let ticket = recorder.append(buffer, at as u64, len as u64, note(n));
+    ticket.unwrap().expect("it waits")
+}
+
+fn errno(error: &dmafile::Error) -> Option<i32> {
+    error.raw_os_error()
+}
+
+#[test]
+fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
+    let dir = dir();
+    let reader = reader(dir.path());
+    let bytes = noise(3 * MIB + 7, 1);
+    let parts = [
+        (0, 0),
+        (0, 1),
+        (0, 4095),
+        (0, 4096),
+        (4096, 4097),
+        (512, 70_000),
+        (1, 8191),
+        (4096, 2 * MIB),
+        (0, 3 * MIB + 7),
+        (77, 3 * MIB - 70),
+    ];
+    let file = dir.path().join("source");
+    fs::write(&file, &bytes).unwrap();
+    let sealed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
+    let open = |fd| RecordBuffer::open(&Origin::fd(fd, 0)).unwrap();
+    for method in [Method::Auto, Method::Uring, Method::Threads, Method::Bounce] {
+        for io in [Io::Auto, Io::Buffered] {
+            let buffers = [
+                open(memory(&bytes, SealFlags::empty())),
+                open(memory(&bytes, sealed)),
+                lent(&bytes),
+                RecordBuffer::open(&Origin::File(file.clone())).unwrap(),
+            ];
+            let path = dir.path().join(format!("{method}-{io}.rec"));
+            let recorder = Capture::new(&path).method(method).io(io).start().unwrap();
+            let mut expected = Vec::new();
+            for (kind, buffer) in buffers.iter().enumerate() {
+                // Files are read first, so that these two have nothing to write from; and the allocator
+                // aligns nothing to a block.
+                let by_address = method == Method::Uring;
+                if kind == 3 && matches!(method, Method::Uring | Method::Threads)
+                    || kind == 2 && by_address
+                {
+                    continue;
+                }
+                for (at, len) in parts {
+                    // The disk reads memory only where it begins at a block.
+                    if at % 512 != 0 && by_address {
+                        continue;
+                    }
+                    append(&recorder, buffer, (at, len), expected.len() as u64);
+                    expected.push((at, len));
+                }
+            }
+            let done = recorder.finish().unwrap();
+            assert_eq!(done.records, expected.len() as u64, "{method} {io}");
+            assert_eq!((done.durable, done.files), (done.records, 1));
+            assert_eq!(
+                done.bytes,
+                expected.iter().map(|part| part.1 as u64).sum::<u64>()
+            );
+
+            let recording = Recording::open(&path).unwrap();
+            assert!(recording.is_complete());
+            let lines = lines(&reader, &path);
+            assert_eq!(
+                (recording.records().len(), lines.len()),
+                (expected.len(), expected.len())
+            );
+            for ((record, line), (at, len)) in recording.records().iter().zip(lines).zip(expected) {
+                let bytes = &bytes[at..at + len];
+                assert_eq!(
+                    recording.read(record).unwrap(),
+                    bytes,
+                    "{method} {io} {record:?}"
+                );
+                let note = note(record.number);
+                assert_eq!((record.timestamp, record.tag), (note.timestamp, note.tag));
+                let want = format!(
+                    "{} {} {len} {} {} 0 {:08x} {} {}",
+                    record.number,
+                    record.offset,
+                    note.timestamp,
+                    note.tag,
+                    record.checksum.unwrap_or(0),
+                    u32::from(record.checksum.is_some()),
+                    bytes_digest(bytes),
+                );
+                assert_eq!(line, want);
+                assert_eq!(record.checksum.is_some(), len > 0);
+                assert_eq!(record.offset % 4096, 0);
+            }
+            // What was reserved is given back.
+            let last = recording.records().last().unwrap();
+            let end = (last.offset + last.length).next_multiple_of(4096);
+            assert_eq!(fs::metadata(&path).unwrap().len(), end);
+        }
+    }
+}
+
+#[test]
+fn a_buffer_may_change_as_soon_as_its_record_is_written() {
+    let dir = dir();
+    let path = dir.path().join("a.rec");
+    let recorder = Capture::new(&path).in_flight(2).start().unwrap();
+    let fds = [0, 1].map(|_| common::memfd(MIB as u64));
+    let buffers = fds
+        .each_ref()
+        .map(|fd| RecordBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap());
+    let frame = |number: u64| noise(MIB, number + 9);
+    let mut tickets = [None, None];
+    for number in 0..40 {
+        let which = number as usize % 2;
+        if let Some(ticket) = tickets[which].take() {
+            Ticket::wait(&ticket).unwrap();
+            assert!(ticket.is_written());
+        }
+        rustix::io::pwrite(&fds[which], &frame(number), 0).unwrap();
+        let ticket = append(&recorder, &buffers[which], (0, MIB), number);
+        assert_eq!(ticket.number(), number);
+        tickets[which] = Some(ticket);
+    }
+    let last = tickets[1].take().unwrap();
+    assert!(last.wait_durable(None).unwrap() && last.is_durable());
+    recorder.finish().unwrap();
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.records().len(), 40);
+    for record in recording.records() {
+        assert!(
+            recording.read(record).unwrap() == frame(record.number),
+            "{record:?}"
+        );
+    }
+}
+
+#[test]
+fn memory_of_the_caller_is_held_until_it_is_written_and_no_longer() {
+    let dir = dir();
+    let recorder = Capture::new(dir.path().join("a.rec")).start().unwrap();
+    let owner = Arc::new(noise(100_000, 3));
+    let ticket = append(
+        &recorder,
+        &RecordBuffer::lent(owner.clone()),
+        (0, 100_000),
+        0,
+    );
+    ticket.wait().unwrap();
+    assert_eq!(Arc::strong_count(&owner), 1);
+}
+
+#[test]
+fn many_records_fill_many_blocks_of_the_index() {
+    let dir = dir();
+    let reader = reader(dir.path());
+    let path = dir.path().join("a.rec");
+    let recorder = Capture::new(&path).checksum(false).sync_interval(None);
+    let recorder = recorder.start().unwrap();
+    let bytes = noise(4096, 5);
+    let buffer = lent(&bytes);
+    // More than an area of 64 blocks with 63 entries each has room for.
+    let count = 64 * 63 + 200;
+    for number in 0..count {
+        append(&recorder, &buffer, (0, (number % 50) as usize), number);
+    }
+    // And single ones.
+    for number in count..count + 70 {
+        append(&recorder, &buffer, (0, 9), number);
+        recorder.sync().unwrap();
+    }
+    recorder.finish().unwrap();
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(recording.records().len() as u64, count + 70);
+    assert!(recording.is_complete());
+    for record in recording.records() {
+        let want = &bytes[..record.length as usize];
+        assert_eq!(recording.read(record).unwrap(), want);
+        assert_eq!(
+            (record.checksum, record.tag),
+            (None, note(record.number).tag)
+        );
+    }
+    assert_eq!(lines(&reader, &path).len() as u64, count + 70);
+}
+
+#[test]
+fn files_are_rotated_by_size_and_read_as_one() {
+    let dir = dir();
+    let reader = reader(dir.path());
+    let path = dir.path().join("a.rec");
+    let recorder = Capture::new(&path).rotate_bytes(Some(MIB as u64)).start();
+    let recorder = recorder.unwrap();
+    let bytes = noise(2 * MIB, 6);
+    let buffer = lent(&bytes);
+    for number in 0..20 {
+        append(&recorder, &buffer, (number * 100, 300_000), number as u64);
+    }
+    // One that is larger than a file may be gets one to itself.
+    append(&recorder, &buffer, (0, 2 * MIB), 20);
+    append(&recorder, &buffer, (0, 5), 21);
+    let done = recorder.finish().unwrap();
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.is_complete());
+    assert_eq!(recording.files().len(), done.files as usize);
+    assert_eq!(recording.records().len(), 22);
+    for record in recording.records() {
+        let start = if record.number < 20 {
+            record.number as usize * 100
+        } else {
+            0
+        };
+        let want = &bytes[start..start + record.length as usize];
+        assert!(recording.read(record).unwrap() == want, "{record:?}");
+    }
+    let [files @ .., _, _] = recording.files() else {
+        panic!()
+    };
+    assert!(files.len() > 5, "{files:?}");
+    for file in files {
+        assert!(fs::metadata(file).unwrap().len() <= MIB as u64);
+    }
+    let all = recording
+        .files()
+        .iter()
+        .flat_map(|file| lines(&reader, file));
+    assert_eq!(all.count(), 22);
+    // One of them alone, and without one between.
+    let third = Recording::open(&recording.files()[2]).unwrap();
+    assert_eq!(third.files().len(), 1);
+    assert!(!third.is_complete() && !third.records().is_empty());
+    fs::remove_file(&recording.files()[3]).unwrap();
+    let cut = Recording::open(&path).unwrap();
+    assert_eq!((cut.files().len(), cut.is_complete()), (3, false));
+}
+
+#[test]
+fn files_are_rotated_by_time() {
+    let dir = dir();
+    let path = dir.path().join("a.rec");
+    let recorder = Capture::new(&path).rotate_after(Some(Duration::from_millis(20)));
+    let recorder = recorder.start().unwrap();
+    let buffer = lent(&noise(5000, 2));
+    for number in 0..3 {
+        append(&recorder, &buffer, (0, 5000), number);
+        std::thread::sleep(Duration::from_millis(21));
+    }
+    assert_eq!(recorder.finish().unwrap().files, 3);
+    assert_eq!(Recording::open(&path).unwrap().records().len(), 3);
+}
+
+#[test]
+fn a_full_queue_makes_appends_wait_or_drops_them() {
+    let dir = dir();
+    let bytes = noise(16 * MIB, 8);
+    let buffer = lent(&bytes);
+    for when_full in [WhenFull::Wait, WhenFull::Drop] {
+        let path = dir.path().join(format!("{when_full:?}.rec"));
+        let recorder = Capture::new(&path).in_flight(1).when_full(when_full);
+        let recorder = recorder.start().unwrap();
+        let (mut taken, mut turned_away) = (0, 0);
+        // A write takes longer than an append, but for a thread that is stopped in between.
+        while turned_away < 3 && taken < 50 {
+            let note = note(taken);
+            let ticket = match when_full {
+                WhenFull::Drop => recorder.append(&buffer, 0, 16 << 20, note),
+                WhenFull::Wait => recorder.try_append(&buffer, 0, 16 << 20, note),
+            };
+            match ticket.unwrap() {
+                Some(_) => taken += 1,
+                None => {
+                    turned_away += 1;
+                    // From here on it is this one's turn.
+                    while !recorder.wait_for_room(Duration::from_secs(1)) {}
+                }
+            }
+        }
+        assert_eq!(turned_away, 3);
+        let dropped = match when_full {
+            WhenFull::Drop => 3,
+            WhenFull::Wait => {
+                append(&recorder, &buffer, (0, 16 * MIB), taken);
+                append(&recorder, &buffer, (0, 16 * MIB), taken + 1);
+                taken += 2;
+                0
+            }
+        };
+        let done = recorder.finish().unwrap();
+        assert_eq!((done.records, done.dropped), (taken, dropped));
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.records().len() as u64, taken);
+        let told: Vec<u64> = recording
+            .records()
+            .iter()
+            .map(|record| record.dropped)
+            .collect();
+        assert!(
+            told.is_sorted() && *told.last().unwrap() <= dropped,
+            "{told:?}"
+        );
+        assert!(told.last().unwrap() + 1 >= dropped, "{told:?}");
+        for record in recording.records() {
+            assert!(recording.read(record).unwrap() == bytes);
+        }
+    }
+}
+
+#[test]
+fn records_are_acknowledged_by_number_and_by_time() {
+    let dir = dir();
+    let buffer = lent(&noise(5000, 2));
+    let path = |name: &str| dir.path().join(name);
+    let every = Capture::new(path("every"))
+        .sync_interval(None)
+        .sync_every(Some(3));
+    let recorder = every.start().unwrap();
+    let tickets: Vec<_> = (0..3)
+        .map(|n| append(&recorder, &buffer, (0, 5000), n))
+        .collect();
+    while !tickets[2].is_durable() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(Recording::open(path("every")).unwrap().records().len(), 3);
+    drop(recorder);
+
+    let timed = Capture::new(path("time")).sync_interval(Some(Duration::from_millis(5)));
+    let recorder = timed.start().unwrap();
+    let ticket = append(&recorder, &buffer, (0, 5000), 0);
+    while !ticket.is_durable() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let recording = Recording::open(path("time")).unwrap();
+    assert_eq!(
+        (recording.records().len(), recording.is_complete()),
+        (1, false)
+    );
+
+    let never = Capture::new(path("never"))
+        .sync_interval(None)
+        .start()
+        .unwrap();
+    let ticket = append(&never, &buffer, (0, 5000), 0);
+    ticket.wait().unwrap();
+    assert!(!ticket.is_durable());
+    assert_eq!(Recording::open(path("never")).unwrap().records().len(), 0);
+    never.sync().unwrap();
+    assert!(ticket.is_durable());
+    assert_eq!(Recording::open(path("never")).unwrap().records().len(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_sentence() {
+    let dir = dir();
+    let path = dir.path().join("a.rec");
+    let start = |path: &Path| Capture::new(path).start();
+    let recorder = start(&path).unwrap();
+    let error = start(&path).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EBUSY));
+    assert!(
+        error.to_string().contains("another recorder writes to it"),
+        "{error}"
+    );
+    recorder.finish().unwrap();
+    let again = recorder.finish().unwrap();
+    assert_eq!(again, recorder.recorded());
+    let buffer = lent(b"abc");
+    let error = recorder.append(&buffer, 0, 3, note(0)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("the recording is finished (EINVAL)"),
+        "{error}"
+    );
+    drop(recorder);
+    let error = start(&path).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EEXIST));
+
+    let error = start(&dir.path().join("none/a.rec")).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::ENOENT));
+    let error = start(&dir.path().join("folder/")).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EISDIR));
+    let other = dir.path().join("b.rec");
+    fs::write(dir.path().join("b.rec.1"), b"").unwrap();
+    let error = Capture::new(&other)
+        .rotate_bytes(Some(1))
+        .start()
+        .unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EEXIST));
+    assert!(!other.exists());
+
+    let usage = [
+        Capture::new(&other).in_flight(0),
+        Capture::new(&other).in_flight(65),
+        Capture::new(&other).sync_every(Some(0)),
+        Capture::new(&other).rotate_bytes(Some(0)),
+        Capture::new(&other).sync_interval(Some(Duration::ZERO)),
+        Capture::new(&other).rotate_after(Some(Duration::ZERO)),
+    ];
+    for capture in usage {
+        assert_eq!(capture.start().unwrap_err().kind(), ErrorKind::Usage);
+    }
+
+    let recorder = start(&other).unwrap();
+    for (at, length) in [(0, 4), (4, 0), (3, 1), (u64::MAX, 2)] {
+        let error = recorder.append(&buffer, at, length, note(0)).unwrap_err();
+        assert_eq!(errno(&error), Some(libc::EINVAL), "{error}");
+    }
+    let (pipe, _write) = std::io::pipe().unwrap();
+    let error = RecordBuffer::open(&Origin::fd(pipe.into(), 0)).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EINVAL));
+    // What cannot serve says so, and the recording is over.
+    let uring = Capture::new(dir.path().join("c.rec")).method(Method::Uring);
+    let recorder = uring.start().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, noise(8192, 1)).unwrap();
+    let file = RecordBuffer::open(&Origin::File(file)).unwrap();
+    let ticket = append(&recorder, &file, (0, 8192), 0);
+    assert_eq!(errno(&ticket.wait().unwrap_err()), Some(libc::EOPNOTSUPP));
+    let error = recorder.append(&file, 0, 1, note(1)).unwrap_err();
+    assert_eq!(errno(&error), Some(libc::EOPNOTSUPP));
+
+    let text = dir.path().join("text");
+    for bytes in [&b""[..], b"short", &[b'x'; 5000]] {
+        fs::write(&text, bytes).unwrap();
+        let error = Recording::open(&text).unwrap_err();
+        assert_eq!(errno(&error), Some(libc::EBADMSG), "{error}");
+    }
+}
+
+#[test]
+fn memory_that_is_cut_short_ends_the_recording_and_what_came_before_is_there() {
+    let dir = dir();
+    let path = dir.path().join("a.rec");
+    let recorder = Capture::new(&path).start().unwrap();
+    let bytes = noise(2 * MIB, 3);
+    let fd = memory(&bytes, SealFlags::empty());
+    let buffer = RecordBuffer::open(&Origin::fd(fd.try_clone().unwrap(), 0)).unwrap();
+    append(&recorder, &buffer, (0, 2 * MIB), 0).wait().unwrap();
+    rustix::fs::ftruncate(&fd, 4096).unwrap();
+    let error = append(&recorder, &buffer, (0, 2 * MIB), 1)
+        .wait()
+        .unwrap_err();
+    assert_eq!(errno(&error), Some(libc::ENODATA), "{error}");
+    assert_eq!(errno(&recorder.sync().unwrap_err()), Some(libc::ENODATA));
+    assert_eq!(errno(&recorder.finish().unwrap_err()), Some(libc::ENODATA));
+    let recording = Recording::open(&path).unwrap();
+    assert!(!recording.is_complete());
+    assert_eq!(recording.records().len(), 1);
+    assert!(recording.read(&recording.records()[0]).unwrap() == bytes);
+}
+
+/// A recording whose tail is lost, at each block: what is read is right, and the rest is not there, or
+/// damaged and known to be.
+#[test]
+fn a_torn_tail_leaves_whole_records_or_none() {
+    let dir = dir();
+    let path = dir.path().join("whole.rec");
+    let recorder = Capture::new(&path).sync_interval(None).start().unwrap();
+    let bytes = noise(200_000, 4);
+    let buffer = lent(&bytes);
+    let part = |number: u64| (number as usize * 3, 3 + number as usize * 331 % 50_000);
+    for number in 0..120 {
+        append(&recorder, &buffer, part(number), number);
+        if number % 2 == 0 {
+            recorder.sync().unwrap();
+        }
+    }
+    recorder.finish().unwrap();
+    let whole = fs::read(&path).unwrap();
+    let torn = dir.path().join("torn.rec");
+    let first = whole.len().saturating_sub(MIB).next_multiple_of(4096);
+    let mut seen = std::collections::BTreeSet::new();
+    for cut in (first..whole.len()).step_by(4096) {
+        for zeroed in [false, true] {
+            let mut bytes_of_it = whole[..cut].to_vec();
+            if zeroed {
+                bytes_of_it.resize(whole.len(), 0);
+            }
+            fs::write(&torn, &bytes_of_it).unwrap();
+            let recording = Recording::open(&torn).unwrap();
+            seen.insert(recording.records().len());
+            for record in recording.records() {
+                let (at, len) = part(record.number);
+                let lost = (record.offset + record.length) as usize > cut;
+                match recording.read(record) {
+                    Ok(read) => assert!(!lost && read == bytes[at..at + len], "{cut} {record:?}"),
+                    Err(error) => {
+                        assert!(lost && zeroed, "{cut} {record:?} {error}");
+                        assert_eq!(errno(&error), Some(libc::EBADMSG));
+                    }
+                }
+            }
+            // Nothing is lost that is still there.
+            let there = Recording::open(&path).unwrap();
+            let there = there.records().iter();
+            let there = there.take_while(|record| (record.offset + record.length) as usize <= cut);
+            assert!(recording.records().len() >= there.count() * usize::from(cut > MIB / 2));
+        }
+    }
+    assert!(seen.len() > 10, "{seen:?}");
+}
+
+/// This program, as a child that runs one of the tests below that are ignored.
+fn child(name: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]);
+    command.env("DMAFILE_TEST_RECORDING", path);
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command
+}
+
+fn asked() -> PathBuf {
+    std::env::var_os("DMAFILE_TEST_RECORDING").unwrap().into()
+}
+
+/// The record with a number, in recordings that are killed.
+fn killed_record(number: u64) -> Vec<u8> {
+    noise(1 + (number as usize * 7919) % 300_000, number + 1)
+}
+
+#[test]
+#[ignore = "it is killed by a_killed_recorder_leaves_all_that_it_acknowledged"]
+fn records_until_it_is_killed() {
+    let recorder = Capture::new(asked())
+        .rotate_bytes(Some(4 << 20))
+        .sync_every(Some(5));
+    let recorder = recorder.start().unwrap();
+    for number in 0.. {
+        append(
+            &recorder,
+            &lent(&killed_record(number)),
+            (0, killed_record(number).len()),
+            number,
+        );
+        // Not println!, which may keep a line for itself.
+        use std::io::Write;
+        writeln!(std::io::stdout(), "durable {}", recorder.recorded().durable).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_recorder_leaves_all_that_it_acknowledged() {
+    let dir = dir();
+    let mut random = noise(30, u64::from(std::process::id())).into_iter();
+    let mut acknowledged = 0;
+    for round in 0..30 {
+        let path = dir.path().join(format!("{round}.rec"));
+        let mut command = child("records_until_it_is_killed", &path);
+        let mut running: Child = command.spawn().unwrap();
+        let output = BufReader::new(running.stdout.take().unwrap());
+        let mut lines = output.lines().map_while(Result::ok);
+        let durable = |line: &str| line.rsplit_once("durable ")?.1.parse::<u64>().ok();
+        // From before the first record to some hundred; every other time after some are acknowledged.
+        let most = usize::from(random.next().unwrap());
+        if round % 2 == 1 {
+            let enough = |line: &String| durable(line).is_some_and(|durable| durable >= 10);
+            assert!(lines.any(|line| enough(&line)));
+        }
+        let mut last = lines
+            .by_ref()
+            .take(most)
+            .filter_map(|line| durable(&line))
+            .last();
+        running.kill().unwrap();
+        running.wait().unwrap();
+        last = lines.filter_map(|line| durable(&line)).last().or(last);
+        let last = last.unwrap_or(if round % 2 == 1 { 10 } else { 0 });
+        let recording = match Recording::open(&path) {
+            Ok(recording) => recording,
+            Err(error) => {
+                assert!(last == 0, "{error}");
+                continue;
+            }
+        };
+        let there = recording.records();
+        assert!(there.len() as u64 >= last, "{last} of {}", there.len());
+        assert!(!recording.is_complete());
+        for (number, record) in there.iter().enumerate() {
+            assert_eq!(record.number, number as u64);
+            assert!(recording.read(record).unwrap() == killed_record(record.number));
+        }
+        acknowledged += last;
+        for file in recording.files() {
+            fs::remove_file(file).unwrap();
+        }
+    }
+    assert!(acknowledged >= 150, "{acknowledged}");
+}
+
+#[test]
+#[ignore = "it runs with a limit, for a_limit_on_file_size_is_an_error_of_the_append"]
+fn records_with_a_limit() {
+    let limit = Rlimit {
+        current: Some(2 << 20),
+        maximum: None,
+    };
+    rustix::process::setrlimit(Resource::Fsize, limit).unwrap();
+    let recorder = Capture::new(asked()).start().unwrap();
+    fill(&recorder, libc::EFBIG);
+    recorder.finish().unwrap();
+}
+
+/// Appends until there is no room; what is small fits again.
+fn fill(recorder: &Recorder, full: i32) {
+    let bytes = noise(MIB, 1);
+    let buffer = lent(&bytes);
+    let mut number = 0;
+    let error = loop {
+        match recorder.append(&buffer, 0, 300_000, note(number)) {
+            Ok(ticket) => ticket.unwrap().wait().unwrap(),
+            Err(error) => break error,
+        }
+        number += 1;
+        assert!(number < 100);
+    };
+    assert_eq!(errno(&error), Some(full), "{error}");
+    assert!(error.to_string().starts_with("cannot write: "), "{error}");
+    append(recorder, &buffer, (0, 1), number).wait().unwrap();
+    assert_eq!(recorder.recorded().records, number + 1);
+}
+
+/// What [`fill`] has recorded.
+fn check_filled(recording: &Recording) {
+    let bytes = noise(MIB, 1);
+    let records = recording.records();
+    assert!(records.len() > 2);
+    for record in records {
+        let is_last = record.number as usize + 1 == records.len();
+        assert_eq!(record.length, if is_last { 1 } else { 300_000 });
+        assert!(recording.read(record).unwrap() == bytes[..record.length as usize]);
+    }
+}
+
+#[test]
+fn a_limit_on_file_size_is_an_error_of_the_append() {
+    let dir = dir();
+    let path = dir.path().join("a.rec");
+    let status = child("records_with_a_limit", &path).status().unwrap();
+    assert!(status.success(), "{status}");
+    let recording = Recording::open(&path).unwrap();
+    assert!(recording.is_complete());
+    check_filled(&recording);
+}
+
+#[test]
+#[ignore = "it runs on a small file system, for a_full_file_system_is_an_error_of_the_append_or_the_end"]
+fn records_on_a_small_file_system() {
+    let recorder = Capture::new(asked()).start().unwrap();
+    fill(&recorder, libc::ENOSPC);
+    // Room comes back, and it goes on.
+    let other = asked().with_extension("other");
+    recorder.finish().unwrap();
+    check_filled(&Recording::open(asked()).unwrap());
+    fs::remove_file(asked()).unwrap();
+
+    // The index has one block left, and needs two at the end.
+    let recorder = Capture::new(&other).sync_interval(None).start().unwrap();
+    let buffer = lent(&noise(4096, 1));
+    for number in 0..63 {
+        append(&recorder, &buffer, (0, 10), number);
+        recorder.sync().unwrap();
+    }
+    for number in 63..163 {
+        append(&recorder, &buffer, (0, 10), number).wait().unwrap();
+    }
+    let filler = File::create(other.with_extension("filler")).unwrap();
+    let mut at = 0;
+    while filler.write_all_at(&[1; 4096], at).is_ok() {
+        at += 4096;
+    }
+    let error = recorder.finish().unwrap_err();
+    assert_eq!(errno(&error), Some(libc::ENOSPC), "{error}");
+    let recording = Recording::open(&other).unwrap();
+    assert_eq!(
+        (recording.records().len(), recording.is_complete()),
+        (63, false)
+    );
+    for record in recording.records() {
+        assert_eq!(recording.read(record).unwrap(), noise(4096, 1)[..10]);
+    }
+}
+
+#[test]
+fn a_full_file_system_is_an_error_of_the_append_or_the_end() {
+    let dir = dir();
+    let mount = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
+    let words = |test: &Command| {
+        let words = std::iter::once(test.get_program()).chain(test.get_args());
+        words.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let unshare = |words: &[std::ffi::OsString]| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-Urm", "sh", "-c", mount])
+            .arg(dir.path())
+            .args(words);
+        command
+    };
+    if !unshare(&["true".into()])
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        eprintln!("skipped: no mounts of our own here");
+        return;
+    }
+    let path = dir.path().join("a.rec");
+    let test = child("records_on_a_small_file_system", &path);
+    let output = unshare(&words(&test))
+        .env("DMAFILE_TEST_RECORDING", &path)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

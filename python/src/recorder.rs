@@ -1,0 +1,407 @@
+//! Recorders, and what reads a recording.
+
+use crate::error::raise;
+use crate::request::{size, word};
+use dmafile::{Capture, Note, Origin, RecordBuffer, WhenFull};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a waiting thread looks after signals.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Appends buffers to a file; use `dmafile.Recorder`.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct Recorder {
+    /// None only while it is dropped.
+    engine: Option<Arc<dmafile::Recorder>>,
+    path: PathBuf,
+    drops: bool,
+    /// The process that has the threads: a fork of it has none.
+    process: u32,
+}
+
+/// Memory that was attached.
+#[pyclass(frozen, module = "dmafile")]
+pub(crate) struct RecorderBuffer(RecordBuffer);
+
+/// A record that was appended.
+#[pyclass(frozen, module = "dmafile")]
+pub(crate) struct Ticket {
+    ticket: dmafile::Ticket,
+    /// Keeps its process's threads in mind.
+    process: u32,
+}
+
+/// A recording that is read; use `dmafile.read_recording`.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct Recording(dmafile::Recording);
+
+/// Bytes of an object with the buffer protocol.
+struct Held(PyBuffer<u8>);
+
+// SAFETY: the bytes are there, at one address, for as long as the export is held, and are only read.
+unsafe impl Sync for Held {}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        match self.0.len_bytes() {
+            0 => &[],
+            // SAFETY: the export is contiguous, as was looked at, and has as many bytes. What other threads
+            // of Python write to them meanwhile is in the record or not, as the documentation says.
+            len => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), len) },
+        }
+    }
+}
+
+#[pymethods]
+impl Recorder {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, options: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let mut capture = Capture::new(&path);
+        let mut drops = false;
+        for (name, value) in options {
+            let name = name.extract::<String>()?;
+            // This one means something by itself.
+            if name == "sync_interval" {
+                capture = capture.sync_interval(seconds(&value)?);
+                continue;
+            }
+            if value.is_none() {
+                continue;
+            }
+            capture = match name.as_str() {
+                "in_flight" => {
+                    capture.in_flight(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
+                }
+                "drop" => {
+                    drops = value.extract()?;
+                    capture.when_full(if drops {
+                        WhenFull::Drop
+                    } else {
+                        WhenFull::Wait
+                    })
+                }
+                "method" => capture.method(word(&value)?),
+                "io" => capture.io(word(&value)?),
+                "checksum" => capture.checksum(value.extract()?),
+                "sync_every" => capture.sync_every(Some(size(&name, &value)?)),
+                "rotate_bytes" => capture.rotate_bytes(Some(size(&name, &value)?)),
+                "rotate_seconds" => capture.rotate_after(seconds(&value)?),
+                _ => {
+                    let text = format!("'{name}' is no option of a recorder");
+                    return Err(PyTypeError::new_err(text));
+                }
+            };
+        }
+        let started = py.detach(|| capture.start());
+        Ok(Self {
+            engine: Some(Arc::new(
+                started.map_err(|error| raise(py, &error, Some(&path)))?,
+            )),
+            path,
+            drops,
+            process: std::process::id(),
+        })
+    }
+
+    /// Appends a part of what was attached.
+    fn append(
+        &self,
+        py: Python<'_>,
+        buffer: &RecorderBuffer,
+        offset: u64,
+        length: Option<u64>,
+        timestamp: Option<i64>,
+        tag: u64,
+    ) -> PyResult<Option<Ticket>> {
+        self.take(py, &buffer.0, offset, length, timestamp, tag)
+    }
+
+    /// Appends a part of contiguous memory.
+    fn append_memory(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        offset: u64,
+        length: Option<u64>,
+        timestamp: Option<i64>,
+        tag: u64,
+    ) -> PyResult<Option<Ticket>> {
+        let memory = PyBuffer::<u8>::get(memory)?;
+        if !memory.is_c_contiguous() {
+            return Err(PyBufferError::new_err("this memory is not contiguous"));
+        }
+        let memory = RecordBuffer::lent(Arc::new(Held(memory)));
+        self.take(py, &memory, offset, length, timestamp, tag)
+    }
+
+    /// Waits until all that was appended before is acknowledged.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = self.engine()?;
+        self.settle(py, engine)
+            .map_err(|error| error.raised(py, Some(&self.path)))
+    }
+
+    /// Waits until all is on the disk, and ends.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        let engine = self.engine()?;
+        // Signals end this wait; that which follows is short.
+        if let Err(error @ Failure::Python(_)) = self.settle(py, engine) {
+            return Err(error.raised(py, None));
+        }
+        let done = py.detach(|| engine.finish());
+        done.map(drop)
+            .map_err(|error| raise(py, &error, Some(&self.path)))
+    }
+
+    /// Records, bytes, acknowledged records, dropped buffers, files.
+    fn recorded(&self) -> PyResult<(u64, u64, u64, u64, u32)> {
+        let counts = self.engine()?.recorded();
+        Ok((
+            counts.records,
+            counts.bytes,
+            counts.durable,
+            counts.dropped,
+            counts.files,
+        ))
+    }
+}
+
+impl Recorder {
+    /// RuntimeError in a fork: the threads that write are another process's.
+    fn engine(&self) -> PyResult<&Arc<dmafile::Recorder>> {
+        check_process(self.process)?;
+        Ok(self
+            .engine
+            .as_ref()
+            .expect("it is there until it is dropped"))
+    }
+
+    fn settle(&self, py: Python<'_>, engine: &dmafile::Recorder) -> Result<(), Failure> {
+        let records = engine.recorded().records;
+        match records.checked_sub(1).and_then(|last| engine.ticket(last)) {
+            Some(last) => glancing(py, None, |most| last.wait_durable(most)).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn take(
+        &self,
+        py: Python<'_>,
+        buffer: &RecordBuffer,
+        offset: u64,
+        length: Option<u64>,
+        timestamp: Option<i64>,
+        tag: u64,
+    ) -> PyResult<Option<Ticket>> {
+        let engine = self.engine()?;
+        let length = length.unwrap_or(buffer.bytes().saturating_sub(offset));
+        let mut note = Note::default();
+        note.tag = tag;
+        note.timestamp = timestamp.unwrap_or(note.timestamp);
+        loop {
+            let taken = py.detach(|| match self.drops {
+                true => engine.append(buffer, offset, length, note),
+                false => engine.try_append(buffer, offset, length, note),
+            });
+            let taken = taken.map_err(|error| raise(py, &error, Some(&self.path)))?;
+            if taken.is_some() || self.drops {
+                let ticket = |ticket| Ticket {
+                    ticket,
+                    process: self.process,
+                };
+                return Ok(taken.map(ticket));
+            }
+            let room = glancing(py, None, |most| {
+                Ok(engine.wait_for_room(most.unwrap_or(GLANCE)))
+            });
+            room.map_err(|error| error.raised(py, None))?;
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let Some(engine) = self.engine.take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            // Its threads are not here.
+            std::mem::forget(engine);
+            return;
+        }
+        // Its threads may need the interpreter to give back the memory of objects.
+        let mut engine = Some(engine);
+        Python::try_attach(|py| py.detach(|| drop(engine.take())));
+        std::mem::forget(engine);
+    }
+}
+
+#[pymethods]
+impl RecorderBuffer {
+    /// How many bytes it has.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.bytes()
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// The number of the record, from 0.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.ticket.number()
+    }
+
+    /// Whether it is written, or has failed: the memory may be used again.
+    fn done(&self) -> PyResult<bool> {
+        check_process(self.process)?;
+        Ok(self.ticket.is_written())
+    }
+
+    /// Whether it survives a crash.
+    fn durable(&self) -> PyResult<bool> {
+        check_process(self.process)?;
+        Ok(self.ticket.is_durable())
+    }
+
+    /// Waits until it is written: the memory may be used again. False after `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        check_process(self.process)?;
+        let most = timeout.map(seconds).transpose()?.flatten();
+        let done = glancing(py, most, |most| self.ticket.wait_for(most));
+        done.map_err(|error| error.raised(py, None))
+    }
+
+    /// Has it acknowledged, and all before it, and waits for that. False after `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_durable(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        check_process(self.process)?;
+        let most = timeout.map(seconds).transpose()?.flatten();
+        let done = glancing(py, most, |most| self.ticket.wait_durable(most));
+        done.map_err(|error| error.raised(py, None))
+    }
+}
+
+#[pymethods]
+impl Recording {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let opened = py.detach(|| dmafile::Recording::open(&path));
+        opened
+            .map(Self)
+            .map_err(|error| raise(py, &error, Some(&path)))
+    }
+
+    #[getter]
+    fn files(&self) -> Vec<PathBuf> {
+        self.0.files().to_vec()
+    }
+
+    #[getter]
+    fn complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.records().len()
+    }
+
+    /// Number, file, offset, length, timestamp, tag, dropped, checksum.
+    #[expect(clippy::type_complexity, reason = "it is unpacked at once")]
+    fn record(&self, index: usize) -> Option<(u64, PathBuf, u64, u64, i64, u64, u64, Option<u32>)> {
+        let record = self.0.records().get(index)?;
+        Some((
+            record.number,
+            self.0.files()[record.file].clone(),
+            record.offset,
+            record.length,
+            record.timestamp,
+            record.tag,
+            record.dropped,
+            record.checksum,
+        ))
+    }
+
+    /// The bytes of a record.
+    fn read<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let record = &self.0.records()[index];
+        let read = py.detach(|| self.0.read(record));
+        let path = &self.0.files()[record.file];
+        let read = read.map_err(|error| raise(py, &error, Some(path)))?;
+        Ok(PyBytes::new(py, &read))
+    }
+}
+
+/// Memory behind a descriptor, to be recorded.
+#[pyfunction]
+pub(crate) fn attach(py: Python<'_>, number: i32, at: u64) -> PyResult<RecorderBuffer> {
+    let origin = format!("fd:{number}@{at}").parse::<Origin>();
+    let opened = origin.and_then(|origin| py.detach(|| RecordBuffer::open(&origin)));
+    opened
+        .map(RecorderBuffer)
+        .map_err(|error| raise(py, &error, None))
+}
+
+/// Why a wait has ended early.
+enum Failure {
+    Engine(dmafile::Error),
+    /// A signal's handler has raised.
+    Python(PyErr),
+}
+
+impl Failure {
+    fn raised(self, py: Python<'_>, path: Option<&Path>) -> PyErr {
+        match self {
+            Self::Engine(error) => raise(py, &error, path),
+            Self::Python(error) => error,
+        }
+    }
+}
+
+fn check_process(process: u32) -> PyResult<()> {
+    if process == std::process::id() {
+        return Ok(());
+    }
+    let text = "this recorder belongs to the process that forked this one; it cannot go on here";
+    Err(PyRuntimeError::new_err(text))
+}
+
+/// Waits for at most so long, if that is not None, and lets signals be handled meanwhile.
+fn glancing(
+    py: Python<'_>,
+    most: Option<Duration>,
+    wait: impl Fn(Option<Duration>) -> Result<bool, dmafile::Error> + Sync,
+) -> Result<bool, Failure> {
+    let until = most.and_then(|most| Instant::now().checked_add(most));
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let step = left.map_or(GLANCE, |left| left.min(GLANCE));
+        if py.detach(|| wait(Some(step))).map_err(Failure::Engine)? {
+            return Ok(true);
+        }
+        py.check_signals().map_err(Failure::Python)?;
+        if left.is_some_and(|left| left <= step) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Seconds that are not negative; None for None, and for more than a clock counts.
+fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
+    let Some(seconds) = value.extract::<Option<f64>>()? else {
+        return Ok(None);
+    };
+    if seconds.is_nan() || seconds < 0.0 {
+        let text = format!("{seconds} seconds are out of range, 0 or more");
+        return Err(crate::error::usage(value.py(), &text));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).ok())
+}
