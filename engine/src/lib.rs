@@ -84,7 +84,7 @@ pub use options::{
 };
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;
-pub use save::{Origin, Save, SavePlan, SaveReport};
+pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
 pub use source::Shard;
 #[cfg(feature = "checksums")]
 pub use verify::Verify;
