@@ -21,8 +21,15 @@ class HasBytes(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
+class HasArray(Protocol):
+    """An array of NumPy, which before Python 3.12 no type checker knows to have bytes."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
 Path: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
-Source: TypeAlias = Buffer | HasBytes | list[Any] | HasDescriptor | int | Path
+Source: TypeAlias = Buffer | HasBytes | HasArray | list[Any] | HasDescriptor | int | Path
 
 
 class SaveOptions(TypedDict, total=False):
@@ -71,8 +78,8 @@ def save(
     Args:
         source: A `Buffer` (its wanted bytes), a descriptor or what has one (a memfd, a dma-buf, any
             regular file, whatever its position; a pipe, to its end), the path of a file, or bytes
-            in memory: an object with the buffer protocol (`bytes`, a memoryview, an array), or a list
-            of such, saved one behind the other without being gathered first. They must be
+            in memory: an object with the buffer protocol (`bytes`, a memoryview, an array), or a
+            list of such, saved one behind the other without being gathered first. They must be
             C-contiguous. What is written to them meanwhile may be in the file or not.
         path: The file.
         offset: Where in a file or block device that exists the bytes go, of which nothing else is
