@@ -15,12 +15,14 @@ mod buffer;
 mod load;
 mod model;
 mod options;
+mod save;
 mod token;
 
 pub use buffer::*;
 pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;
 pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};
+pub use save::{Part, dmafile_report_free, dmafile_save};
 pub use token::*;
 
 use libc::{c_char, c_int};

@@ -253,7 +253,7 @@ impl User {
 ///
 /// # Safety
 /// As [`border::optional`].
-unsafe fn word<T>(pointer: *const c_char, what: &str) -> Result<Option<T>>
+pub(crate) unsafe fn word<T>(pointer: *const c_char, what: &str) -> Result<Option<T>>
 where
     T: FromStr<Err = dmafile::Error>,
 {
