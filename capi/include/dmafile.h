@@ -88,7 +88,7 @@ struct dmafile_recorder;
 struct dmafile_recorder_buffer;
 
 /**
- * Ends loads early: those whose options name it. Once set, it stays set. Opaque.
+ * Ends loads and saves early: those that name it. Once set, it stays set. Opaque.
  */
 struct dmafile_token;
 
@@ -301,6 +301,29 @@ struct dmafile_recorded {
      * Files that there are.
      */
     uint64_t files;
+};
+
+/**
+ * A range of bytes that is saved: memory of the caller, or a part of what a descriptor stands for.
+ */
+struct dmafile_part {
+    /**
+     * Its first byte; NULL where a descriptor is meant.
+     */
+    const void *memory;
+    /**
+     * Where `memory` is NULL and `bytes` is not 0: a memfd, a dma-buf, a regular file, a block device;
+     * a pipe where it is the only part.
+     */
+    int fd;
+    /**
+     * The first byte of what `fd` stands for.
+     */
+    uint64_t offset;
+    /**
+     * How many bytes.
+     */
+    uint64_t bytes;
 };
 
 #ifdef __cplusplus
@@ -761,6 +784,36 @@ int dmafile_recorder_finish(const struct dmafile_recorder *recorder,
  * free. No other thread may be using it.
  */
 void dmafile_recorder_free(struct dmafile_recorder *recorder);
+
+/**
+ * Saves `count` parts, one behind the other and without gathering them first, as the file at `path`,
+ * which is replaced whole or not at all. Where `offset` is not NULL they are written into the file or
+ * block device that exists, from byte `*offset` on: that is not atomic. When it returns, all of it is
+ * on the disk.
+ *
+ * `verify` is NULL or as in dmafile_options, and `cancel` NULL or a token that ends the save early.
+ * `report` is NULL, or gets one JSON object, what `dmafile save --json` prints, to be freed with
+ * dmafile_report_free; NULL on failure.
+ *
+ * Returns how many bytes were saved; or a negative errno, and the file is as it was, but for a part that
+ * is written in place: -EINVAL for NULL, an unknown word, a range past the end; -EBADF, -ESPIPE for a
+ * pipe beside other parts, -ENOSPC, -EDQUOT, -EIO, -EROFS, -EACCES, -EFBIG, -EISDIR; -ENODATA where a file is cut short
+ * meanwhile; -EBADMSG where the checksum differs; -ECANCELED by its token.
+ *
+ * Thread-safe. What is written to the memory meanwhile may be in the file or not, byte by byte.
+ */
+int64_t dmafile_save(const struct dmafile_part *parts,
+                     size_t count,
+                     const char *path,
+                     const uint64_t *offset,
+                     const char *verify,
+                     const struct dmafile_token *cancel,
+                     char **report);
+
+/**
+ * Frees a report of dmafile_save; NULL is nothing to free. No other thread may be using it.
+ */
+void dmafile_report_free(char *report);
 
 /**
  * A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.

@@ -16,6 +16,7 @@ mod load;
 mod model;
 mod options;
 mod recorder;
+mod save;
 mod token;
 
 pub use buffer::*;
@@ -23,6 +24,7 @@ pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;
 pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};
 pub use recorder::*;
+pub use save::{Part, dmafile_report_free, dmafile_save};
 pub use token::*;
 
 use libc::{c_char, c_int};

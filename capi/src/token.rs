@@ -4,7 +4,7 @@ use crate::border;
 use dmafile::CancelToken;
 use libc::c_int;
 
-/// Ends loads early: those whose options name it. Once set, it stays set. Opaque.
+/// Ends loads and saves early: those that name it. Once set, it stays set. Opaque.
 pub struct Token(pub(crate) CancelToken);
 
 /// A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.

@@ -349,9 +349,9 @@ impl SaveArgs {
     }
 
     /// The save they describe.
-    pub fn save(&self) -> dmafile::Result<Save> {
+    pub fn save(&self) -> dmafile::Result<Save<'static>> {
         let (path, offset) = self.place();
-        let mut save = Save::new(self.from.parse::<Origin>()?, path)
+        let mut save = Save::new(self.from.parse::<Origin<'_>>()?, path)
             .names(&crate::Options)
             .method(self.method)
             .io(self.io)

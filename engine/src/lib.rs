@@ -91,7 +91,7 @@ pub use record::{
     Capture, IN_FLIGHT_RANGE, Note, Record, RecordBuffer, Recorded, Recorder, Recording, Ticket,
     WhenFull,
 };
-pub use save::{Origin, Save, SavePlan, SaveReport};
+pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
 pub use source::Shard;
 #[cfg(feature = "checksums")]
 pub use verify::Verify;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{bytes_digest, cached, cold, dir, file_digest, memfd, noise, sparse};
-use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, Save, SaveReport, Verify};
+use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, OriginPart, Save, SaveReport, Verify};
 use rustix::fs::{MemfdFlags, SealFlags, XattrFlags};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -38,7 +38,7 @@ impl Drop for Writer {
 }
 
 /// These bytes as something to save.
-fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin, Option<Writer>) {
+fn origin(kind: &str, dir: &Path, bytes: &[u8]) -> (Origin<'static>, Option<Writer>) {
     let file = || {
         let path = dir.join(format!("origin-{}", bytes.len()));
         if !path.exists() {
@@ -78,7 +78,7 @@ fn impossible(kind: &str, method: Method, io: Io) -> bool {
     (passes && method == Method::Uring) || (passes && method == Method::Threads && io == Io::Direct)
 }
 
-fn run(save: Save, what: &str) -> SaveReport {
+fn run(save: Save<'_>, what: &str) -> SaveReport {
     save.run().unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
@@ -375,7 +375,7 @@ fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
 }
 
 /// Saves that must fail, and leave the file and its folder as they were.
-fn refused(save: Save, to: &Path) -> dmafile::Error {
+fn refused(save: Save<'_>, to: &Path) -> dmafile::Error {
     let folder = to.parent().unwrap();
     let (before, bytes) = (names(folder), fs::read(to).ok());
     let error = save.run().expect_err("a save that cannot be");
@@ -543,4 +543,112 @@ fn positions_stay() {
     file.read_to_end(&mut rest).unwrap();
     assert_eq!(rest.len(), 49_000);
     assert!(file.as_fd().try_clone_to_owned().is_ok());
+}
+
+/// The same bytes cut into parts at other places, in memory that begins anywhere, and behind descriptors.
+#[test]
+fn parts_are_saved_one_behind_the_other() {
+    let (dir, sources) = (dir(), dir());
+    let to = dir.path().join("to");
+    let size = 3 * MIB as usize + 777;
+    let bytes = noise(size, 9);
+    let file = sources.path().join("origin");
+    fs::write(&file, &bytes).unwrap();
+    let fd = memory(&bytes);
+    let cuts: [&[usize]; 6] = [
+        &[],
+        &[1],
+        &[0, 0, 4095, 4096, 4097],
+        &[100, 100 + MIB as usize, 2 * MIB as usize],
+        &[(BLOCK - 1) as usize, BLOCK as usize, (BLOCK + 1) as usize],
+        &[size - 1, size],
+    ];
+    // A copy of each part lies as far behind a page as `shift` says.
+    for (cuts, shift) in cuts
+        .iter()
+        .flat_map(|cuts| [0, 1, 8, 100, 512].map(|by| (cuts, by)))
+    {
+        let mut ends = cuts.to_vec();
+        ends.push(size);
+        let mut start = 0;
+        let ranges: Vec<_> = ends
+            .iter()
+            .map(|end| (std::mem::replace(&mut start, *end), *end))
+            .collect();
+        let copies: Vec<Vec<u8>> = ranges
+            .iter()
+            .map(|(start, end)| {
+                let mut room = vec![0; end - start + 8192];
+                let at = room.as_ptr().align_offset(4096) + shift;
+                room[at..at + end - start].copy_from_slice(&bytes[*start..*end]);
+                room
+            })
+            .collect();
+        for (method, at, mixed) in [
+            (Method::Auto, None, false),
+            (Method::Uring, None, true),
+            (Method::Threads, Some(0), false),
+            (Method::Bounce, Some(4096), true),
+            (Method::Auto, Some(777), true),
+        ] {
+            let parts: Vec<_> = ranges
+                .iter()
+                .zip(&copies)
+                .enumerate()
+                .map(|(index, ((start, end), room))| {
+                    let begin = room.as_ptr().align_offset(4096) + shift;
+                    let (from, len) = (*start as u64, (end - start) as u64);
+                    match (mixed, index % 3) {
+                        (true, 1) => OriginPart::fd(fd.try_clone().unwrap(), from, len),
+                        (true, 2) => OriginPart::fd(File::open(&file).unwrap().into(), from, len),
+                        _ => OriginPart::from(&room[begin..begin + (end - start)]),
+                    }
+                })
+                .collect();
+            let what = format!("{cuts:?}, {shift} behind a page, by {method} at {at:?}, {mixed}");
+            let mut save = Save::new(Origin::Parts(parts), &to)
+                .method(method)
+                .verify("sha256".parse::<Verify>().unwrap());
+            if let Some(at) = at {
+                fs::write(&to, vec![7; 5000]).unwrap();
+                save = save.in_place(at);
+            }
+            let report = run(save, &what);
+            let digest = bytes_digest(&bytes);
+            assert_eq!(report.bytes, size as u64, "{what}");
+            assert_eq!(
+                file_digest(&to, at.unwrap_or(0), size as u64),
+                digest,
+                "{what}"
+            );
+            assert_eq!(report.verify.unwrap().digest, digest, "{what}");
+            let length = fs::metadata(&to).unwrap().len();
+            assert_eq!(length, at.unwrap_or(0) + size as u64, "{what}");
+            assert_eq!(names(dir.path()), ["to"], "{what}");
+            fs::remove_file(&to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn parts_that_cannot_be_saved_leave_the_old_file() {
+    let dir = dir();
+    let to = dir.path().join("to");
+    fs::write(&to, "old").unwrap();
+    let (read, _write) = std::io::pipe().unwrap();
+    let short = memory(&[1; 100]);
+    for (part, errno) in [
+        (OriginPart::fd(read.into(), 0, 10), 29),
+        (OriginPart::fd(short, 90, 11), 22),
+    ] {
+        let origin = Origin::Parts(vec![OriginPart::from(&b"abc"[..]), part]);
+        let error = Save::new(origin, &to).run().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(errno), "{error}");
+    }
+    let save = Save::new(Origin::memory(b"abc"), &to).length(4);
+    assert_eq!(save.run().unwrap_err().raw_os_error(), Some(22));
+    assert_eq!(fs::read(&to).unwrap(), b"old");
+    let nothing = run(Save::new(Origin::Parts(Vec::new()), &to), "nothing");
+    assert_eq!((nothing.bytes, fs::metadata(&to).unwrap().len()), (0, 0));
+    assert_eq!(names(dir.path()), ["to"]);
 }

@@ -132,7 +132,7 @@ def load(
     path: str, options: Mapping[str, object], progress: Callable[[int, int], object] | None
 ) -> Buffer: ...
 def save(
-    source: tuple[int, int] | str,
+    source: tuple[int, int] | str | list[memoryview],
     path: str,
     options: Mapping[str, object],
     progress: Callable[[int, int], object] | None,

@@ -1,7 +1,7 @@
 """Saves: memory, files and pipes to the disk, whole or not at all."""
 
 import os
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 from . import _dmafile
 from ._dmafile import Buffer
@@ -15,7 +15,42 @@ class HasDescriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-Source: TypeAlias = Buffer | HasDescriptor | int | StrPath
+class HasBytes(Protocol):
+    """What has the buffer protocol: bytes, a memoryview, an array."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class HasArray(Protocol):
+    """An array of NumPy, which before Python 3.12 no type checker knows to have bytes."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+Path: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
+Source: TypeAlias = Buffer | HasBytes | HasArray | list[Any] | HasDescriptor | int | Path
+
+
+class SaveOptions(TypedDict, total=False):
+    """How bytes come to the disk; `save` says what each means."""
+
+    method: str
+    io: str
+    block: int | None
+    queue_depth: int | None
+    verify: str | None
+    sync: bool
+    progress: Callback | bool | None
+
+
+def _bytes(source: HasBytes) -> memoryview:
+    """The bytes of one object, as such."""
+    view = memoryview(source)
+    if not view.c_contiguous:
+        raise BufferError("the bytes of the source do not lie one behind the other; copy it first")
+    # A view with a zero in its shape cannot be cast.
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def save(
@@ -41,9 +76,11 @@ def save(
     are in bytes.
 
     Args:
-        source: A `Buffer` (its wanted bytes; not one of private memory), a descriptor or what has
-            one (a memfd, a dma-buf, any regular file, whatever its position; a pipe, to its end),
-            or the path of a file.
+        source: A `Buffer` (its wanted bytes), a descriptor or what has one (a memfd, a dma-buf, any
+            regular file, whatever its position; a pipe, to its end), the path of a file, or bytes
+            in memory: an object with the buffer protocol (`bytes`, a memoryview, an array), or a
+            list of such, saved one behind the other without being gathered first. They must be
+            C-contiguous. What is written to them meanwhile may be in the file or not.
         path: The file.
         offset: Where in a file or block device that exists the bytes go, of which nothing else is
             touched; that is not atomic. None: the file is replaced, or made.
@@ -64,17 +101,24 @@ def save(
             is as it was then, and nothing is left behind.
         KeyboardInterrupt: Ctrl-C. As after any error, the file is as it was.
     """
-    where: tuple[int, int] | str
+    where: tuple[int, int] | str | list[memoryview]
     match source:
+        case Buffer() if source.kind == "anon":
+            where = [memoryview(source)]
         case Buffer():
             where = (source.fileno(), source.offset)
             length = source.nbytes if length is None else length
         case int():
             where = (source, 0)
-        case str() | bytes() | os.PathLike():
+        case str() | os.PathLike():
             where = os.fsdecode(source)
+        case list():
+            where = [_bytes(one) for one in source]
         case _:
-            where = (source.fileno(), 0)
+            try:
+                where = [_bytes(source)]  # type: ignore[arg-type]
+            except TypeError:
+                where = (source.fileno(), 0)  # type: ignore[union-attr]
     options = {
         "offset": offset,
         "length": length,

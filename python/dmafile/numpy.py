@@ -1,7 +1,7 @@
 """Tensors of safetensors and GGUF files as NumPy arrays."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from . import _dmafile
 from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
+from ._safetensors import layout
+from ._save import Path, SaveOptions
+from ._save import save as _save
 
-__all__ = ["load_file"]
+__all__ = ["load_file", "save", "save_file"]
 
 
 _ML_DTYPES = {
@@ -129,3 +132,66 @@ def _array(
 def _check(dtype: str) -> None:
     """Raises where no array can show a dtype."""
     _ = _DTYPES[dtype]
+
+
+def save_file(
+    tensors: Mapping[str, NDArray[Any]],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    **options: Unpack[SaveOptions],
+) -> dict[str, Any]:
+    """Saves arrays as a safetensors file, straight out of their memory; returns the report.
+
+    The bytes are those that `safetensors.numpy.save_file` writes, except that metadata of several
+    entries stays in its order, and that arrays which are not C-contiguous are written as their
+    elements, in C order, and not as they lie in memory: these, and big-endian ones, are copied
+    first. The file is replaced whole or not at all, and on the disk when this returns.
+
+    Args:
+        tensors: The arrays by name.
+        filename: The file.
+        metadata: Texts by name, for the header.
+        options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
+            `progress`.
+
+    Raises:
+        TypeError: An array has a type that the format does not know.
+        Error: As `dmafile.save`.
+    """
+    return _save(_parts(tensors, metadata), filename, **options)
+
+
+def save(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What `save_file` writes, as bytes."""
+    return b"".join(_parts(tensors, metadata))
+
+
+def _parts(
+    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None
+) -> list[memoryview]:
+    """The header, and the bytes of each array where they are."""
+    arrays = {}
+    for name, array in tensors.items():
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        # Makes one dimension of none, so that the shape is the first array's.
+        arrays[name] = np.ascontiguousarray(array)
+    rows = [
+        (name, _name(array.dtype), tensors[name].shape, array.nbytes)
+        for name, array in arrays.items()
+    ]
+    header, names = layout(rows, metadata)
+    # The types of ml_dtypes have no buffer protocol: bytes have.
+    bytes_of = (arrays[name].reshape(-1).view(np.uint8) for name in names)
+    return [memoryview(header), *(one.data for one in bytes_of)]
+
+
+def _name(dtype: "np.dtype[Any]") -> str:
+    """What the format calls a type."""
+    for name, known in _DTYPES.items():
+        if known == dtype:
+            return name
+    for name, spelled in _ML_DTYPES.items():
+        if spelled == dtype.name:
+            return name
+    raise TypeError(f"safetensors files have no type for arrays of {dtype}")

@@ -4,12 +4,13 @@
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
 use crate::request::{self, FILE, MODEL};
-use dmafile::{CancelToken, Error, Load, Loaded, Origin, Progress, Save, SaveReport};
-use pyo3::exceptions::PyRuntimeError;
+use dmafile::{CancelToken, Error, Load, Loaded, Origin, OriginPart, Progress, Save, SaveReport};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl Work for Load {
     }
 }
 
-impl Work for Save {
+impl Work for Save<'static> {
     type Outcome = SaveReport;
 
     fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
@@ -294,11 +295,26 @@ pub(crate) fn start(
     })
 }
 
-/// What is saved: a descriptor and the first byte of it that is, or a file.
+/// What is saved: a descriptor and the first byte of it that is, a file, or bytes one behind the other.
 #[derive(FromPyObject)]
 pub(crate) enum Source {
     Fd((i32, u64)),
     File(PathBuf),
+    Parts(Vec<PyBuffer<u8>>),
+}
+
+/// The bytes of a buffer of Python's, for as long as somebody holds it.
+///
+/// # Safety
+/// The buffer outlives what comes back.
+unsafe fn shown(buffer: &PyBuffer<u8>) -> OriginPart<'static> {
+    let (start, len) = (buffer.buf_ptr().cast::<AtomicU8>(), buffer.len_bytes());
+    if len == 0 {
+        return OriginPart::shared(&[]);
+    }
+    // SAFETY: a contiguous buffer has so many bytes there, and neither moves nor frees them while it is
+    // held. They are only read, and others may write to them.
+    OriginPart::shared(unsafe { std::slice::from_raw_parts(start, len) })
 }
 
 /// Saves `source` to `path` with the given options; the report.
@@ -310,12 +326,21 @@ pub(crate) fn save(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let origin = match source {
+    let origin = match &source {
+        Source::Parts(parts) => {
+            if parts.iter().any(|part| !part.is_c_contiguous()) {
+                let text = "the bytes of the source do not lie one behind the other";
+                return Err(PyBufferError::new_err(text));
+            }
+            // SAFETY: `source` lives until this function returns, and the save has ended by then: `attend`
+            // waits for it in each case, but in a fork, which has no thread that would read.
+            Origin::Parts(parts.iter().map(|part| unsafe { shown(part) }).collect())
+        }
         Source::Fd((number, at)) => {
             let origin = format!("fd:{number}@{at}").parse();
             origin.map_err(|error| raise(py, &error, None))?
         }
-        Source::File(path) => Origin::File(path),
+        Source::File(path) => Origin::File(path.clone()),
     };
     let save = request::apply_to_save(Save::new(origin, &path), options)?;
     let report = Job::start(py, save, &path, || ())?.attend(py, progress)?;

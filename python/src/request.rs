@@ -51,7 +51,7 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
 }
 
 /// As [`apply`], to a save.
-pub(crate) fn apply_to_save(save: Save, options: &Bound<'_, PyDict>) -> PyResult<Save> {
+pub(crate) fn apply_to_save<'m>(save: Save<'m>, options: &Bound<'_, PyDict>) -> PyResult<Save<'m>> {
     let mut save = save.names(&crate::error::Keywords);
     for (name, value) in options {
         let name = name.extract::<String>()?;

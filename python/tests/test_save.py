@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import dmafile
+import numpy as np
 import pytest
 
 from conftest import SIZE, file_sha256, sha256
@@ -33,7 +34,7 @@ def test_every_source_and_every_option(file: Path, to: Path) -> None:
     digest = file_sha256(file)
     with file.open("rb") as opened:
         opened.seek(1000)
-        for source in (file, str(file), bytes(file), opened, opened.fileno()):
+        for source in (file, str(file), opened, opened.fileno()):
             report = dmafile.save(source, bytes(to), verify=f"sha256={digest}", sync=False)
             assert report["sync"] is False
             assert file_sha256(to) == digest
@@ -87,8 +88,6 @@ def test_errors_leave_the_old_file(file: Path, to: Path) -> None:
         dmafile.save(file, to, block=1)
     with pytest.raises(dmafile.UsageError, match="mmap is a way to load"):
         dmafile.save(file, to, method="mmap")
-    with dmafile.load(file, to="anon") as private, pytest.raises(dmafile.Error, match="EOPNOTSUPP"):
-        dmafile.save(private, to)
     assert to.read_bytes() == b"old"
     assert [left.name for left in to.parent.iterdir()] == ["to"]
 
@@ -113,3 +112,33 @@ def test_an_exception_in_progress_stops_it(to: Path) -> None:
         os.close(write)
     assert to.read_bytes() == b"old"
     assert [left.name for left in to.parent.iterdir()] == ["to"]
+
+
+def test_memory_is_saved_whatever_holds_it(file: Path, to: Path) -> None:
+    data = file.read_bytes()
+    shifted = memoryview(b"x" + data)[1:]
+    words = np.frombuffer(data[: SIZE // 8 * 8], np.uint64)
+    with dmafile.load(file, to="anon") as private:
+        for source in (data, bytearray(data), shifted, private):
+            assert dmafile.save(source, to, verify=f"sha256={sha256(data)}")["bytes"] == SIZE
+            assert file_sha256(to) == sha256(data)
+    dmafile.save([words, data[SIZE // 8 * 8 :], b"", np.zeros((0, 3))], to)
+    assert file_sha256(to) == sha256(data)
+    with pytest.raises(BufferError, match="one behind the other"):
+        dmafile.save(words[::2], to)
+    assert file_sha256(to) == sha256(data)
+
+
+def test_memory_stays_while_it_is_saved_and_other_threads_run(to: Path) -> None:
+    memory = bytearray(64 << 20)
+    ran: list[bool] = []
+
+    def grow(done: int, total: int) -> None:
+        ran.append(True)
+        with pytest.raises(BufferError):
+            memory.append(1)
+
+    dmafile.save(memory, to, progress=grow)
+    assert ran
+    memory.append(1)
+    assert to.stat().st_size == 64 << 20

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -442,3 +443,35 @@ def embed(model: Arrays, numbers: list[int]) -> NDArray[np.float32]:
         x = norm(x + linear(wide, f"{at}.output.dense"), f"{at}.output")
     mean: NDArray[np.float32] = x.mean(0)
     return mean / np.linalg.norm(mean)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_files_are_those_that_safetensors_writes(folder: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for index in range(int(random.integers(0, 20))):
+        dtype = np.dtype(DTYPES[int(random.integers(len(DTYPES)))])
+        shape = tuple(random.integers(0, 40, int(random.integers(0, 4))))
+        array = random.integers(0, 2, shape).astype(dtype)
+        if seed % 3 == 0 and dtype.kind in "iuf":
+            array = array.astype(dtype.newbyteorder(">"))
+        arrays[f'é\x01"{index}' if index % 2 else f"layer.{index}"] = array
+    if seed % 2:
+        arrays["large"] = random.standard_normal((1000, 257 + seed)).astype(np.float32)
+    metadata = {"made by": "ä\n"} if arrays and seed % 4 else None
+    ours, theirs = folder / "ours", folder / "theirs"
+    safetensors.numpy.save_file(arrays, theirs, metadata)
+    dmafile.numpy.save_file(arrays, ours, metadata)
+    subprocess.run(["cmp", ours, theirs], check=True)
+    assert dmafile.numpy.save(arrays, metadata) == theirs.read_bytes()
+
+
+def test_arrays_in_any_order_are_saved_as_their_elements(folder: Path) -> None:
+    rows = np.arange(6000, dtype=np.int32).reshape(60, 100)
+    arrays = {"turned": rows.T, "some": rows[::2, 1::3], "back": rows[::-1]}
+    dmafile.numpy.save_file(arrays, folder / "any")
+    loaded = safetensors.numpy.load_file(folder / "any")
+    assert all(same(loaded[name], np.ascontiguousarray(array)) for name, array in arrays.items())
+    with pytest.raises(TypeError, match="no type for arrays of"):
+        dmafile.numpy.save_file({"text": np.array(["a"])}, folder / "any")
+    assert safetensors.numpy.load_file(folder / "any").keys() == arrays.keys()

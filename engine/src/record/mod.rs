@@ -206,7 +206,7 @@ impl RecordBuffer {
     /// # Errors
     /// EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and whatever
     /// opening a file says.
-    pub fn open(origin: &Origin) -> Result<Self> {
+    pub fn open(origin: &Origin<'static>) -> Result<Self> {
         part::Memory::open(origin).map(Arc::new).map(Self)
     }
 

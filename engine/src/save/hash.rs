@@ -10,7 +10,7 @@ const STEP: u64 = 1 << 20;
 
 /// A checksum in the making.
 pub(super) struct Hash<'a> {
-    origin: &'a Opened,
+    origin: &'a Opened<'a>,
     /// Where the origin has data; what lies between is zeros.
     runs: &'a [(u64, u64)],
     hasher: Hasher,
@@ -20,7 +20,11 @@ pub(super) struct Hash<'a> {
 
 impl<'a> Hash<'a> {
     /// Of an origin from its first byte on.
-    pub(super) fn new(algorithm: Algorithm, origin: &'a Opened, runs: &'a [(u64, u64)]) -> Self {
+    pub(super) fn new(
+        algorithm: Algorithm,
+        origin: &'a Opened<'a>,
+        runs: &'a [(u64, u64)],
+    ) -> Self {
         Self {
             origin,
             runs,

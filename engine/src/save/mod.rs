@@ -5,6 +5,7 @@ mod hash;
 mod origin;
 #[cfg(feature = "checksums")]
 pub(crate) mod part;
+mod parts;
 mod plan;
 mod report;
 mod run;
@@ -20,6 +21,7 @@ use crate::verify::Verify;
 use std::path::PathBuf;
 
 pub use origin::Origin;
+pub use parts::OriginPart;
 pub use plan::SavePlan;
 pub use report::SaveReport;
 
@@ -55,8 +57,8 @@ struct Wanted {
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 #[must_use = "nothing is saved before `run`"]
-pub struct Save {
-    origin: Origin,
+pub struct Save<'m> {
+    origin: Origin<'m>,
     path: PathBuf,
     in_place: Option<u64>,
     wanted: Wanted,
@@ -68,9 +70,9 @@ pub struct Save {
     names: &'static dyn Names,
 }
 
-impl Save {
+impl<'m> Save<'m> {
     /// A save of all of `origin` as the file `path`, everything else left to the plan.
-    pub fn new(origin: Origin, path: impl Into<PathBuf>) -> Self {
+    pub fn new(origin: Origin<'m>, path: impl Into<PathBuf>) -> Self {
         Self {
             wanted: Wanted {
                 from: origin.to_string(),

@@ -1,6 +1,7 @@
 //! What is saved: memory behind a descriptor, a file, or what comes out of a pipe.
 
 use super::hash::Hash;
+use super::parts::{OriginPart, Parts};
 use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::exporter::ko::{self, Ko};
@@ -18,9 +19,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Where the bytes of a save come from.
+///
+/// The lifetime is that of memory of the caller, where [`Origin::Parts`] has such.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Origin {
+pub enum Origin<'m> {
     /// What a descriptor stands for: a memfd, a dma-buf, any regular file or block device, or a pipe.
     /// Made with [`Origin::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
     Fd {
@@ -36,9 +39,16 @@ pub enum Origin {
     /// What comes out of a pipe, a socket or a terminal until it ends; `-` is standard input. Of a
     /// regular file it is what lies behind the position.
     Stream(Arc<OwnedFd>),
+    /// Several ranges of memory, one behind the other; they are not gathered first.
+    Parts(Vec<OriginPart<'m>>),
 }
 
-impl Origin {
+impl<'m> Origin<'m> {
+    /// Memory of the caller.
+    pub fn memory(bytes: &'m [u8]) -> Self {
+        Self::Parts(vec![bytes.into()])
+    }
+
     /// What a descriptor stands for, from byte `at` on.
     pub fn fd(fd: OwnedFd, at: u64) -> Self {
         let number = fd.as_raw_fd();
@@ -47,18 +57,22 @@ impl Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for Origin<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fd { number, at: 0, .. } => write!(f, "fd:{number}"),
             Self::Fd { number, at, .. } => write!(f, "fd:{number}@{at}"),
             Self::File(path) => path.display().fmt(f),
             Self::Stream(_) => f.write_str("-"),
+            Self::Parts(parts) => match parts.as_slice() {
+                [one] => one.fmt(f),
+                several => write!(f, "{} parts", several.len()),
+            },
         }
     }
 }
 
-impl FromStr for Origin {
+impl FromStr for Origin<'_> {
     type Err = Error;
 
     /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF
@@ -92,7 +106,7 @@ impl FromStr for Origin {
 }
 
 /// An origin that is open.
-pub(super) struct Opened {
+pub(super) struct Opened<'m> {
     name: String,
     /// What it is.
     pub(super) kind: &'static str,
@@ -100,16 +114,17 @@ pub(super) struct Opened {
     pub(super) start: u64,
     /// How many; None of a stream that ends by itself.
     pub(super) bytes: Option<u64>,
-    body: Arc<Body>,
+    body: Arc<Body<'m>>,
 }
 
-enum Body {
+enum Body<'m> {
     Nothing,
     Memory(Memory),
     /// Memory that the caller lends.
     Lent(Lent),
     File(Source),
     Stream(Stream),
+    Parts(Parts<'m>),
 }
 
 /// Memory behind a descriptor.
@@ -147,9 +162,9 @@ struct Read {
 /// How long a pipe is waited for until a cancel is looked for.
 const LOOK: Duration = Duration::from_millis(100);
 
-impl Opened {
+impl<'m> Opened<'m> {
     /// Opens it and looks what it is.
-    pub(super) fn open(origin: &Origin, length: Option<u64>) -> Result<Self> {
+    pub(super) fn open(origin: &Origin<'m>, length: Option<u64>) -> Result<Self> {
         let (start, body, size, kind) = match origin {
             Origin::Fd { fd, number, at } => {
                 let (body, size, kind) =
@@ -161,6 +176,10 @@ impl Opened {
                 (0, body, size, kind)
             }
             Origin::Stream(fd) => (0, Body::stream(fd), None, "pipe"),
+            Origin::Parts(parts) => {
+                let (parts, size, kind) = Parts::open(parts)?;
+                (0, Body::Parts(parts), Some(size), kind)
+            }
         };
         let bytes = match size {
             None if start > 0 => {
@@ -224,9 +243,25 @@ impl Opened {
         match &*self.body {
             Body::Memory(memory) => memory.region(),
             Body::Lent(memory) => Ok(memory.region()),
+            Body::Parts(_) => Err("parts are looked at one by one"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
             Body::Nothing | Body::File(_) => Err("what is on a disk has to be read first"),
         }
+    }
+
+    pub(super) fn parts(&self) -> Option<&Parts<'m>> {
+        match &*self.body {
+            Body::Parts(parts) => Some(parts),
+            _ => None,
+        }
+    }
+
+    /// Its bytes at their addresses, where a disk can read them there.
+    pub(super) fn in_memory(&self) -> Option<Region<'_>> {
+        let dma_buf = self.memory().and_then(|memory| memory.dma_buf.as_ref());
+        let pinned = dma_buf.is_none_or(|dma_buf| dma_buf.unpinnable.is_none());
+        let region = self.region().ok().filter(|_| pinned)?;
+        Some(region.part(self.start, self.bytes?))
     }
 
     pub(super) fn is_stream(&self) -> bool {
@@ -246,18 +281,22 @@ impl Opened {
                 file::data(memory.fd.as_fd(), start, end, 0)
             }
             Body::File(source) => source.data(start, end, 0),
+            Body::Parts(parts) => parts.data(start, end),
             Body::Memory(_) | Body::Lent(_) | Body::Stream(_) => vec![(start, end)],
         }
     }
 
     /// The CPU begins to read, once devices have written what they were to write (fences).
     pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
+        if let Body::Parts(parts) = &*self.body {
+            return parts.begin(cancel);
+        }
         let Some(memory) = self.memory().filter(|memory| memory.dma_buf.is_some()) else {
-            return Ok(Access(None));
+            return Ok(Access(Vec::new()));
         };
         loop {
             match dmabuf::try_sync(memory.fd.as_fd(), false, false) {
-                Ok(()) => return Ok(Access(Some(memory.fd.as_fd()))),
+                Ok(()) => return Ok(Access(vec![memory.fd.as_fd()])),
                 Err(Errno::INTR | Errno::AGAIN) if cancel.is_set() => {
                     return Err(Error::save_cancelled(&self.name));
                 }
@@ -289,6 +328,7 @@ impl Opened {
                 let (fd, offset) = source.buffered(at);
                 read(fd, offset)
             }
+            Body::Parts(parts) => return parts.copy_out(at, into),
             Body::Nothing | Body::Stream(_) => Ok(()),
         };
         done.map_err(|errno| match errno {
@@ -309,6 +349,7 @@ impl Opened {
         match &*self.body {
             Body::Nothing => Ok(0),
             Body::Stream(stream) => stream.fill(block, len, self.bytes, cancel, &self.name),
+            Body::Parts(parts) => parts.fill(block, at, len, cancel),
             Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
                 (Some(_), Ok(map)) => {
                     block.ring.copy_from(block.at, &map.region(), at, len);
@@ -379,6 +420,7 @@ impl Opened {
                 file::stat(memory.fd.as_fd()).ok()?.size
             }
             Body::File(source) => source.size_now(0).ok()?,
+            Body::Parts(parts) => return parts.cut_short(),
             _ => return None,
         };
         if now >= self.start + self.bytes? {
@@ -446,13 +488,25 @@ impl Block<'_> {
 }
 
 /// Reading by the CPU, until it is dropped (DMA_BUF_IOCTL_SYNC).
-pub(super) struct Access<'a>(Option<BorrowedFd<'a>>);
+pub(super) struct Access<'a>(Vec<BorrowedFd<'a>>);
+
+impl Access<'_> {
+    /// Reading of all of these.
+    pub(super) fn all(mut these: Vec<Self>) -> Self {
+        Self(
+            these
+                .iter_mut()
+                .flat_map(|one| std::mem::take(&mut one.0))
+                .collect(),
+        )
+    }
+}
 
 impl Drop for Access<'_> {
     fn drop(&mut self) {
-        if let Some(fd) = self.0 {
+        for fd in &self.0 {
             // It has begun, so that it can end; a drop has nobody to report to.
-            let _ = dmabuf::sync(fd, false, true);
+            let _ = dmabuf::sync(*fd, false, true);
         }
     }
 }
@@ -471,7 +525,7 @@ impl Memory {
     }
 }
 
-impl Body {
+impl Body<'_> {
     fn stream(fd: &Arc<OwnedFd>) -> Self {
         Self::Stream(Stream {
             fd: Arc::clone(fd),
@@ -514,7 +568,7 @@ impl Stream {
 }
 
 /// How many bytes are saved of an origin of `size` bytes.
-fn range(origin: &Origin, size: u64, start: u64, length: Option<u64>) -> Result<u64> {
+fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Result<u64> {
     let left = size.checked_sub(start);
     let bytes = left.filter(|left| length.is_none_or(|length| length <= *left));
     let bytes = bytes.map(|left| length.unwrap_or(left));
@@ -534,7 +588,10 @@ fn range(origin: &Origin, size: u64, start: u64, length: Option<u64>) -> Result<
 }
 
 /// What a descriptor stands for, and its size.
-fn of_descriptor(fd: &Arc<OwnedFd>, number: i32) -> Result<(Body, Option<u64>, &'static str)> {
+fn of_descriptor(
+    fd: &Arc<OwnedFd>,
+    number: i32,
+) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     if !sys::file::is_readable(fd.as_fd()).unwrap_or(false) {
         return Err(Error::os("cannot save", Errno::BADF)
             .with_why("the descriptor is not open for reading")
@@ -572,7 +629,7 @@ fn of_descriptor(fd: &Arc<OwnedFd>, number: i32) -> Result<(Body, Option<u64>, &
     }
 }
 
-fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body, Option<u64>, &'static str)> {
+fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let ask = |errno| Error::os("cannot ask about the dma-buf", errno);
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let ko = ko::behind(fd.as_fd());
@@ -599,7 +656,10 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body, Option<u64>, &'static str)> {
 }
 
 /// A memfd, or a file that its file system keeps in memory: there is no other place to read it from.
-fn of_memory(fd: &Arc<OwnedFd>, stat: &file::Stat) -> Result<(Body, Option<u64>, &'static str)> {
+fn of_memory(
+    fd: &Arc<OwnedFd>,
+    stat: &file::Stat,
+) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let kind = match memfd::seals(fd.as_fd()) {
         Ok(_) => "memfd",
         Err(_) => "file",
@@ -639,7 +699,7 @@ fn of_memory(fd: &Arc<OwnedFd>, stat: &file::Stat) -> Result<(Body, Option<u64>,
     Ok((Body::Memory(memory), Some(stat.size), kind))
 }
 
-fn of_file(path: &Path) -> Result<(Body, Option<u64>, &'static str)> {
+fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let source = match Source::open(path) {
         Ok(source) => source,
         // Of nothing there is nothing to read.

@@ -37,14 +37,14 @@ pub(crate) struct How {
 /// Memory to write parts of, opened once.
 pub(crate) struct Memory {
     name: String,
-    opened: Opened,
+    opened: Opened<'static>,
     /// What to do with parts that begin at such an offset, modulo the grain of the file.
     plan: Mutex<Option<(u64, Arc<SavePlan>)>>,
 }
 
 impl Memory {
     /// Memory behind a descriptor, or a file.
-    pub(crate) fn open(origin: &Origin) -> Result<Self> {
+    pub(crate) fn open(origin: &Origin<'static>) -> Result<Self> {
         let opened = Opened::open(origin, None).map_err(Error::of_record)?;
         if opened.is_stream() {
             return Err(Error::os("cannot record", Errno::INVAL)
@@ -61,7 +61,7 @@ impl Memory {
         Self::new(opened.place(0), opened)
     }
 
-    fn new(name: String, opened: Opened) -> Self {
+    fn new(name: String, opened: Opened<'static>) -> Self {
         Self {
             name,
             opened,

@@ -2,6 +2,7 @@
 
 use super::Wanted;
 use super::origin::{Memory, Opened};
+use super::parts::Fit;
 use super::to::To;
 use crate::error::{Error, Result, errno_name};
 use crate::facts::{Host, premap};
@@ -33,7 +34,7 @@ pub(super) const METHODS: [Method; 7] = [
 pub struct SavePlan {
     /// What is saved, as it was named.
     pub from: String,
-    /// What that is: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    /// What that is: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
     pub kind: String,
     /// Its first byte that is saved.
     pub from_offset: u64,
@@ -94,6 +95,15 @@ impl SavePlan {
         self.tuning.block_of(rung)
     }
 
+    /// The size of a block beside the memory, through which bytes pass: of several parts those that
+    /// cannot be written from where they are.
+    pub(super) fn ring_block_of(&self, rung: Rung) -> u64 {
+        let tuning = self.tuning;
+        tuning
+            .block_of(rung)
+            .min(BOUNCE_BLOCK.next_multiple_of(tuning.grain))
+    }
+
     /// Operations that a rung has in flight, at most.
     pub(super) fn depth_of(&self, rung: Rung) -> u32 {
         self.tuning.depth_of(rung)
@@ -134,7 +144,7 @@ impl Tuning {
 /// Decides. `runs` is where the origin has data, in offsets of the target.
 pub(super) fn decide(
     wanted: &Wanted,
-    origin: &Opened,
+    origin: &Opened<'_>,
     to: &To,
     host: &Host,
     runs: &[(u64, u64)],
@@ -145,7 +155,7 @@ pub(super) fn decide(
         true => 0,
         false => origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data)),
     };
-    let by_address = by_address(origin, to, holes > 0);
+    let by_address = by_address(origin, to, runs, holes > 0);
     let mut ladder = ladder(wanted, origin, to, host, &by_address, log)?;
     let tuning = Tuning {
         block: wanted.block,
@@ -218,7 +228,7 @@ fn rung(method: Method, direct: bool, registered: bool) -> Rung {
 /// The ways to try, in order, with the reasons for those left out.
 fn ladder(
     wanted: &Wanted,
-    origin: &Opened,
+    origin: &Opened<'_>,
     to: &To,
     host: &Host,
     by_address: &Result<(), Message>,
@@ -254,6 +264,16 @@ fn ladder(
             }
             all.into_iter().chain(through()).collect()
         }
+        Method::Auto if origin.parts().is_some() => {
+            let direct = [uring[1], rung(Method::Threads, true, false)];
+            match by_address {
+                Ok(()) => direct.into_iter().chain(through()).collect(),
+                Err(why) => {
+                    log.add("not", uring[1], why.clone());
+                    through().collect()
+                }
+            }
+        }
         Method::Auto => match by_address {
             Ok(()) => vec![uring[0], uring[1], rung(Method::Threads, true, false), last],
             Err(why) => {
@@ -287,6 +307,11 @@ fn ladder(
             _ => Ok(()),
         })
         .and_then(|()| match rung.method {
+            // What is not aligned passes through a ring.
+            Method::Uring | Method::Threads if origin.parts().is_some() => match rung.registered {
+                true => Err("each part is written but once".into()),
+                false => Ok(()),
+            },
             Method::Uring => by_address.clone(),
             Method::Threads if rung.direct => by_address.clone(),
             Method::Module if dma_buf.is_none_or(|dma_buf| dma_buf.ko.is_none()) => {
@@ -330,7 +355,17 @@ fn ladder(
 }
 
 /// Whether the disk can read the bytes at their addresses; why not.
-fn by_address(origin: &Opened, to: &To, holes: bool) -> Result<(), Message> {
+fn by_address(
+    origin: &Opened<'_>,
+    to: &To,
+    runs: &[(u64, u64)],
+    holes: bool,
+) -> Result<(), Message> {
+    if let Some(parts) = origin.parts() {
+        let why = "no part of 128 KiB has a place in memory that fits the one in the file";
+        let any = parts.any_in_place(runs, Fit::of(origin, to, true));
+        return any.then_some(()).ok_or_else(|| why.into());
+    }
     let region = origin.region().map_err(Message::from)?;
     let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
     if let Some(errno) = dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
@@ -373,7 +408,7 @@ fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
 fn window(
     ladder: &mut Vec<Rung>,
     tuning: Tuning,
-    origin: &Opened,
+    origin: &Opened<'_>,
     host: &Host,
     log: &Reasons,
 ) -> u64 {
@@ -407,7 +442,7 @@ fn window(
 }
 
 /// The reason to have chosen a rung.
-fn describe(rung: Rung, asked: Method, origin: &Opened) -> String {
+fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
         (Method::Uring, true, true) => "the disk reads from registered memory, no copy",
         (Method::Uring, true, false) => "the disk reads from the memory, no copy",

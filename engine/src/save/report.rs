@@ -28,7 +28,7 @@ pub struct SaveReport {
     /// Direct, buffered, or auto where some bytes went each way, parts of blocks at either end above
     /// all.
     pub io: Io,
-    /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
     pub kind: String,
     /// Where to; in JSON what of the path is no UTF-8 is replaced.
     #[serde(serialize_with = "crate::error::lossy")]

@@ -3,6 +3,7 @@
 use super::Save;
 use super::hash::Hash;
 use super::origin::{Block, Opened};
+use super::parts::Fit;
 use super::plan::{self, SavePlan};
 use super::report::SaveReport;
 use super::to::To;
@@ -16,7 +17,7 @@ use crate::flow::meter::{Meter, Phase};
 use crate::flow::trace::ROW_VERIFY;
 use crate::message::message;
 use crate::method::Stop;
-use crate::options::Io;
+use crate::options::{Io, Method};
 use crate::plan::Rung;
 use crate::reasons::Reasons;
 use crate::sync::lock;
@@ -27,8 +28,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What a save is going to do.
-struct Decided {
-    origin: Opened,
+struct Decided<'m> {
+    origin: Opened<'m>,
     to: To,
     plan: SavePlan,
     /// Where there is data, in offsets of the target: whole blocks of it, but at either end.
@@ -36,7 +37,7 @@ struct Decided {
     opened: Duration,
 }
 
-impl Save {
+impl<'m> Save<'m> {
     /// What would be done and why. Opens both ends and tries what the machine offers; moves nothing, and
     /// leaves nothing behind.
     ///
@@ -63,7 +64,7 @@ impl Save {
         self.carry_out(decided, &clock, &log)
     }
 
-    fn carry_out(&self, decided: Decided, clock: &Clock, log: &Reasons) -> Result<SaveReport> {
+    fn carry_out(&self, decided: Decided<'m>, clock: &Clock, log: &Reasons) -> Result<SaveReport> {
         let Decided {
             origin,
             to,
@@ -127,7 +128,7 @@ impl Save {
     }
 
     /// Looks and decides, and shows the plan.
-    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<Decided> {
+    fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<Decided<'m>> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
         let to = match self.in_place {
@@ -158,7 +159,7 @@ impl Save {
 
 /// Where there is data, in offsets of the target: rounded out to whole blocks of it, as far as the save
 /// reaches, so that the disk gets whole blocks wherever it can.
-fn runs(origin: &Opened, to: &To) -> Vec<FileRange> {
+fn runs(origin: &Opened<'_>, to: &To) -> Vec<FileRange> {
     let Some(bytes) = origin.bytes.filter(|_| !origin.is_stream()) else {
         return Vec::new();
     };
@@ -188,7 +189,7 @@ fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
 pub(super) struct Transfer<'a> {
     pub(super) verify: Option<&'a Verify>,
     pub(super) cancel: &'a CancelToken,
-    pub(super) origin: &'a Opened,
+    pub(super) origin: &'a Opened<'a>,
     pub(super) to: &'a To,
     /// Where the first byte goes.
     pub(super) at: u64,
@@ -374,6 +375,14 @@ impl Transfer<'_> {
                 phase: base % block,
                 capacity: u64::MAX,
             };
+            let fit = Fit::of(self.origin, self.to, rung.direct);
+            if let Some(parts) = self
+                .origin
+                .parts()
+                .filter(|_| rung.method != Method::Bounce)
+            {
+                left = parts.split(&left, fit, self.plan.ring_block_of(rung));
+            }
             let feed = Feed::new(left, [], cut, None);
             let job = Job {
                 plan: self.plan,
@@ -473,7 +482,6 @@ impl Drop for Over<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Method;
     use crate::save::Origin;
     use std::io::Write;
 

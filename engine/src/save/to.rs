@@ -29,6 +29,8 @@ pub(super) struct To {
     pub(super) grain: u64,
     /// What direct writes need of memory.
     pub(super) align: u64,
+    /// The least that they need of it, where their place in the file is at a multiple of the grain.
+    pub(super) memory_align: u64,
     pub(super) align_told: bool,
     pub(super) file_system: String,
     device: Option<Device>,
@@ -160,9 +162,9 @@ impl To {
             _ => 512,
         };
         let usual = usual.max(page_size());
-        let align = match stat.direct {
-            Some((memory, offset)) => u64::from(memory.max(offset)).max(1),
-            None => usual,
+        let (align, memory_align) = match stat.direct {
+            Some((memory, offset)) => (u64::from(memory.max(offset)).max(1), memory.max(1).into()),
+            None => (usual, usual),
         };
         Ok(Self {
             path: path.to_path_buf(),
@@ -170,6 +172,7 @@ impl To {
             at,
             grain: usual.max(align),
             align,
+            memory_align,
             align_told: stat.direct.is_some(),
             file_system: source::file_system(&stat),
             device: Device::of(stat.device),

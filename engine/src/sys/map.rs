@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 /// The size of a base page, in bytes.
 pub(crate) fn page_size() -> u64 {
@@ -376,6 +377,35 @@ impl<'m> Region<'m> {
         Self {
             base: NonNull::from(memory).cast(),
             len,
+            owner: PhantomData,
+        }
+    }
+
+    /// Memory that a caller lends for the kernel and for copies to read; the others must write to no
+    /// region made here.
+    pub(crate) fn shown(memory: &'m [u8]) -> Self {
+        Self {
+            base: NonNull::from(memory).cast(),
+            len: memory.len(),
+            owner: PhantomData,
+        }
+    }
+
+    /// As [`Region::shown`], of memory that others may write to meanwhile.
+    pub(crate) fn shown_shared(memory: &'m [AtomicU8]) -> Self {
+        Self {
+            base: NonNull::from(memory).cast(),
+            len: memory.len(),
+            owner: PhantomData,
+        }
+    }
+
+    /// `len` bytes of it, from `at` on.
+    pub(crate) fn part(&self, at: u64, len: u64) -> Self {
+        let base = NonNull::new(self.span(at, len)).expect("memory does not begin at address 0");
+        Self {
+            base,
+            len: len as usize,
             owner: PhantomData,
         }
     }

@@ -60,10 +60,12 @@ pub(crate) const MAP_UNIT: u64 = 4096;
 pub(crate) const MOST_SLOTS: usize = 1 << 14;
 
 /// Where a read lands, or a write begins.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Landing {
+#[derive(Clone, Copy)]
+pub(crate) enum Landing<'m> {
     /// At this byte of the region.
     Region(u64),
+    /// At the first byte of other memory, from which a write begins.
+    Memory(Region<'m>),
     /// At this byte of the region, which the buffer in a slot covers.
     Registered(u64, u32),
     /// At this byte of the window of a dma-buf that is mapped in a slot: no address.
@@ -234,12 +236,12 @@ impl<'m> Ring<'m> {
 
     /// Queues a read of `len` bytes to where they are to land, from an offset of the file with this
     /// number. A slot that is named must cover it. The caller keeps to the depth the ring was made for.
-    pub(crate) fn read(&mut self, token: u64, landing: Landing, len: u64, place: (usize, u64)) {
+    pub(crate) fn read(&mut self, token: u64, landing: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(false, token, landing, len, place);
     }
 
     /// As [`Ring::read`], to write.
-    pub(crate) fn write(&mut self, token: u64, from: Landing, len: u64, place: (usize, u64)) {
+    pub(crate) fn write(&mut self, token: u64, from: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(true, token, from, len, place);
     }
 
@@ -247,12 +249,13 @@ impl<'m> Ring<'m> {
         &mut self,
         write: bool,
         token: u64,
-        landing: Landing,
+        landing: Landing<'m>,
         len: u64,
         (file, offset): (usize, u64),
     ) {
         let (target, slot) = match landing {
             Landing::Region(at) => (self.region.span(at, len), None),
+            Landing::Memory(memory) => (memory.span(0, len), None),
             Landing::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
             // An offset, where others have an address.
             Landing::Window(at, slot) => {
@@ -291,8 +294,8 @@ impl<'m> Ring<'m> {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory of a read or write lies in the region, which outlives this ring; dropping
-        // the ring waits for it. Or it lies in a dma-buf, which the slot holds, where the kernel checks
+        // SAFETY: the memory of a read or write lies in the region, or in another one, which outlive this
+        // ring; dropping the ring waits for it. Or it lies in a dma-buf, which the slot holds, where the kernel checks
         // that it is inside of what is mapped. A bell is an eventfd and needs no memory.
         unsafe { self.ring.submission().push(entry) }
             .expect("the queue has an entry for each operation in flight");

@@ -8,6 +8,7 @@ mod ring;
 mod whole;
 
 use super::origin::{Block, Memory, Opened};
+use super::parts::Fit;
 use super::plan::SavePlan;
 use super::to::To;
 use crate::control::CancelToken;
@@ -36,7 +37,7 @@ pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result
 pub(super) struct Job<'a> {
     pub plan: &'a SavePlan,
     pub rung: Rung,
-    pub origin: &'a Opened,
+    pub origin: &'a Opened<'a>,
     pub to: &'a To,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
@@ -50,6 +51,7 @@ pub(super) struct Job<'a> {
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let through = match job.rung.method {
         Method::Bounce => true,
+        Method::Uring => job.origin.parts().is_some(),
         Method::Threads => job.region().is_err() || !job.plan.by_address,
         _ => false,
     };
@@ -57,7 +59,9 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Method::Module => whole::module(job),
         Method::CopyFileRange => whole::copy_range(job),
         Method::Threads if !through => pool::by_address(job),
-        Method::Uring | Method::Premap => ring::by_address(job),
+        Method::Premap => ring::by_address(job),
+        Method::Uring if !through => ring::by_address(job),
+        Method::Uring => in_blocks(job, |blocks| ring::through(job, blocks)),
         _ if job.rung.registered => in_blocks(job, |blocks| ring::through(job, blocks)),
         _ => in_blocks(job, |blocks| pool::through(job, blocks)),
     }
@@ -89,7 +93,11 @@ fn in_blocks(
     /// Where a ring may begin and end so that transparent huge pages hold it and nothing else.
     const HUGE: u64 = 2 << 20;
     let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to write from", errno));
-    let block = job.plan.block_of(job.rung);
+    // Extents of parts are cut to it.
+    let block = match job.origin.parts() {
+        Some(_) => job.plan.ring_block_of(job.rung),
+        None => job.plan.block_of(job.rung),
+    };
     let count = match job.origin.bytes {
         Some(bytes) => u64::from(job.plan.depth_of(job.rung)).min(bytes.div_ceil(block).max(1)),
         None => job.plan.depth_of(job.rung).into(),
@@ -126,6 +134,15 @@ impl<'a> Job<'a> {
     /// The memory, where its bytes can be reached by their addresses.
     fn region(&self) -> Result<Region<'a>, &str> {
         self.origin.region()
+    }
+
+    /// Where an extent of several parts lies, if it can be written from there: in one of them, aligned.
+    fn in_place(&self, extent: &Extent) -> Option<Region<'a>> {
+        if self.rung.method == Method::Bounce {
+            return None;
+        }
+        let fit = Fit::of(self.origin, self.to, self.rung.direct);
+        self.origin.parts()?.find(extent.at, extent.need, fit)
     }
 
     /// How many blocks may be filled at once: one where the order counts.
@@ -227,6 +244,14 @@ impl<'a> Job<'a> {
                 None => Stop::Refused(self.origin.failed(self.origin.start, errno)),
             },
             errno => self.to.failed(offset, errno).into(),
+        }
+    }
+
+    /// Why a write from one of several parts ended: that part may be at fault, and not all direct writes.
+    fn stop_of_part(stop: Stop) -> Stop {
+        match stop {
+            Stop::NotDirect(error) => Stop::Refused(error),
+            stop => stop,
         }
     }
 

@@ -24,6 +24,12 @@ pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     crowd(job.plan.tuning.node, workers, |row| {
         let block = blocks.block(row);
         job.each(row, |extent| {
+            if let Some(part) = job.in_place(extent) {
+                let done = job.write_all(&part, job.rung.direct, 0, extent.need, extent.file);
+                return done
+                    .map(|()| job.done(extent.need))
+                    .map_err(Job::stop_of_part);
+            }
             let bytes = job.fill(&block, extent)?;
             let write = |direct| job.write_all(&blocks.ring, direct, block.at, bytes, extent.file);
             match write(job.rung.direct) {

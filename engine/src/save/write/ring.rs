@@ -21,7 +21,7 @@ const MOST_TRIES: u32 = 100;
 
 /// A write in flight.
 #[derive(Clone, Copy)]
-struct Flight {
+struct Flight<'a> {
     /// What was taken from the feed, and how much of it is written from here.
     whole: Extent,
     bytes: u64,
@@ -29,6 +29,8 @@ struct Flight {
     at: u64,
     offset: u64,
     left: u64,
+    /// The memory that it is written from, which `at` counts from; None is the ring's region.
+    part: Option<Region<'a>>,
     window: Option<usize>,
     tries: u32,
     start: Duration,
@@ -66,10 +68,10 @@ pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     })
 }
 
-fn pump(
-    job: &Job<'_>,
-    region: Region<'_>,
-    blocks: Option<(&Blocks<'_>, u64)>,
+fn pump<'a>(
+    job: &'a Job<'a>,
+    region: Region<'a>,
+    blocks: Option<(&'a Blocks<'a>, u64)>,
     depth: u32,
     row: u64,
 ) -> Result<(), Stop> {
@@ -133,8 +135,8 @@ fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
     Ok(Slots::DmaBuf(first))
 }
 
-struct Pump<'a, 'j> {
-    job: &'a Job<'j>,
+struct Pump<'a> {
+    job: &'a Job<'a>,
     region: Region<'a>,
     /// The blocks that bytes pass through, and which of them is the first of its own.
     blocks: Option<(&'a Blocks<'a>, u64)>,
@@ -142,13 +144,13 @@ struct Pump<'a, 'j> {
     row: u64,
     ring: Ring<'a>,
     slots: Slots,
-    flights: Vec<Option<Flight>>,
+    flights: Vec<Option<Flight<'a>>>,
     free: Vec<usize>,
     /// Why nothing new is started; what is in flight is still waited for.
     stop: Option<Stop>,
 }
 
-impl Pump<'_, '_> {
+impl<'a> Pump<'a> {
     fn run(&mut self) {
         let mut done = Vec::new();
         loop {
@@ -190,10 +192,15 @@ impl Pump<'_, '_> {
     }
 
     fn launch(&mut self, index: usize, extent: Extent) -> Result<(), Stop> {
-        let window = self.cover(index, &extent)?;
-        let (at, bytes) = match self.blocks {
-            None => (extent.at, extent.need),
-            Some((blocks, first)) => {
+        let part = self.job.in_place(&extent);
+        let window = match part {
+            Some(_) => None,
+            None => self.cover(index, &extent)?,
+        };
+        let (at, bytes) = match (self.blocks, part) {
+            (_, Some(_)) => (0, extent.need),
+            (None, None) => (extent.at, extent.need),
+            (Some((blocks, first)), None) => {
                 let block = blocks.block(first + index as u64);
                 match self.job.fill(&block, &extent) {
                     Ok(bytes) => (block.at, bytes),
@@ -216,6 +223,7 @@ impl Pump<'_, '_> {
             at,
             offset: extent.file,
             left: bytes,
+            part,
             window,
             tries: 0,
             start: self.job.meter.now(),
@@ -261,11 +269,12 @@ impl Pump<'_, '_> {
         }
     }
 
-    fn queue(&mut self, index: usize, flight: Flight) {
-        let from = match (&self.slots, flight.window) {
-            (Slots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
-            (_, Some(window)) => Landing::Registered(flight.at, window as u32),
-            (_, None) => Landing::Region(flight.at),
+    fn queue(&mut self, index: usize, flight: Flight<'a>) {
+        let from = match (flight.part, &self.slots, flight.window) {
+            (Some(part), ..) => Landing::Memory(part.part(flight.at, flight.left)),
+            (_, Slots::DmaBuf(first), _) => Landing::Window(flight.at - first, 0),
+            (_, _, Some(window)) => Landing::Registered(flight.at, window as u32),
+            (_, _, None) => Landing::Region(flight.at),
         };
         self.ring
             .write(index as u64, from, flight.left, (0, flight.offset));
@@ -276,6 +285,8 @@ impl Pump<'_, '_> {
         let (job, index) = (self.job, done.token as usize);
         let mut flight = self.flights[index].expect("a completion belongs to a write in flight");
         let direct = job.rung.direct;
+        let memory = flight.part.unwrap_or(self.region);
+        let passes = self.blocks.is_some() && flight.part.is_none();
         let is_mapped = matches!(self.slots, Slots::DmaBuf(_));
         let again = match done.result {
             Ok(0) => Err(job.to.failed(flight.offset, Errno::IO).into()),
@@ -302,9 +313,13 @@ impl Pump<'_, '_> {
             Err(errno) if is_mapped => Err(turned_away(job, &flight, errno)),
             // The ring will not wait for this one, so we do.
             Err(Errno::AGAIN) => job
-                .write_all(&self.region, direct, flight.at, flight.left, flight.offset)
+                .write_all(&memory, direct, flight.at, flight.left, flight.offset)
                 .map(|()| false),
             Err(errno) => Err(job.stop(errno, flight.offset, direct)),
+        };
+        let again = match flight.part {
+            Some(_) => again.map_err(Job::stop_of_part),
+            None => again,
         };
         let again = match again {
             Ok(true) if self.stop.is_none() => return self.queue(index, flight),
@@ -314,14 +329,14 @@ impl Pump<'_, '_> {
         self.free.push(index);
         self.uncover(flight.window);
         job.meter.io_ends();
-        let (written, stop) = match (again, self.blocks) {
+        let (written, stop) = match (again, passes) {
             (Ok(false), _) => (Some(direct), None),
             // What has passed by cannot be read again: the rest of it is written from here.
-            (Ok(true), Some(_)) => self.rescue(&flight, None),
-            (Err(stop @ (Stop::NotDirect(_) | Stop::Refused(_))), Some(_)) => {
+            (Ok(true), true) => self.rescue(&flight, None),
+            (Err(stop @ (Stop::NotDirect(_) | Stop::Refused(_))), true) => {
                 self.rescue(&flight, Some(stop))
             }
-            (Ok(true), None) => (None, None),
+            (Ok(true), false) => (None, None),
             (Err(stop), _) => (None, Some(stop)),
         };
         match written {
@@ -341,7 +356,7 @@ impl Pump<'_, '_> {
     }
 
     /// Writes the rest of a block through the page cache. Whether that is done, and what ends the rest.
-    fn rescue(&self, flight: &Flight, stop: Option<Stop>) -> (Option<bool>, Option<Stop>) {
+    fn rescue(&self, flight: &Flight<'_>, stop: Option<Stop>) -> (Option<bool>, Option<Stop>) {
         let job = self.job;
         match job.write_all(&self.region, false, flight.at, flight.left, flight.offset) {
             Ok(()) => (Some(false), stop),
@@ -367,7 +382,7 @@ impl Pump<'_, '_> {
 }
 
 /// A write from a mapped dma-buf that the kernel did not do.
-fn turned_away(job: &Job<'_>, flight: &Flight, errno: Errno) -> Stop {
+fn turned_away(job: &Job<'_>, flight: &Flight<'_>, errno: Errno) -> Stop {
     match errno {
         // The device, or the mapping, is gone; or the file is not written directly any more.
         Errno::AGAIN

@@ -1,0 +1,328 @@
+//! Several ranges of memory that are saved one behind the other, without gathering them first.
+
+use super::origin::{Access, Block, Opened, Origin};
+use super::to::To;
+use crate::control::CancelToken;
+use crate::error::{Error, Result};
+use crate::flow::feed::FileRange;
+use crate::sys::Errno;
+use crate::sys::map::Region;
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+/// A range of memory that is saved behind others ([`Origin::Parts`](crate::Origin::Parts)).
+///
+/// ```no_run
+/// use dmafile::{Origin, OriginPart, Save};
+///
+/// let (header, body) = (vec![1_u8; 100], vec![2_u8; 1 << 30]);
+/// let parts = vec![OriginPart::from(&header[..]), OriginPart::from(&body[..])];
+/// Save::new(Origin::Parts(parts), "both.bin").run()?;
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct OriginPart<'m>(Piece<'m>);
+
+#[derive(Clone)]
+enum Piece<'m> {
+    Memory(Region<'m>),
+    Fd {
+        fd: Arc<OwnedFd>,
+        number: i32,
+        at: u64,
+        bytes: u64,
+    },
+}
+
+impl<'m> OriginPart<'m> {
+    /// Memory that others may write to meanwhile: what they write may be in the file or not, byte by byte.
+    pub fn shared(memory: &'m [AtomicU8]) -> Self {
+        Self(Piece::Memory(Region::shown_shared(memory)))
+    }
+
+    /// `bytes` bytes of what a descriptor stands for, from byte `at` on: of a memfd, a dma-buf, a regular
+    /// file or a block device. A save refuses a pipe (ESPIPE), and a range past the end (EINVAL).
+    pub fn fd(fd: OwnedFd, at: u64, bytes: u64) -> Self {
+        let number = fd.as_raw_fd();
+        let fd = Arc::new(fd);
+        Self(Piece::Fd {
+            fd,
+            number,
+            at,
+            bytes,
+        })
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        match &self.0 {
+            Piece::Memory(memory) => memory.len(),
+            Piece::Fd { bytes, .. } => *bytes,
+        }
+    }
+}
+
+impl<'m> From<&'m [u8]> for OriginPart<'m> {
+    fn from(memory: &'m [u8]) -> Self {
+        Self(Piece::Memory(Region::shown(memory)))
+    }
+}
+
+impl fmt::Display for OriginPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Piece::Memory(_) => f.write_str("memory"),
+            Piece::Fd { number, at, .. } => write!(f, "fd:{number}@{at}"),
+        }
+    }
+}
+
+impl fmt::Debug for OriginPart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OriginPart({self}, {} bytes)", self.bytes())
+    }
+}
+
+/// Parts that are open, in the order of their bytes; none is empty.
+pub(super) struct Parts<'m>(Vec<Placed<'m>>);
+
+/// A part, and which bytes of the whole it has.
+struct Placed<'m> {
+    start: u64,
+    end: u64,
+    held: Held<'m>,
+}
+
+enum Held<'m> {
+    Memory(Region<'m>),
+    Opened(Opened<'m>),
+}
+
+/// What a place in memory needs, so that bytes are written from there.
+#[derive(Clone, Copy)]
+pub(super) struct Fit {
+    /// The place in the file of the first byte of the whole.
+    base: u64,
+    /// Of memory, and of the place in the file; None where writes need nothing.
+    direct: Option<(u64, u64)>,
+}
+
+/// A range of less is copied, with what lies around it: cheaper than a write of its own.
+const SMALL: u64 = 128 << 10;
+
+impl Fit {
+    pub(super) fn of(origin: &Opened<'_>, to: &To, direct: bool) -> Self {
+        Self {
+            base: to.at.wrapping_sub(origin.start),
+            direct: direct.then_some((to.memory_align, to.grain)),
+        }
+    }
+}
+
+impl<'m> Parts<'m> {
+    /// Opens them: how many bytes they have together, and what they are.
+    pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, &'static str)> {
+        let (mut all, mut start) = (Vec::new(), 0_u64);
+        for part in parts {
+            let held = match &part.0 {
+                Piece::Memory(memory) => Held::Memory(*memory),
+                Piece::Fd {
+                    fd,
+                    number,
+                    at,
+                    bytes,
+                } => {
+                    let (fd, number, at) = (Arc::clone(fd), *number, *at);
+                    let opened = Opened::open(&Origin::Fd { fd, number, at }, Some(*bytes))?;
+                    if opened.is_stream() {
+                        let error = Error::os("cannot save", Errno::SPIPE).at(part.to_string());
+                        return Err(error.with_why("a pipe cannot be one of several parts"));
+                    }
+                    Held::Opened(opened)
+                }
+            };
+            let end = start.checked_add(part.bytes());
+            let end = end.ok_or_else(|| Error::os("cannot save", Errno::OVERFLOW))?;
+            if start < end {
+                all.push(Placed { start, end, held });
+            }
+            start = end;
+        }
+        let in_memory = all.iter().all(|one| matches!(one.held, Held::Memory(_)));
+        let kind = if in_memory { "memory" } else { "parts" };
+        Ok((Self(all), start, kind))
+    }
+
+    /// Those that have bytes of `[start, end)`, and which.
+    fn across(&self, start: u64, end: u64) -> impl Iterator<Item = (&Placed<'m>, u64, u64)> {
+        let first = self.0.partition_point(|one| one.end <= start);
+        let these = self.0[first..]
+            .iter()
+            .take_while(move |one| one.start < end);
+        these.map(move |one| (one, one.start.max(start), one.end.min(end)))
+    }
+
+    pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        for (one, from, upto) in self.across(at, at + into.len() as u64) {
+            let into = &mut into[(from - at) as usize..(upto - at) as usize];
+            match &one.held {
+                Held::Memory(memory) => memory.copy_out(from - one.start, into),
+                Held::Opened(opened) => opened.copy_out(from - one.start + opened.start, into)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings bytes into a block of a ring.
+    pub(super) fn fill(
+        &self,
+        block: &Block<'_>,
+        at: u64,
+        len: u64,
+        cancel: &CancelToken,
+    ) -> Result<u64> {
+        for (one, from, upto) in self.across(at, at + len) {
+            let (done, len) = (from - at, upto - from);
+            match &one.held {
+                Held::Memory(memory) => {
+                    let from = from - one.start;
+                    block.ring.copy_from(block.at + done, memory, from, len);
+                }
+                Held::Opened(opened) => {
+                    let block = Block {
+                        ring: block.ring,
+                        at: block.at + done,
+                        room: block.room - done,
+                    };
+                    opened.fill(&block, from - one.start + opened.start, len, cancel)?;
+                }
+            }
+        }
+        Ok(len)
+    }
+
+    /// The ranges of `[start, end)` that hold data; the rest are holes.
+    pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut all: Vec<(u64, u64)> = Vec::new();
+        for (one, from, upto) in self.across(start, end) {
+            let data = match &one.held {
+                Held::Memory(_) => vec![(from, upto)],
+                Held::Opened(opened) => {
+                    let place = |at: u64| at - one.start + opened.start;
+                    let data = opened.data(place(from), place(upto)).into_iter();
+                    data.map(|(from, upto)| {
+                        let back = |at: u64| at - opened.start + one.start;
+                        (back(from), back(upto))
+                    })
+                    .collect()
+                }
+            };
+            for (from, upto) in data {
+                match all.last_mut() {
+                    Some(last) if last.1 == from => last.1 = upto,
+                    _ => all.push((from, upto)),
+                }
+            }
+        }
+        all
+    }
+
+    /// The CPU begins to read all of them.
+    pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
+        let opened = self.0.iter().filter_map(|one| match &one.held {
+            Held::Memory(_) => None,
+            Held::Opened(opened) => Some(opened.begin(cancel)),
+        });
+        opened.collect::<Result<_>>().map(Access::all)
+    }
+
+    /// What to say of the first whose bytes are gone.
+    pub(super) fn cut_short(&self) -> Option<Error> {
+        self.0.iter().find_map(|one| match &one.held {
+            Held::Memory(_) => None,
+            Held::Opened(opened) => opened.cut_short(opened.start),
+        })
+    }
+
+    /// Where these bytes are, if they are in one part and can be written from there.
+    pub(super) fn find(&self, at: u64, len: u64, fit: Fit) -> Option<Region<'_>> {
+        let (one, from, upto) = self.across(at, at + len).next()?;
+        let whole = (from, upto) == (at, at + len);
+        let memory = one.region(fit).filter(|_| whole)?;
+        Some(memory.part(at - one.start, len))
+    }
+
+    /// Cuts ranges of the file so that what can be written from where it is stands apart from the rest,
+    /// of which no range is larger than `block`.
+    pub(super) fn split(&self, ranges: &[FileRange], fit: Fit, block: u64) -> Vec<FileRange> {
+        let mut split = Vec::new();
+        let pass = |split: &mut Vec<_>, mut from: u64, upto: u64| {
+            while from < upto {
+                let end = (from + block - from % block).min(upto);
+                split.push((from, end));
+                from = end;
+            }
+        };
+        for (start, end) in joined(ranges) {
+            let mut done = start;
+            for (from, upto) in self.in_place((start, end), fit) {
+                pass(&mut split, done, from);
+                split.push((from, upto));
+                done = upto;
+            }
+            pass(&mut split, done, end);
+        }
+        split
+    }
+
+    /// Whether anything of these ranges of the file can be written from where it is.
+    pub(super) fn any_in_place(&self, ranges: &[FileRange], fit: Fit) -> bool {
+        let mut all = ranges.iter();
+        all.any(|range| self.in_place(*range, fit).next().is_some())
+    }
+
+    /// The parts of a range of the file that can be written from where they are, whole blocks of them.
+    fn in_place(&self, (start, end): FileRange, fit: Fit) -> impl Iterator<Item = FileRange> {
+        let grain = fit.direct.map_or(1, |(_, grain)| grain);
+        let parts = self.across(start - fit.base, end - fit.base);
+        parts.filter_map(move |(one, from, upto)| {
+            let from = (from + fit.base).next_multiple_of(grain);
+            let upto = (upto + fit.base) / grain * grain;
+            let enough = from + SMALL <= upto || (from, upto) == (start, end);
+            (enough && one.region(fit).is_some()).then_some((from, upto))
+        })
+    }
+}
+
+impl Placed<'_> {
+    /// Its bytes, where they can be written from.
+    fn region(&self, fit: Fit) -> Option<Region<'_>> {
+        let (region, holes) = match &self.held {
+            Held::Memory(memory) => (*memory, false),
+            Held::Opened(opened) => (opened.in_memory()?, true),
+        };
+        let Some((align, grain)) = fit.direct else {
+            // A file in memory is read as a file, which fills no holes of it.
+            return (!holes).then_some(region);
+        };
+        // Blocks that begin in a hole would fill it with a page.
+        let align = if holes { grain } else { align };
+        let place = self.start.wrapping_add(fit.base);
+        let fits = region.address() % align == place % align;
+        fits.then_some(region)
+    }
+}
+
+/// Ranges in ascending order, those that touch as one.
+fn joined(ranges: &[FileRange]) -> Vec<FileRange> {
+    let mut joined: Vec<FileRange> = Vec::new();
+    for &(start, end) in ranges {
+        match joined.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ => joined.push((start, end)),
+        }
+    }
+    joined
+}
