@@ -26,7 +26,7 @@
 //! Three features, all of them on by default, can be switched off:
 //!
 //! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
-//! - `checksums`: `Load::verify`;
+//! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which stand on them;
 //! - `inspect`: `doctor` and `pins`.
 //!
 //! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
@@ -59,6 +59,8 @@ mod plan;
 mod reasons;
 mod request;
 mod save;
+#[cfg(feature = "checksums")]
+mod snapshot;
 mod source;
 mod sync;
 mod sys;
@@ -85,6 +87,12 @@ pub use options::{
 pub use plan::{Plan, Rung};
 pub use reasons::Reason;
 pub use save::{Origin, Save, SavePlan, SaveReport};
+#[cfg(feature = "checksums")]
+pub use snapshot::{
+    LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,
+    SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport, SourceLoadPlan,
+    SourceLoadReport, SourcePlan,
+};
 pub use source::Shard;
 #[cfg(feature = "checksums")]
 pub use verify::Verify;

@@ -20,6 +20,8 @@ use std::path::PathBuf;
 pub use origin::Origin;
 pub use plan::SavePlan;
 pub use report::SaveReport;
+#[cfg(feature = "checksums")]
+pub(crate) use run::Staged;
 
 type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 

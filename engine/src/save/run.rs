@@ -34,6 +34,54 @@ struct Decided {
     /// Where there is data, in offsets of the target: whole blocks of it, but at either end.
     runs: Vec<FileRange>,
     opened: Duration,
+    /// Its space is reserved.
+    reserved: bool,
+}
+
+/// A save that is decided, with a file beside its place: nothing is moved yet, and nothing is left of it
+/// when this is dropped.
+#[cfg(feature = "checksums")]
+pub(crate) struct Staged {
+    save: Save,
+    decided: Decided,
+    log: Reasons,
+}
+
+#[cfg(feature = "checksums")]
+impl Staged {
+    pub(crate) fn plan(&self) -> &SavePlan {
+        &self.decided.plan
+    }
+
+    /// Bytes of the largest pages of memory that is saved.
+    pub(crate) fn page(&self) -> Option<u64> {
+        self.decided.origin.memory().map(|memory| memory.page)
+    }
+
+    /// Reserves space for all of it.
+    pub(crate) fn reserve(&mut self) -> Result<()> {
+        self.decided.reserve(&self.log)
+    }
+
+    /// As [`Save::run`], of which this is the rest. Its time counts from here.
+    pub(crate) fn run(mut self) -> Result<SaveReport> {
+        self.decided.opened = Duration::ZERO;
+        self.save
+            .carry_out(self.decided, &Clock::start(), &self.log)
+    }
+}
+
+impl Decided {
+    /// Reserves space for all of it, where it is known how much that is.
+    fn reserve(&mut self, log: &Reasons) -> Result<()> {
+        let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
+        if let Some(bytes) = bytes.filter(|_| !self.reserved) {
+            let to = &self.to;
+            to.reserve(&self.runs, to.at + bytes, log)?;
+        }
+        self.reserved = true;
+        Ok(())
+    }
 }
 
 impl Save {
@@ -63,15 +111,21 @@ impl Save {
         self.carry_out(decided, &clock, &log)
     }
 
-    fn carry_out(&self, decided: Decided, clock: &Clock, log: &Reasons) -> Result<SaveReport> {
-        let Decided {
-            origin,
-            to,
-            plan,
-            runs,
-            opened,
-        } = decided;
-        let total = runs.iter().map(|run| run.1 - run.0).sum();
+    /// Looks and decides, and stops there. A file is replaced whole, whatever was said before.
+    #[cfg(feature = "checksums")]
+    pub(crate) fn stage(mut self) -> Result<Staged> {
+        self.in_place = None;
+        let log = Reasons::named(self.names);
+        let decided = self.prepare(&Clock::start(), &log)?;
+        Ok(Staged {
+            save: self,
+            decided,
+            log,
+        })
+    }
+
+    fn carry_out(&self, mut decided: Decided, clock: &Clock, log: &Reasons) -> Result<SaveReport> {
+        let total = decided.runs.iter().map(|run| run.1 - run.0).sum();
         let meter = Meter::new(
             clock.begin,
             total,
@@ -79,15 +133,20 @@ impl Save {
             false,
             self.progress.as_ref(),
         );
-        meter.add_until(Phase::Open, Duration::ZERO, opened);
-        meter.add_step(Phase::Plan, opened);
+        meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
+        meter.add_step(Phase::Plan, decided.opened);
 
-        let access = origin.begin(&self.cancel)?;
         let start = meter.now();
-        if let Some(bytes) = origin.bytes.filter(|_| !origin.is_stream()) {
-            to.reserve(&runs, to.at + bytes, log)?;
-        }
+        decided.reserve(log)?;
         meter.add_step(Phase::Reserve, start);
+        let Decided {
+            origin,
+            to,
+            plan,
+            runs,
+            ..
+        } = decided;
+        let access = origin.begin(&self.cancel)?;
         let transfer = Transfer {
             verify: self.verify.as_ref(),
             cancel: &self.cancel,
@@ -151,6 +210,7 @@ impl Save {
             plan,
             runs,
             opened,
+            reserved: false,
         })
     }
 }
