@@ -84,7 +84,7 @@ impl Manifest {
             Error::new("cannot use the snapshot", why)
                 .with_errno(Errno::BADMSG)
                 .at(path.display().to_string())
-                .with_remedy("it is damaged: save another snapshot to another folder")
+                .with_remedy("it is damaged: use another folder")
         };
         let head: Head = serde_json::from_slice(text)
             .map_err(|error| damaged(format!("no manifest: {error}")))?;
