@@ -4,7 +4,6 @@ mod access;
 mod anon;
 mod caller;
 mod dmabuf;
-#[cfg(feature = "checksums")]
 mod empty;
 mod fd;
 mod heap;
@@ -53,7 +52,6 @@ impl Buffer {
     }
 
     /// One without a byte, and with a descriptor all the same: an empty memfd.
-    #[cfg(feature = "checksums")]
     pub(crate) fn empty() -> Result<Self> {
         let memory = empty::Empty::new().map_err(|errno| {
             Error::os("cannot allocate memory", errno).at(Kind::Memfd.to_string())

@@ -77,13 +77,11 @@ impl Load {
     }
 
     /// It is of all that its origin has.
-    #[cfg(feature = "checksums")]
     pub(crate) fn is_whole(&self) -> bool {
         self.request.is_whole()
     }
 
     /// The kind of memory that was asked for.
-    #[cfg(feature = "checksums")]
     pub(crate) fn kind(&self) -> &Kind {
         &self.request.kind
     }

@@ -40,14 +40,12 @@ struct Decided {
 
 /// A save that is decided, with a file beside its place: nothing is moved yet, and nothing is left of it
 /// when this is dropped.
-#[cfg(feature = "checksums")]
 pub(crate) struct Staged {
     save: Save,
     decided: Decided,
     log: Reasons,
 }
 
-#[cfg(feature = "checksums")]
 impl Staged {
     pub(crate) fn plan(&self) -> &SavePlan {
         &self.decided.plan
@@ -112,7 +110,6 @@ impl Save {
     }
 
     /// Looks and decides, and stops there. A file is replaced whole, whatever was said before.
-    #[cfg(feature = "checksums")]
     pub(crate) fn stage(mut self) -> Result<Staged> {
         self.in_place = None;
         let log = Reasons::named(self.names);

@@ -89,8 +89,8 @@ impl Snapshot {
         self
     }
 
-    /// The digests in the manifest; default [`Algorithm::Xxh3`], which one processor computes faster than
-    /// disks write. It finds damage, and no forgery: for that, compare a digest of the manifest.
+    /// The digests in the manifest; default [`Algorithm::Xxh3`], the longest of those that cost the
+    /// processor least. It finds damage, and no forgery: for that, compare a digest of the manifest.
     pub fn verify(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self

@@ -88,7 +88,6 @@ impl Source {
     ///
     /// # Errors
     /// As [`Input::open`].
-    #[cfg(feature = "checksums")]
     pub(crate) fn of(path: &Path, file: OwnedFd) -> Result<Self> {
         let link = place::link_of(file.as_fd());
         let file = Input::of(path, file, &link)?;
