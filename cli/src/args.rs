@@ -316,7 +316,12 @@ pub struct SaveArgs {
 
     /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
     /// file, or - (standard input, to its end); with =NAME a source of a snapshot (repeat for more)
-    #[arg(long, value_name = "SOURCE", required = true)]
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        required = true,
+        allow_hyphen_values = true
+    )]
     pub from: Vec<String>,
 
     /// How many bytes [default: to the end of SOURCE]
