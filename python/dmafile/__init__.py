@@ -16,6 +16,7 @@ from ._dmafile import Buffer, __version__
 from ._errors import Cancelled, Error, UsageError
 from ._load import load, load_async
 from ._save import save
+from ._snapshot import load_snapshot, save_snapshot
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ __all__ = [
     "__version__",
     "load",
     "load_async",
+    "load_snapshot",
     "open_tensors",
     "save",
+    "save_snapshot",
 ]
 
 for _named in (
@@ -45,6 +48,8 @@ for _named in (
     load,
     load_async,
     save,
+    load_snapshot,
+    save_snapshot,
     open_tensors,
     TensorFile,
     TensorSlice,

@@ -18,6 +18,19 @@ class HasDescriptor(Protocol):
 Source: TypeAlias = Buffer | HasDescriptor | int | StrPath
 
 
+def origin(source: Source) -> tuple[tuple[int, int] | str, int | None]:
+    """Where the bytes are, a descriptor and an offset or a path, and how many if not to the end."""
+    match source:
+        case Buffer():
+            return (source.fileno(), source.offset), source.nbytes
+        case int():
+            return (source, 0), None
+        case str() | bytes() | os.PathLike():
+            return os.fsdecode(source), None
+        case _:
+            return (source.fileno(), 0), None
+
+
 def save(
     source: Source,
     path: StrPath,
@@ -64,17 +77,8 @@ def save(
             is as it was then, and nothing is left behind.
         KeyboardInterrupt: Ctrl-C. As after any error, the file is as it was.
     """
-    where: tuple[int, int] | str
-    match source:
-        case Buffer():
-            where = (source.fileno(), source.offset)
-            length = source.nbytes if length is None else length
-        case int():
-            where = (source, 0)
-        case str() | bytes() | os.PathLike():
-            where = os.fsdecode(source)
-        case _:
-            where = (source.fileno(), 0)
+    where, all_of_it = origin(source)
+    length = all_of_it if length is None else length
     options = {
         "offset": offset,
         "length": length,

@@ -310,16 +310,30 @@ pub(crate) fn save(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let origin = match source {
-        Source::Fd((number, at)) => {
-            let origin = format!("fd:{number}@{at}").parse();
-            origin.map_err(|error| raise(py, &error, None))?
-        }
-        Source::File(path) => Origin::File(path),
-    };
-    let save = request::apply_to_save(Save::new(origin, &path), options)?;
+    let save = Save::new(source.origin(py)?, &path);
+    let save = request::apply_to_save(save, options)?;
     let report = Job::start(py, save, &path, || ())?.attend(py, progress)?;
-    let json = serde_json::to_string(&report).expect("a report is plain data");
+    as_dict(py, serde_json::to_string(&report))
+}
+
+impl Source {
+    pub(crate) fn origin(self, py: Python<'_>) -> PyResult<Origin> {
+        match self {
+            Self::Fd((number, at)) => {
+                let origin = format!("fd:{number}@{at}").parse();
+                origin.map_err(|error| raise(py, &error, None))
+            }
+            Self::File(path) => Ok(Origin::File(path)),
+        }
+    }
+}
+
+/// A report, as the dictionary that its JSON stands for.
+pub(crate) fn as_dict(
+    py: Python<'_>,
+    json: Result<String, serde_json::Error>,
+) -> PyResult<Py<PyAny>> {
+    let json = json.expect("a report is plain data");
     Ok(py.import("json")?.call_method1("loads", (json,))?.unbind())
 }
 

@@ -7,6 +7,7 @@ mod error;
 mod job;
 mod model;
 mod request;
+mod snapshot;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -29,6 +30,8 @@ mod module {
     use super::main;
     #[pymodule_export]
     use super::model::Model;
+    #[pymodule_export]
+    use super::snapshot::{load_snapshot, save_snapshot};
 
     /// The version of the package and of the engine.
     #[pymodule_export]

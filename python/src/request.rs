@@ -78,7 +78,7 @@ pub(crate) fn apply_to_save(save: Save, options: &Bound<'_, PyDict>) -> PyResult
     Ok(save)
 }
 
-fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
+pub(crate) fn word<T: FromStr<Err = dmafile::Error>>(value: &Bound<'_, PyAny>) -> PyResult<T> {
     let text = value.extract::<String>()?;
     text.parse()
         .map_err(|error| raise(value.py(), &error, None))
