@@ -133,8 +133,9 @@ fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure
         (Some(one), true) => Ok(one),
         _ => Err(Failure {
             line: format!(
-                "cannot hand over: {name}: it consists of {several} dma-bufs, and COMMAND gets one \
-                 descriptor a source (EFBIG); raise size_limit_mb of udmabuf"
+                "cannot hand over: {}: it consists of {several} dma-bufs, and COMMAND gets one \
+                 descriptor a source (EFBIG); raise size_limit_mb of udmabuf",
+                dmafile::one_line(name),
             ),
             status: 1,
         }),
