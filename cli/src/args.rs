@@ -4,7 +4,8 @@ use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, Ty
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Algorithm, Allocation, Io, Kind, Load, Method, Model, Origin, Pages, Pattern, Save, Verify,
+    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern, Save,
+    Snapshot, SnapshotLoad, Verify,
 };
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -110,10 +111,10 @@ const OUTPUT: &str = "Output";
 const TUNING: &str = "Tuning, rarely needed";
 
 /// What should come into which memory.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Knobs {
-    /// A regular file or a block device; or a model of several files: its folder, its
-    /// *.safetensors.index.json, or the first file of a split GGUF
+    /// A regular file or a block device; a model of several files: its folder, its
+    /// *.safetensors.index.json, or the first file of a split GGUF; or the folder of a snapshot
     pub file: PathBuf,
 
     /// Load only these tensors of a model: a name, a glob, or re: and a regular expression (repeat
@@ -145,7 +146,7 @@ pub struct Knobs {
 }
 
 /// How it should come there.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Tuning {
     /// How bytes move
     #[arg(long, value_name = "METHOD", default_value = "auto", value_parser = words(Method::ALL))]
@@ -197,21 +198,52 @@ impl Knobs {
 
     /// The load they describe.
     pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
-        let mut load = self
-            .source()?
-            .names(&crate::Options)
-            .to(self.to.parse::<Kind>()?)
-            .pages(self.pages)
-            .method(tuning.method)
-            .io(tuning.io)
-            .allocation(tuning.allocation)
-            .check_memory(!tuning.no_memory_check);
+        let mut load = self.tune(self.source()?, self.to.parse()?, tuning);
         if let Some(offset) = self.offset {
             load = load.offset(offset);
         }
         if let Some(length) = self.length {
             load = load.length(length);
         }
+        if let Some(verify) = &self.verify {
+            load = load.verify(verify.clone());
+        }
+        Ok(load)
+    }
+
+    /// The load of a snapshot that they describe; None where the file is none.
+    pub fn snapshot(&self, tuning: &Tuning) -> dmafile::Result<Option<SnapshotLoad>> {
+        if !SnapshotLoad::is_snapshot(&self.file) {
+            return Ok(None);
+        }
+        let refused = [
+            (!self.tensor.is_empty(), Opt::Patterns),
+            (self.offset.is_some(), Opt::Offset),
+            (self.length.is_some(), Opt::Length),
+            (self.verify.is_some(), Opt::Verify),
+        ];
+        if let Some((_, option)) = refused.into_iter().find(|option| option.0) {
+            let why = "a snapshot is loaded whole, and compared with the digests that it has";
+            return Err(Error::usage(option, why));
+        }
+        let kind: Kind = self.to.parse()?;
+        let (knobs, tuning) = (self.clone(), tuning.clone());
+        let load = SnapshotLoad::new(&self.file).names(&crate::Options);
+        Ok(Some(load.each(move |_, load| {
+            knobs.tune(load, kind.clone(), &tuning)
+        })))
+    }
+
+    /// Into which memory, and how.
+    fn tune(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+        let mut load = load
+            .names(&crate::Options)
+            .to(kind)
+            .pages(self.pages)
+            .method(tuning.method)
+            .io(tuning.io)
+            .allocation(tuning.allocation)
+            .check_memory(!tuning.no_memory_check);
         if let Some(gather) = tuning.gather {
             load = load.gather(gather);
         }
@@ -221,10 +253,7 @@ impl Knobs {
         if let Some(depth) = tuning.queue_depth {
             load = load.queue_depth(depth);
         }
-        if let Some(verify) = &self.verify {
-            load = load.verify(verify.clone());
-        }
-        Ok(load)
+        load
     }
 }
 
@@ -237,6 +266,8 @@ impl Knobs {
                   run.\n\n\
                   A model's files are laid out back to back. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
+                  Each source of a snapshot becomes a buffer of its own, compared with its size and \
+                  digest: the three variables, and DMAFILE_NAMES, are lists then, with commas between.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct LoadArgs {
@@ -265,30 +296,40 @@ pub struct LoadArgs {
 }
 
 /// `dmafile save`
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(
     after_help = "TO is written beside its place, and takes it in one step when all of it is on the \
                   disk: a crash leaves the old file or the new one. Mode, owner and extended \
                   attributes of a file that is replaced stay; a symbolic link is followed. FILE@OFFSET \
                   writes into a file or block device that exists, which is not atomic. Exit status 0 \
                   means that it is on the disk, unless --no-sync is given.\n\n\
+                  Several sources, or one with =NAME, are a snapshot in the folder TO: they become \
+                  valid at once, and until then the snapshot before is whole. `dmafile load TO` \
+                  brings them back.\n\n\
                   `dmafile explain save` prints the plan, as --explain does.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct SaveArgs {
-    /// Where to: a file, or FILE@OFFSET (a range of a file or block device that exists)
+    /// Where to: a file, FILE@OFFSET (a range of a file or block device that exists), or a folder for a
+    /// snapshot
     pub to: PathBuf,
 
     /// What to save: fd:N (a memfd, a dma-buf, any file, a pipe), fd:N@OFFSET (from that byte on), a
-    /// file, or - (standard input, to its end)
-    #[arg(long, value_name = "SOURCE")]
-    pub from: String,
+    /// file, or - (standard input, to its end); with =NAME a source of a snapshot (repeat for more)
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        required = true,
+        allow_hyphen_values = true
+    )]
+    pub from: Vec<String>,
 
     /// How many bytes [default: to the end of SOURCE]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub length: Option<u64>,
 
-    /// Compute a checksum of what is saved, and compare it
+    /// Compute a checksum of what is saved, and compare it; of a snapshot it is the digests that it has
+    /// [default: none; xxh3 of a snapshot]
     #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
     pub verify: Option<Verify>,
 
@@ -351,27 +392,73 @@ impl SaveArgs {
     /// The save they describe.
     pub fn save(&self) -> dmafile::Result<Save<'static>> {
         let (path, offset) = self.place();
-        let mut save = Save::new(self.from.parse::<Origin<'_>>()?, path)
-            .names(&crate::Options)
-            .method(self.method)
-            .io(self.io)
-            .sync(!self.no_sync);
+        let save = Save::new(self.from[0].parse::<Origin<'_>>()?, path);
+        let mut save = self.tune(save).sync(!self.no_sync);
         if let Some(offset) = offset {
             save = save.in_place(offset);
         }
         if let Some(length) = self.length {
             save = save.length(length);
         }
+        if let Some(verify) = &self.verify {
+            save = save.verify(verify.clone());
+        }
+        Ok(save)
+    }
+
+    /// The snapshot they describe; None where it is a save of one source to a file.
+    pub fn snapshot(&self) -> dmafile::Result<Option<Snapshot>> {
+        // The name of a file may have an equals sign.
+        let named = self.to.is_dir() && self.from[0].contains('=');
+        if self.from.len() == 1 && !named {
+            return Ok(None);
+        }
+        let expected = self
+            .verify
+            .as_ref()
+            .and_then(|verify| verify.expected.as_ref());
+        let refused = [
+            (
+                self.length.is_some(),
+                Opt::Length,
+                "sources of a snapshot are saved to their ends",
+            ),
+            (
+                expected.is_some(),
+                Opt::Verify,
+                "a snapshot has a digest for each source: leave =HEX away",
+            ),
+        ];
+        if let Some((_, option, why)) = refused.into_iter().find(|option| option.0) {
+            return Err(Error::usage(option, why));
+        }
+        let mut snapshot = Snapshot::new(&self.to)
+            .names(&crate::Options)
+            .sync(!self.no_sync);
+        for from in &self.from {
+            let Some((source, name)) = from.rsplit_once('=') else {
+                let why = format!("'{from}' has no name: those of a snapshot are SOURCE=NAME");
+                return Err(Error::usage(Opt::From, why));
+            };
+            snapshot = snapshot.add(name, source.parse::<Origin>()?);
+        }
+        if let Some(verify) = &self.verify {
+            snapshot = snapshot.verify(verify.algorithm);
+        }
+        let args = self.clone();
+        Ok(Some(snapshot.each(move |_, save| args.tune(save))))
+    }
+
+    /// How it should come there.
+    fn tune<'m>(&self, save: Save<'m>) -> Save<'m> {
+        let mut save = save.names(&crate::Options).method(self.method).io(self.io);
         if let Some(block) = self.block {
             save = save.block(block);
         }
         if let Some(depth) = self.queue_depth {
             save = save.queue_depth(depth);
         }
-        if let Some(verify) = &self.verify {
-            save = save.verify(verify.clone());
-        }
-        Ok(save)
+        save
     }
 }
 

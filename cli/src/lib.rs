@@ -12,6 +12,7 @@ mod pins;
 mod save;
 mod show;
 mod signals;
+mod snapshot;
 mod text;
 
 use args::{Cli, Command};

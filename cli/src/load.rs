@@ -3,15 +3,16 @@
 use crate::args::LoadArgs;
 use crate::output::{Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, text};
+use crate::{Failure, snapshot, text};
 use dmafile::{CancelToken, Loaded, Reason, Report};
+use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 /// How far a load is, while it lasts.
-const PROGRESS: &str =
+pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
 
 pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
@@ -32,6 +33,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         (false, false) => Text::Stdout,
     };
 
+    if let Some(load) = args.knobs.snapshot(&args.tuning)? {
+        return snapshot::load(args, load, out);
+    }
     let load = args.knobs.load(&args.tuning)?;
     let token = CancelToken::new();
     interruptible(&token)?;
@@ -66,10 +70,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     out.print(&text::report(&report, &planned.0))?;
     write_files(args, &report)?;
     match hand_over {
-        true if token.is_set() => Err(Failure {
-            line: "interrupted before COMMAND could run".to_string(),
-            status: crate::INTERRUPTED,
-        }),
+        true if token.is_set() => Err(interrupted()),
         true => Err(exec(args, buffer)?),
         false => Ok(0),
     }
@@ -82,22 +83,39 @@ fn write_files(args: &LoadArgs, report: &Report) -> Result<(), Failure> {
     write_wanted_json(&args.json, report)
 }
 
+pub(crate) fn interrupted() -> Failure {
+    Failure {
+        line: "interrupted before COMMAND could run".to_string(),
+        status: crate::INTERRUPTED,
+    }
+}
+
 /// Becomes COMMAND; what it returns says why not.
 fn exec(args: &LoadArgs, buffer: dmafile::Buffer) -> Result<Failure, Failure> {
-    let (offset, bytes) = (buffer.offset(), buffer.len());
+    let mut variables = vec![
+        ("DMAFILE_BYTES", buffer.len().to_string()),
+        ("DMAFILE_OFFSET", buffer.offset().to_string()),
+    ];
     let fds = buffer.into_inherited_fds()?;
     let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-    let error = Command::new(&args.command[0])
-        .args(&args.command[1..])
-        .env("DMAFILE_FD", numbers.join(","))
-        .env("DMAFILE_BYTES", bytes.to_string())
-        .env("DMAFILE_OFFSET", offset.to_string())
+    variables.push(("DMAFILE_FD", numbers.join(",")));
+    Ok(become_command(&args.command, variables))
+}
+
+/// Becomes a command with these variables in its environment; what it returns says why not.
+pub(crate) fn become_command(
+    command: &[OsString],
+    variables: Vec<(&'static str, String)>,
+) -> Failure {
+    let error = Command::new(&command[0])
+        .args(&command[1..])
+        .envs(variables)
         .exec();
-    let name = args.command[0].to_string_lossy();
+    let name = command[0].to_string_lossy();
     let mut failure = Failure::os("cannot run", &name, &error, "");
     failure.status = match error.kind() {
         std::io::ErrorKind::NotFound => 127,
         _ => 126,
     };
-    Ok(failure)
+    failure
 }

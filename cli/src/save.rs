@@ -3,14 +3,15 @@
 use crate::args::SaveArgs;
 use crate::output::{Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, text};
+use crate::{Failure, snapshot, text};
 use dmafile::{CancelToken, Reason};
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
 
 /// How far a save is, while it lasts.
-const PROGRESS: &str = "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
+pub(crate) const PROGRESS: &str =
+    "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
 
 /// `explain save ARGS` is `save --explain ARGS`: with anything behind it, `save` is no file to load.
 pub(crate) fn explained(args: &[OsString]) -> Cow<'_, [OsString]> {
@@ -31,6 +32,9 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
         (false, Some(None)) => Text::Stderr,
         (false, _) => Text::Stdout,
     };
+    if let Some(several) = args.snapshot()? {
+        return snapshot::save(args, several, out);
+    }
     if args.explain {
         let plan = args.save()?.plan()?;
         if args.json.is_none() {

@@ -1,6 +1,9 @@
 //! Plans and reports for people.
 
-use dmafile::{Plan, Report, SavePlan, SaveReport, Verified, one_line};
+use dmafile::{
+    Plan, Reason, Report, SavePlan, SaveReport, SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan,
+    SnapshotReport, Verified, one_line,
+};
 use indicatif::{BinaryBytes, DecimalBytes};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -168,6 +171,90 @@ pub(crate) fn save_report(report: &SaveReport, planned: &[dmafile::Reason]) -> S
     if let Some(verified) = &report.verify {
         let _ = writeln!(text, "{}", digest(verified));
     }
+    text
+}
+
+/// The plan of a snapshot, source by source.
+pub(crate) fn snapshot_plan(plan: &SnapshotPlan) -> String {
+    let mut text = format!(
+        "snapshot {} in {}, {} digests\n",
+        plan.generation,
+        one_line(&plan.to.to_string_lossy()),
+        plan.algorithm,
+    );
+    for source in &plan.sources {
+        text += &source_head(&source.name);
+        text += &save_plan(&source.plan);
+    }
+    text
+}
+
+/// The plan for loading a source of a snapshot.
+pub(crate) fn source_plan(name: &str, of: &Plan) -> String {
+    source_head(name) + &plan(of)
+}
+
+/// The plan for loading a snapshot.
+pub(crate) fn snapshot_load_plan(plan: &SnapshotLoadPlan) -> String {
+    let text = |source: &dmafile::SourceLoadPlan| match &source.plan {
+        Some(plan) => source_plan(&source.name, plan),
+        None => source_head(&source.name) + "plan\n  to          an empty memfd\n",
+    };
+    plan.sources.iter().map(text).collect()
+}
+
+fn source_head(name: &str) -> String {
+    format!("source {}\n", one_line(name))
+}
+
+/// Reasons that were shown with the plan, by source.
+type Planned = BTreeMap<String, Vec<Reason>>;
+
+/// The report of a snapshot.
+pub(crate) fn snapshot_report(report: &SnapshotReport, planned: &Planned) -> String {
+    let mut text = String::new();
+    for source in &report.sources {
+        let planned = planned.get(&source.name).map_or(&[][..], Vec::as_slice);
+        text += &source_head(&source.name);
+        text += &save_report(&source.report, planned);
+    }
+    text += &found_out(&report.reasons, &[]);
+    let end = match report.sync {
+        true => "on the disk",
+        false => "not synced",
+    };
+    let _ = writeln!(
+        text,
+        "snapshot {} saved: {} in {:.3} s, CPU {:.3} s; {end}",
+        report.generation,
+        BinaryBytes(report.bytes),
+        report.seconds,
+        report.cpu.user + report.cpu.system,
+    );
+    text
+}
+
+/// The report of a snapshot that was loaded.
+pub(crate) fn snapshot_load_report(of: &SnapshotLoadReport, planned: &Planned) -> String {
+    let mut text = String::new();
+    for source in &of.sources {
+        text += &source_head(&source.name);
+        text += &match &source.report {
+            Some(one) => {
+                let planned = planned.get(&source.name).map_or(&[][..], Vec::as_slice);
+                report(one, planned)
+            }
+            None => "an empty memfd\n".to_string(),
+        };
+    }
+    let _ = writeln!(
+        text,
+        "snapshot {} loaded: {} in {:.3} s, CPU {:.3} s",
+        of.generation,
+        BinaryBytes(of.bytes),
+        of.seconds,
+        of.cpu.user + of.cpu.system,
+    );
     text
 }
 

@@ -26,7 +26,7 @@
 //! Three features, all of them on by default, can be switched off:
 //!
 //! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
-//! - `checksums`: `Load::verify`;
+//! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which stand on them;
 //! - `inspect`: `doctor` and `pins`.
 //!
 //! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
@@ -61,6 +61,8 @@ mod reasons;
 mod record;
 mod request;
 mod save;
+#[cfg(feature = "checksums")]
+mod snapshot;
 mod source;
 mod sync;
 mod sys;
@@ -92,6 +94,12 @@ pub use record::{
     WhenFull,
 };
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
+#[cfg(feature = "checksums")]
+pub use snapshot::{
+    LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,
+    SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan, SnapshotReport, SourceLoadPlan,
+    SourceLoadReport, SourcePlan,
+};
 pub use source::Shard;
 #[cfg(feature = "checksums")]
 pub use verify::Verify;

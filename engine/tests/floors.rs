@@ -84,6 +84,13 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "snapshot",
+        &[
+            "buffer", "control", "error", "flow", "load", "message", "options", "plan", "reasons",
+            "request", "save", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
         "inspect",
         &[
             "control", "error", "exporter", "facts", "options", "plan", "sys",

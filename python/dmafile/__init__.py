@@ -17,6 +17,7 @@ from ._errors import Cancelled, Error, UsageError
 from ._load import load, load_async
 from ._record import Record, Recorder, Recording, read_recording
 from ._save import save
+from ._snapshot import load_snapshot, save_snapshot
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ __all__ = [
     "__version__",
     "load",
     "load_async",
+    "load_snapshot",
     "open_tensors",
     "read_recording",
     "save",
+    "save_snapshot",
 ]
 
 for _named in (
@@ -52,6 +55,8 @@ for _named in (
     load,
     load_async,
     save,
+    load_snapshot,
+    save_snapshot,
     open_tensors,
     TensorFile,
     TensorSlice,

@@ -29,6 +29,7 @@ class HasArray(Protocol):
 
 
 Path: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
+Stored: TypeAlias = Buffer | HasDescriptor | int | Path
 Source: TypeAlias = Buffer | HasBytes | HasArray | list[Any] | HasDescriptor | int | Path
 
 
@@ -51,6 +52,19 @@ def _bytes(source: HasBytes) -> memoryview:
         raise BufferError("the bytes of the source do not lie one behind the other; copy it first")
     # A view with a zero in its shape cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def origin(source: Stored) -> tuple[tuple[int, int] | str, int | None]:
+    """Where the bytes are, a descriptor and an offset or a path, and how many if not to the end."""
+    match source:
+        case Buffer():
+            return (source.fileno(), source.offset), source.nbytes
+        case int():
+            return (source, 0), None
+        case str() | os.PathLike():
+            return os.fsdecode(source), None
+        case _:
+            return (source.fileno(), 0), None
 
 
 def save(

@@ -2,7 +2,7 @@
 
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
-use dmafile::{Loaded, Retired};
+use dmafile::{Loaded, Report, Retired};
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
 };
@@ -132,6 +132,12 @@ impl Buffer {
     pub(crate) fn of(loaded: Loaded) -> Self {
         let report = serde_json::to_string(&loaded.report).expect("a report is plain data");
         Self::new(loaded.buffer, Some(report))
+    }
+
+    /// A source of a snapshot, which has no report where it has no byte.
+    pub(crate) fn of_source(buffer: dmafile::Buffer, report: Option<&Report>) -> Self {
+        let json = report.map(|report| serde_json::to_string(report).expect("plain data"));
+        Self::new(buffer, json)
     }
 
     fn new(mut buffer: dmafile::Buffer, report_json: Option<String>) -> Self {

@@ -6,7 +6,7 @@ use crate::error::{no_thread, panicked, raise};
 use crate::request::{self, FILE, MODEL};
 use dmafile::{CancelToken, Error, Load, Loaded, Origin, OriginPart, Progress, Save, SaveReport};
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyBufferError, PyRuntimeError};
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
@@ -326,8 +326,8 @@ pub(crate) fn save(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let origin = match &source {
-        Source::Parts(parts) => {
+    let origin = match source {
+        Source::Parts(ref parts) => {
             if parts.iter().any(|part| !part.is_c_contiguous()) {
                 let text = "the bytes of the source do not lie one behind the other";
                 return Err(PyBufferError::new_err(text));
@@ -336,15 +336,34 @@ pub(crate) fn save(
             // waits for it in each case, but in a fork, which has no thread that would read.
             Origin::Parts(parts.iter().map(|part| unsafe { shown(part) }).collect())
         }
-        Source::Fd((number, at)) => {
-            let origin = format!("fd:{number}@{at}").parse();
-            origin.map_err(|error| raise(py, &error, None))?
-        }
-        Source::File(path) => Origin::File(path.clone()),
+        _ => source.origin(py)?,
     };
     let save = request::apply_to_save(Save::new(origin, &path), options)?;
     let report = Job::start(py, save, &path, || ())?.attend(py, progress)?;
-    let json = serde_json::to_string(&report).expect("a report is plain data");
+    as_dict(py, serde_json::to_string(&report))
+}
+
+impl Source {
+    pub(crate) fn origin(self, py: Python<'_>) -> PyResult<Origin<'static>> {
+        match self {
+            Self::Fd((number, at)) => {
+                let origin = format!("fd:{number}@{at}").parse();
+                origin.map_err(|error| raise(py, &error, None))
+            }
+            Self::File(path) => Ok(Origin::File(path)),
+            Self::Parts(_) => Err(PyTypeError::new_err(
+                "memory of the caller is no source here",
+            )),
+        }
+    }
+}
+
+/// A report, as the dictionary that its JSON stands for.
+pub(crate) fn as_dict(
+    py: Python<'_>,
+    json: Result<String, serde_json::Error>,
+) -> PyResult<Py<PyAny>> {
+    let json = json.expect("a report is plain data");
     Ok(py.import("json")?.call_method1("loads", (json,))?.unbind())
 }
 

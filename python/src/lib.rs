@@ -8,6 +8,7 @@ mod job;
 mod model;
 mod recorder;
 mod request;
+mod snapshot;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -32,6 +33,8 @@ mod module {
     use super::model::Model;
     #[pymodule_export]
     use super::recorder::{Recorder, RecorderBuffer, Recording, Ticket, attach};
+    #[pymodule_export]
+    use super::snapshot::{load_snapshot, save_snapshot};
 
     /// The version of the package and of the engine.
     #[pymodule_export]

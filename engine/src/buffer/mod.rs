@@ -4,6 +4,7 @@ mod access;
 mod anon;
 mod caller;
 mod dmabuf;
+mod empty;
 mod fd;
 mod heap;
 mod ko;
@@ -50,6 +51,14 @@ impl Buffer {
         }
     }
 
+    /// One without a byte, and with a descriptor all the same: an empty memfd.
+    pub(crate) fn empty() -> Result<Self> {
+        let memory = empty::Empty::new().map_err(|errno| {
+            Error::os("cannot allocate memory", errno).at(Kind::Memfd.to_string())
+        })?;
+        Ok(Self::new(Box::new(memory), Kind::Memfd.to_string(), 0, 0))
+    }
+
     /// The kind of memory, as the command line names it.
     pub fn kind(&self) -> &str {
         &self.kind
@@ -62,9 +71,13 @@ impl Buffer {
     }
 
     /// How many bytes were wanted.
-    #[expect(clippy::len_without_is_empty, reason = "a load of no bytes is refused")]
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// None were: an empty source of a snapshot. A load of no bytes is refused.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// The descriptor, to be mapped, sent or inherited; None for private memory, and where a limit

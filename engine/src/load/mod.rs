@@ -76,6 +76,16 @@ impl Load {
         load
     }
 
+    /// It is of all that its origin has.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.request.is_whole()
+    }
+
+    /// The kind of memory that was asked for.
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.request.kind
+    }
+
     fn with_origin(origin: Origin) -> Self {
         Self {
             origin,

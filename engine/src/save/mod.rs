@@ -24,6 +24,8 @@ pub use origin::Origin;
 pub use parts::OriginPart;
 pub use plan::SavePlan;
 pub use report::SaveReport;
+#[cfg(feature = "checksums")]
+pub(crate) use run::Staged;
 
 type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 

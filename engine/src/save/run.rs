@@ -35,6 +35,52 @@ struct Decided<'m> {
     /// Where there is data, in offsets of the target: whole blocks of it, but at either end.
     runs: Vec<FileRange>,
     opened: Duration,
+    /// Its space is reserved.
+    reserved: bool,
+}
+
+/// A save that is decided, with a file beside its place: nothing is moved yet, and nothing is left of it
+/// when this is dropped.
+pub(crate) struct Staged<'m> {
+    save: Save<'m>,
+    decided: Decided<'m>,
+    log: Reasons,
+}
+
+impl Staged<'_> {
+    pub(crate) fn plan(&self) -> &SavePlan {
+        &self.decided.plan
+    }
+
+    /// Bytes of the largest pages of memory that is saved.
+    pub(crate) fn page(&self) -> Option<u64> {
+        self.decided.origin.memory().map(|memory| memory.page)
+    }
+
+    /// Reserves space for all of it.
+    pub(crate) fn reserve(&mut self) -> Result<()> {
+        self.decided.reserve(&self.log)
+    }
+
+    /// As [`Save::run`], of which this is the rest. Its time counts from here.
+    pub(crate) fn run(mut self) -> Result<SaveReport> {
+        self.decided.opened = Duration::ZERO;
+        self.save
+            .carry_out(self.decided, &Clock::start(), &self.log)
+    }
+}
+
+impl Decided<'_> {
+    /// Reserves space for all of it, where it is known how much that is.
+    fn reserve(&mut self, log: &Reasons) -> Result<()> {
+        let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
+        if let Some(bytes) = bytes.filter(|_| !self.reserved) {
+            let to = &self.to;
+            to.reserve(&self.runs, to.at + bytes, log)?;
+        }
+        self.reserved = true;
+        Ok(())
+    }
 }
 
 impl<'m> Save<'m> {
@@ -64,15 +110,25 @@ impl<'m> Save<'m> {
         self.carry_out(decided, &clock, &log)
     }
 
-    fn carry_out(&self, decided: Decided<'m>, clock: &Clock, log: &Reasons) -> Result<SaveReport> {
-        let Decided {
-            origin,
-            to,
-            plan,
-            runs,
-            opened,
-        } = decided;
-        let total = runs.iter().map(|run| run.1 - run.0).sum();
+    /// Looks and decides, and stops there. A file is replaced whole, whatever was said before.
+    pub(crate) fn stage(mut self) -> Result<Staged<'m>> {
+        self.in_place = None;
+        let log = Reasons::named(self.names);
+        let decided = self.prepare(&Clock::start(), &log)?;
+        Ok(Staged {
+            save: self,
+            decided,
+            log,
+        })
+    }
+
+    fn carry_out(
+        &self,
+        mut decided: Decided<'m>,
+        clock: &Clock,
+        log: &Reasons,
+    ) -> Result<SaveReport> {
+        let total = decided.runs.iter().map(|run| run.1 - run.0).sum();
         let meter = Meter::new(
             clock.begin,
             total,
@@ -80,15 +136,20 @@ impl<'m> Save<'m> {
             false,
             self.progress.as_ref(),
         );
-        meter.add_until(Phase::Open, Duration::ZERO, opened);
-        meter.add_step(Phase::Plan, opened);
+        meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
+        meter.add_step(Phase::Plan, decided.opened);
 
-        let access = origin.begin(&self.cancel)?;
         let start = meter.now();
-        if let Some(bytes) = origin.bytes.filter(|_| !origin.is_stream()) {
-            to.reserve(&runs, to.at + bytes, log)?;
-        }
+        decided.reserve(log)?;
         meter.add_step(Phase::Reserve, start);
+        let Decided {
+            origin,
+            to,
+            plan,
+            runs,
+            ..
+        } = decided;
+        let access = origin.begin(&self.cancel)?;
         let transfer = Transfer {
             verify: self.verify.as_ref(),
             cancel: &self.cancel,
@@ -153,6 +214,7 @@ impl<'m> Save<'m> {
             plan,
             runs,
             opened,
+            reserved: false,
         })
     }
 }

@@ -86,6 +86,12 @@ pub(crate) fn file_system(stat: &Stat) -> String {
         .map_or_else(|| format!("{:#x}", stat.fs_magic), str::to_string)
 }
 
+fn refusal(why: &str, errno: Errno, remedy: &str) -> Error {
+    Error::new("cannot load", why)
+        .with_errno(errno)
+        .with_remedy(remedy)
+}
+
 impl Input {
     /// Opens a regular file or a block device, plainly and with `O_DIRECT`.
     ///
@@ -93,17 +99,19 @@ impl Input {
     /// devices, files of `/proc` and its like, and files without a byte.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let place = path.display().to_string();
-        let refuse = |why: &str, errno, remedy: &str| {
-            Error::new("cannot load", why)
-                .with_errno(errno)
-                .at(&place)
-                .with_remedy(remedy)
-        };
         let buffered = file::open(path, false).map_err(|errno| match errno {
             // open(2) says so of a socket.
-            Errno::NXIO => refuse("is a socket or a device without a driver", errno, REGULAR),
-            _ => Error::os("cannot open", errno).at(&place),
-        })?;
+            Errno::NXIO => refusal("is a socket or a device without a driver", errno, REGULAR),
+            _ => Error::os("cannot open", errno),
+        });
+        Self::of(path, buffered.map_err(|error| error.at(&place))?, path)
+    }
+
+    /// The same of a file that is open for reading; `again` leads to it once more, `path` is what it is
+    /// called.
+    pub(crate) fn of(path: &Path, buffered: OwnedFd, again: &Path) -> Result<Self> {
+        let place = path.display().to_string();
+        let refuse = |why: &str, errno, remedy| refusal(why, errno, remedy).at(&place);
         let stat = file::stat(buffered.as_fd())
             .map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
         match stat.kind {
@@ -137,7 +145,7 @@ impl Input {
             align: stat.fs_block.max(crate::sys::map::page_size()),
             missed: Mutex::default(),
         };
-        source.direct = source.open_direct();
+        source.direct = source.open_direct(again);
         Ok(source)
     }
 
@@ -147,7 +155,7 @@ impl Input {
     }
 
     /// The second descriptor and the alignment its reads need, or why there is none.
-    fn open_direct(&mut self) -> Result<OwnedFd, String> {
+    fn open_direct(&mut self, path: &Path) -> Result<OwnedFd, String> {
         if let Some(fs) = self.in_memory() {
             return Err(format!(
                 "{fs} keeps its files in memory: nothing to pass by"
@@ -162,7 +170,7 @@ impl Input {
                 crate::error::errno_name(errno.raw_os_error())
             )
         };
-        let direct = file::open(&self.path, true).map_err(named_open)?;
+        let direct = file::open(path, true).map_err(named_open)?;
         let again = file::stat(direct.as_fd()).map_err(named_open)?;
         if again.identity != self.stat.identity {
             return Err("the path led to another file when it was opened again".to_string());

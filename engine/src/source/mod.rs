@@ -8,12 +8,12 @@
 mod file;
 
 use crate::error::{Error, Result};
-use crate::sys::Errno;
 use crate::sys::block::Device;
+use crate::sys::{Errno, place};
 use file::Input;
 pub(crate) use file::{file_system, in_memory};
 use serde::Serialize;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Where files may begin: no direct alignment and no base page is larger.
@@ -82,6 +82,19 @@ impl Source {
     /// As [`Input::open`].
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Self::open_all(path, &[path.to_path_buf()])
+    }
+
+    /// A file that is open for reading, and called `path`.
+    ///
+    /// # Errors
+    /// As [`Input::open`].
+    pub(crate) fn of(path: &Path, file: OwnedFd) -> Result<Self> {
+        let link = place::link_of(file.as_fd());
+        let file = Input::of(path, file, &link)?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            parts: vec![Part { file, start: 0 }],
+        })
     }
 
     /// Opens the files of what is known by `path`, in this order; at least one.

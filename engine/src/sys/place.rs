@@ -102,6 +102,29 @@ pub(crate) fn open(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errn
     retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))
 }
 
+/// As [`open`], for reading only.
+pub(crate) fn open_to_read(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+    let flags = flags | OFlags::NONBLOCK;
+    let fd = retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))?;
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+/// The names in a folder that was opened to be listed, in no order, without `.` and `..`.
+pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<OsString>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name.to_vec()));
+        }
+    }
+    Ok(names)
+}
+
 /// Opens a file that exists to write into it. A block device that is in use, mounted for example, is
 /// EBUSY.
 pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> {
@@ -139,7 +162,8 @@ pub(crate) fn has_link(fd: BorrowedFd<'_>) -> bool {
     std::fs::symlink_metadata(link_of(fd)).is_ok()
 }
 
-fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
+/// The path of what a descriptor stands for, for as long as it is open (proc(5)).
+pub(crate) fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
@@ -153,7 +177,7 @@ pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> 
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Marks a file as in use until its last descriptor is closed (flock(2)); EAGAIN where another process
+/// Marks a file, or a folder that may be listed, as in use until its last descriptor is closed (flock(2)); EAGAIN where another process
 /// does.
 pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))

@@ -1,0 +1,152 @@
+//! `dmafile save` of several sources, and `dmafile load` of what it has saved.
+
+use crate::args::{LoadArgs, SaveArgs};
+use crate::load::{become_command, interrupted};
+use crate::output::{Text, progress_bar, write_wanted_json};
+use crate::signals::interruptible;
+use crate::{Failure, save, text};
+use dmafile::{Buffer, CancelToken, LoadedSource, Reason, Snapshot, SnapshotLoad};
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What was shown of plans, by source, and why one could not be.
+type Shown = (BTreeMap<String, Vec<Reason>>, Option<Failure>);
+
+fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
+    shown.lock().expect("no holder of this lock panics")
+}
+
+pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8, Failure> {
+    if args.explain {
+        let plan = snapshot.plan()?;
+        if args.json.is_none() {
+            out.print(&text::snapshot_plan(&plan))?;
+        }
+        return write_wanted_json(&args.json, &plan).map(|()| 0);
+    }
+    refuse_trace(args.trace.is_some())?;
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let planned: Arc<Mutex<Shown>> = Arc::default();
+    let (shown, stop) = (Arc::clone(&planned), token.clone());
+    let mut snapshot = snapshot.cancel(token).on_plan(move |plan| {
+        let printed = out.print(&text::snapshot_plan(plan));
+        if printed.is_err() {
+            // Nobody will see what comes of it.
+            stop.cancel();
+        }
+        let sources = plan.sources.iter();
+        let reasons = sources.map(|source| (source.name.clone(), source.plan.reasons.clone()));
+        *lock(&shown) = (reasons.collect(), printed.err());
+    });
+    let bar = progress_bar(args.quiet, save::PROGRESS);
+    if let Some(bar) = bar.clone() {
+        snapshot = snapshot.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+        });
+    }
+    let saved = snapshot.run();
+    if let Some(bar) = bar {
+        bar.abandon();
+    }
+    let mut planned = lock(&planned);
+    if let Some(failure) = planned.1.take() {
+        return Err(failure);
+    }
+    let report = saved?;
+    out.print(&text::snapshot_report(&report, &planned.0))?;
+    write_wanted_json(&args.json, &report).map(|()| 0)
+}
+
+pub(crate) fn load(args: &LoadArgs, load: SnapshotLoad, out: Text) -> Result<u8, Failure> {
+    refuse_trace(args.trace.is_some())?;
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let planned: Arc<Mutex<Shown>> = Arc::default();
+    let (shown, stop) = (Arc::clone(&planned), token.clone());
+    let mut load = load.cancel(token.clone()).on_plan(move |name, plan| {
+        let printed = out.print(&text::source_plan(name, plan));
+        let mut shown = lock(&shown);
+        shown.0.insert(name.to_string(), plan.reasons.clone());
+        if let Err(failure) = printed {
+            stop.cancel();
+            shown.1 = Some(failure);
+        }
+    });
+    if let Some(bar) = progress_bar(args.quiet, crate::load::PROGRESS) {
+        load = load.progress(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.done);
+            if progress.done == progress.total {
+                bar.finish();
+            }
+        });
+    }
+    let loaded = load.run();
+    let mut planned = lock(&planned);
+    if let Some(failure) = planned.1.take() {
+        return Err(failure);
+    }
+    let loaded = loaded?;
+    out.print(&text::snapshot_load_report(&loaded.report, &planned.0))?;
+    write_wanted_json(&args.json, &loaded.report)?;
+    match args.command.is_empty() {
+        true => Ok(0),
+        false if token.is_set() => Err(interrupted()),
+        false => Err(hand_over(args, loaded.sources)?),
+    }
+}
+
+/// Becomes COMMAND, which inherits a descriptor a source; what it returns says why not.
+fn hand_over(args: &LoadArgs, sources: Vec<LoadedSource>) -> Result<Failure, Failure> {
+    let list = |of: fn(&LoadedSource) -> String| {
+        let all: Vec<_> = sources.iter().map(of).collect();
+        all.join(",")
+    };
+    let mut variables = vec![
+        ("DMAFILE_NAMES", list(|source| source.name.clone())),
+        (
+            "DMAFILE_BYTES",
+            list(|source| source.buffer.len().to_string()),
+        ),
+        (
+            "DMAFILE_OFFSET",
+            list(|source| source.buffer.offset().to_string()),
+        ),
+    ];
+    let mut fds = Vec::new();
+    for LoadedSource { name, buffer, .. } in sources {
+        fds.push(inherited(&name, buffer)?);
+    }
+    let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+    variables.push(("DMAFILE_FD", numbers.join(",")));
+    Ok(become_command(&args.command, variables))
+}
+
+/// The one descriptor of a source.
+fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
+    let several = buffer.dma_bufs().len();
+    let mut fds = buffer.into_inherited_fds()?;
+    match (fds.pop(), fds.is_empty()) {
+        (Some(one), true) => Ok(one),
+        _ => Err(Failure {
+            line: format!(
+                "cannot hand over: {}: it consists of {several} dma-bufs, and COMMAND gets one \
+                 descriptor a source (EFBIG); raise size_limit_mb of udmabuf",
+                dmafile::one_line(name),
+            ),
+            status: 1,
+        }),
+    }
+}
+
+fn refuse_trace(wanted: bool) -> Result<(), Failure> {
+    match wanted {
+        true => Err(Failure::usage(
+            "--trace is of one file; leave it away for a snapshot",
+        )),
+        false => Ok(()),
+    }
+}

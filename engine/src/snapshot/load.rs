@@ -1,0 +1,259 @@
+//! Loading a snapshot: open all of its files, then load each.
+
+use super::folder::{DAMAGED, Folder};
+use super::manifest::{self, Entry, Manifest};
+use super::report::{
+    LoadedSnapshot, LoadedSource, SnapshotLoadPlan, SnapshotLoadReport, SourceLoadPlan,
+    SourceLoadReport,
+};
+use super::tally::Tally;
+use crate::buffer::Buffer;
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::{Error, Result};
+use crate::flow::clock::Clock;
+use crate::load::{Load, Loaded};
+use crate::message::{Builder, Names, Opt, message};
+use crate::options::Kind;
+use crate::plan::Plan;
+use crate::request::Reach;
+use crate::source::Source;
+use crate::sync::lock;
+use crate::sys::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+type EachFn = Box<dyn Fn(&str, Load) -> Load + Send>;
+type PlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
+
+/// A load of a snapshot in the making: a folder, and how its sources should come into memory.
+///
+/// Each source becomes a buffer of its own, compared with the size and the digest in the manifest before it
+/// is handed out. While another snapshot takes the place of this one, all of the one or all of the other is
+/// loaded.
+#[must_use = "nothing is loaded before `run`"]
+pub struct SnapshotLoad {
+    path: PathBuf,
+    each: EachFn,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
+}
+
+/// A snapshot whose files are open: it can be loaded whatever becomes of the folder.
+type Open = (Manifest, Vec<Option<Source>>);
+
+impl SnapshotLoad {
+    /// A load of the snapshot in the folder `path`, each source into a memfd, everything else left to the
+    /// plan.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            each: Box::new(|_, load| load),
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+            names: &Builder,
+        }
+    }
+
+    /// Whether a folder has a snapshot, whole or damaged: a manifest.
+    pub fn is_snapshot(path: &Path) -> bool {
+        path.join(manifest::NAME).symlink_metadata().is_ok()
+    }
+
+    /// Has `with` set the options of each source's load, which it is given with the source's name. What a
+    /// snapshot has for itself (`verify`, `cancel`, `progress`) is set after it.
+    pub fn each(mut self, with: impl Fn(&str, Load) -> Load + Send + 'static) -> Self {
+        self.each = Box::new(with);
+        self
+    }
+
+    /// Lets `token` end the load early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// As [`Load::progress`], of all sources together.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// How reasons name options; default as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Calls `show` with the name of each source and the plan for it, once that is made.
+    pub fn on_plan(mut self, show: impl FnMut(&str, &Plan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+
+    /// What would be done and why. Opens the files and tries what the machine offers; moves nothing, but
+    /// for one block of each where direct I/O can only be found out by reading.
+    ///
+    /// # Errors
+    /// As [`SnapshotLoad::run`], as far as they can be foreseen.
+    pub fn plan(self) -> Result<SnapshotLoadPlan> {
+        let (manifest, files) = open(&self.path)?;
+        let loads = self.loads(&manifest, files, None)?;
+        let plan = |(entry, load): (&Entry, Option<Load>)| {
+            Ok(SourceLoadPlan {
+                name: entry.name.clone(),
+                bytes: entry.bytes,
+                plan: load.map(Load::plan).transpose()?,
+            })
+        };
+        let sources = manifest.sources.iter().zip(loads).map(plan);
+        Ok(SnapshotLoadPlan {
+            sources: sources.collect::<Result<_>>()?,
+            from: self.path,
+            generation: manifest.generation,
+        })
+    }
+
+    /// Loads all sources, one after the other.
+    ///
+    /// # Errors
+    /// As [`Load::run`], for each of them; and ENOENT where the folder has no snapshot, EBADMSG for a
+    /// manifest or a file that is damaged, EOPNOTSUPP for a manifest of another version. Nothing is left
+    /// behind, except in an `fd:N` that was being filled.
+    pub fn run(mut self) -> Result<LoadedSnapshot> {
+        let clock = Clock::start();
+        let (manifest, files) = open(&self.path)?;
+        let tally = self.progress.take().map(|tell| {
+            let totals = manifest.sources.iter().map(|entry| entry.bytes);
+            Tally::new(tell, totals)
+        });
+        let show = self.on_plan.take().map(|show| Arc::new(Mutex::new(show)));
+        let loads = self.loads(&manifest, files, tally.as_ref())?;
+        let mut sources = Vec::new();
+        let mut reports = Vec::new();
+        for (entry, load) in manifest.sources.iter().zip(loads) {
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(self.path.display().to_string()));
+            }
+            let (buffer, report) = match load {
+                None => (Buffer::empty()?, None),
+                Some(load) => {
+                    let Loaded { buffer, report } = run_one(load, entry, show.as_ref())?;
+                    (buffer, Some(report))
+                }
+            };
+            sources.push(LoadedSource {
+                name: entry.name.clone(),
+                buffer,
+            });
+            reports.push(SourceLoadReport {
+                name: entry.name.clone(),
+                bytes: entry.bytes,
+                saved_from: entry.kind.clone(),
+                saved_page: entry.page,
+                report,
+            });
+        }
+        Ok(LoadedSnapshot {
+            sources,
+            report: SnapshotLoadReport {
+                bytes: manifest.sources.iter().map(|entry| entry.bytes).sum(),
+                seconds: clock.begin.elapsed().as_secs_f64(),
+                from: self.path,
+                generation: manifest.generation,
+                cpu: clock.cpu(),
+                sources: reports,
+            },
+        })
+    }
+
+    /// The load of each source; None of one without a byte.
+    fn loads(
+        &self,
+        manifest: &Manifest,
+        files: Vec<Option<Source>>,
+        tally: Option<&Arc<Tally>>,
+    ) -> Result<Vec<Option<Load>>> {
+        let mut filled = Vec::new();
+        let mut load_of = |number, entry: &Entry, file: Option<Source>| {
+            let Some(file) = file else {
+                return Ok(None);
+            };
+            let load = Load::of(Arc::new(file), Reach::Asked).names(self.names);
+            let mut load = (self.each)(&entry.name, load)
+                .verify(manifest.expected(entry)?)
+                .cancel(self.cancel.clone());
+            load.check()?;
+            if !load.is_whole() {
+                let why = "sources of a snapshot are loaded whole";
+                return Err(Error::usage(message![Opt::Offset, ", ", Opt::Length], why));
+            }
+            if let Kind::Fd { number, .. } = load.kind() {
+                if filled.contains(number) {
+                    let why = format!("fd:{number} cannot take more than one source");
+                    return Err(Error::usage(Opt::To, why));
+                }
+                filled.push(*number);
+            }
+            if let Some(tally) = tally {
+                let tally = Arc::clone(tally);
+                load = load.progress(move |progress| tally.set(number, progress));
+            }
+            Ok(Some(load))
+        };
+        let sources = manifest.sources.iter().zip(files).enumerate();
+        sources
+            .map(|(number, (entry, file))| load_of(number, entry, file))
+            .collect()
+    }
+}
+
+fn run_one(load: Load, entry: &Entry, show: Option<&Arc<Mutex<PlanFn>>>) -> Result<Loaded> {
+    let load = match show {
+        Some(show) => {
+            let (show, name) = (Arc::clone(show), entry.name.clone());
+            load.on_plan(move |plan| lock(&show)(&name, plan))
+        }
+        None => load,
+    };
+    load.run().map_err(|error| match error.raw_os_error() {
+        Some(libc::EBADMSG) => error.with_remedy(DAMAGED),
+        _ => error,
+    })
+}
+
+/// Opens a snapshot. One that takes its place meanwhile may remove its files: then that one is opened.
+fn open(path: &Path) -> Result<Open> {
+    /// It is replaced so often in a row only where somebody means it.
+    const MOST_TRIES: u32 = 100;
+    let folder = Folder::open(path)?;
+    let read = || {
+        folder.manifest()?.ok_or_else(|| {
+            Error::os("cannot load a snapshot", Errno::NOENT)
+                .at(path.display().to_string())
+                .with_why(format!("the folder has no {}", manifest::NAME))
+                .with_remedy("name a folder with a snapshot")
+        })
+    };
+    let mut manifest = read()?;
+    for _ in 0..MOST_TRIES {
+        let files = manifest.sources.iter();
+        let files = files.map(|entry| folder.open_source(entry));
+        match files.collect::<Result<Vec<_>>>() {
+            Ok(files) => return Ok((manifest, files)),
+            Err(error) => {
+                let now = read()?;
+                if error.raw_os_error() != Some(libc::ENOENT) || now == manifest {
+                    return Err(error);
+                }
+                manifest = now;
+            }
+        }
+    }
+    let error = Error::os("cannot load a snapshot", Errno::AGAIN);
+    Err(error
+        .at(path.display().to_string())
+        .with_why("others take its place faster than it can be opened"))
+}

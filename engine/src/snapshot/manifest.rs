@@ -1,0 +1,255 @@
+//! The manifest: which files of a folder are the snapshot, and what they hold. It is JSON, and a reader
+//! trusts nothing of it.
+
+use crate::error::{Error, Result};
+use crate::sys::Errno;
+use crate::verify::{Algorithm, Verify};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What it is called.
+pub(super) const NAME: &str = "dmafile-snapshot.json";
+/// The version that is written, and the only one that is read.
+const VERSION: u64 = 1;
+/// No manifest is larger, in bytes: one with the most sources has a tenth of it.
+pub(super) const LARGEST: usize = 1 << 20;
+/// Sources of one snapshot, at most.
+pub const MOST_SOURCES: usize = 256;
+/// Bytes of a source's name, at most: with what [`Save`](crate::Save) adds to it meanwhile it is cut
+/// nowhere.
+const LONGEST_NAME: usize = 64;
+/// Bytes of what says of which kind memory was, at most.
+const LONGEST_KIND: usize = 64;
+/// What follows the generation in the name of a file.
+const ENDING: &str = ".dmafile";
+/// So that the digits of a generation have a bounded length, and numbers of JSON hold it.
+pub(super) const LAST_GENERATION: u64 = 999_999_999_999_999;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    version: u64,
+    /// Counts the snapshots of the folder.
+    pub(super) generation: u64,
+    /// Of the digests.
+    algorithm: String,
+    pub(super) sources: Vec<Entry>,
+}
+
+/// A source and its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    /// The file, in the same folder.
+    pub(super) file: String,
+    pub(super) bytes: u64,
+    /// In hexadecimal, of all bytes, holes included.
+    pub(super) digest: String,
+    /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
+    pub(super) kind: String,
+    /// Bytes of the largest pages of memory that was saved.
+    pub(super) page: Option<u64>,
+}
+
+/// What any version has.
+#[derive(Deserialize)]
+struct Head {
+    version: u64,
+}
+
+impl Manifest {
+    pub(super) fn new(generation: u64, algorithm: Algorithm, sources: Vec<Entry>) -> Self {
+        Self {
+            version: VERSION,
+            generation,
+            algorithm: algorithm.name().to_string(),
+            sources,
+        }
+    }
+
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
+        text.push(b'\n');
+        text
+    }
+
+    /// Reads one, whatever has written it.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for another version, EBADMSG for what is no manifest. `path` is where it is.
+    pub(super) fn parse(text: &[u8], path: &Path) -> Result<Self> {
+        let damaged = |why: String| {
+            Error::new("cannot use the snapshot", why)
+                .with_errno(Errno::BADMSG)
+                .at(path.display().to_string())
+                .with_remedy("it is damaged: use another folder")
+        };
+        let head: Head = serde_json::from_slice(text)
+            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+        if head.version != VERSION {
+            let why = format!("it has version {}, and this is {VERSION}", head.version);
+            return Err(damaged(why)
+                .with_errno(Errno::OPNOTSUPP)
+                .with_remedy("use the dmafile that has saved it, or a newer one"));
+        }
+        let manifest: Self = serde_json::from_slice(text)
+            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+        manifest.check().map_err(damaged)?;
+        Ok(manifest)
+    }
+
+    /// Whether its values are possible.
+    fn check(&self) -> Result<(), String> {
+        if !(1..=LAST_GENERATION).contains(&self.generation) {
+            return Err(format!("there is no generation {}", self.generation));
+        }
+        check_count(self.sources.len())?;
+        check_names(self.sources.iter().map(|entry| &entry.name[..]))?;
+        let mut sum = 0_u64;
+        for entry in &self.sources {
+            let name = &entry.name;
+            if entry.file != file_of(name, self.generation) {
+                return Err(format!("'{}' is not the file of '{name}'", entry.file));
+            }
+            let total = sum.checked_add(entry.bytes);
+            sum = total
+                .filter(|sum| i64::try_from(*sum).is_ok())
+                .ok_or_else(|| format!("{} bytes of '{name}' are too many", entry.bytes))?;
+            self.expected(entry)
+                .map_err(|error| format!("of '{name}', {error}"))?;
+            if entry.kind.len() > LONGEST_KIND {
+                return Err(format!("'{name}' is of no known kind"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the bytes of a source must be.
+    pub(super) fn expected(&self, entry: &Entry) -> Result<Verify> {
+        let verify: Verify = self.algorithm.parse()?;
+        Verify::expect(verify.algorithm, &entry.digest)
+    }
+}
+
+/// Whether there can be a snapshot of so many sources; why not.
+pub(super) fn check_count(sources: usize) -> Result<(), String> {
+    match sources {
+        1..=MOST_SOURCES => Ok(()),
+        _ => Err(format!(
+            "it has {sources} sources; it can have 1 to {MOST_SOURCES}"
+        )),
+    }
+}
+
+/// Whether these can be the names of sources; why not.
+pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        check_name(name)?;
+        if !seen.insert(name) {
+            return Err(format!("the name '{name}' comes twice"));
+        }
+    }
+    Ok(())
+}
+
+/// Names are part of names of files, and of lists that are separated by commas.
+fn check_name(name: &str) -> Result<(), String> {
+    let why = match name {
+        "" => "it is empty",
+        NAME => "the manifest is called so",
+        _ if name.len() > LONGEST_NAME => "it has more than 64 bytes",
+        _ if name.starts_with('.') => "it begins with a dot",
+        _ if name.contains(['/', ',', '=']) => "it has a slash, a comma or an equals sign",
+        _ if name.chars().any(char::is_control) => "it has a control character",
+        _ => return Ok(()),
+    };
+    Err(format!("'{name}' cannot be the name of a source: {why}"))
+}
+
+/// The file of a source.
+pub(super) fn file_of(name: &str, generation: u64) -> String {
+    format!("{name}.{generation}{ENDING}")
+}
+
+/// Of which generation a file is: one of a source, or one that a save has left on its way there. 0 of the
+/// manifest on its way. None of whatever else is in the folder.
+pub(super) fn generation_of(file: &str) -> Option<u64> {
+    let Some(hidden) = file.strip_prefix('.') else {
+        return generation_of_source(file);
+    };
+    let (place, number) = hidden.rsplit_once(".dmafile-")?;
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    match place {
+        NAME => Some(0),
+        _ => generation_of_source(place),
+    }
+}
+
+fn generation_of_source(file: &str) -> Option<u64> {
+    let (name, digits) = file.strip_suffix(ENDING)?.rsplit_once('.')?;
+    let generation = digits.parse().ok()?;
+    let known = (1..=LAST_GENERATION).contains(&generation) && check_name(name).is_ok();
+    // Neither +1 nor 01.
+    (known && file_of(name, generation) == file).then_some(generation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_known_by_their_names() {
+        for (file, generation) in [
+            ("weights.1.dmafile", Some(1)),
+            ("a.b.12.dmafile", Some(12)),
+            (".weights.7.dmafile.dmafile-15", Some(7)),
+            (".dmafile-snapshot.json.dmafile-0", Some(0)),
+            ("dmafile-snapshot.json", None),
+            ("weights.dmafile", None),
+            ("weights.+1.dmafile", None),
+            ("weights.01.dmafile", None),
+            ("weights.0.dmafile", None),
+            ("weights.1000000000000000.dmafile", None),
+            (".1.dmafile", None),
+            (".weights.7.dmafile", None),
+            (".weights.7.dmafile.dmafile-", None),
+            (".other.dmafile-0", None),
+            ("", None),
+        ] {
+            assert_eq!(generation_of(file), generation, "{file}");
+        }
+        let longest = "x".repeat(LONGEST_NAME);
+        let file = file_of(&longest, LAST_GENERATION);
+        assert_eq!(generation_of(&file), Some(LAST_GENERATION));
+        assert!(
+            file.len() <= 100,
+            "a save would cut the name that it adds to"
+        );
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let name = "x".repeat(LONGEST_NAME - 3);
+        let entry = |number| {
+            let name = format!("{name}{number:03}");
+            Entry {
+                file: file_of(&name, LAST_GENERATION),
+                name,
+                bytes: 1 << 50,
+                digest: "0".repeat(64),
+                kind: "memfd".to_string(),
+                page: Some(2 << 20),
+            }
+        };
+        let all = (0..MOST_SOURCES).map(entry).collect();
+        let manifest = Manifest::new(LAST_GENERATION, Algorithm::Sha256, all);
+        let text = manifest.to_json();
+        assert!(text.len() < LARGEST / 4, "{}", text.len());
+        assert_eq!(Manifest::parse(&text, Path::new("x")).unwrap(), manifest);
+    }
+}

@@ -1,0 +1,377 @@
+//! Saving a snapshot: look, stage every source, reserve, write, make it valid, clear away.
+
+use super::folder::Folder;
+use super::manifest::{self, Entry, Manifest};
+use super::report::{SavedSource, SnapshotPlan, SnapshotReport, SourcePlan};
+use super::tally::Tally;
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::{Error, Result};
+use crate::flow::clock::Clock;
+use crate::message::{Builder, Names, Opt};
+use crate::reasons::Reasons;
+use crate::save::{Origin, Save, Staged};
+use crate::sys::{Errno, file, memfd};
+use crate::verify::{Algorithm, Verify};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+type EachFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
+type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
+
+/// A snapshot in the making: several sources that become valid at once, in a folder that exists.
+///
+/// The files of the snapshot before stay untouched until all of the new one is on the disk; then the new
+/// manifest takes the place of the old one in one step, and the old files are removed. So there must be
+/// room for both. Whatever ends it early leaves the snapshot before, whole; what is left of the new one is
+/// removed, after a crash by the next save to the folder.
+///
+/// What is written to the memory meanwhile makes the digest differ from the bytes: it should be at rest.
+///
+/// ```no_run
+/// use dmafile::{Algorithm, Io, Origin, Snapshot, SnapshotLoad};
+///
+/// let report = Snapshot::new("task.snapshot")
+///     .add("weights", "fd:3".parse::<Origin>()?)
+///     .add("cache", "fd:4".parse::<Origin>()?)
+///     .verify(Algorithm::Blake3)
+///     .each(|_, save| save.io(Io::Direct))
+///     .run()?;
+/// assert_eq!(report.sources[1].name, "cache");
+/// for source in SnapshotLoad::new("task.snapshot").run()?.sources {
+///     println!("{}: {} bytes", source.name, source.buffer.len());
+/// }
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[must_use = "nothing is saved before `run`"]
+pub struct Snapshot {
+    path: PathBuf,
+    sources: Vec<(String, Origin<'static>)>,
+    each: EachFn,
+    algorithm: Algorithm,
+    sync: bool,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    on_plan: Option<PlanFn>,
+    names: &'static dyn Names,
+}
+
+/// What the progress of each source adds to, once there is a plan.
+type Told = Arc<OnceLock<Arc<Tally>>>;
+
+impl Snapshot {
+    /// A snapshot in the folder `path`, of sources to be added.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            sources: Vec::new(),
+            each: Box::new(|_, save| save),
+            algorithm: Algorithm::Xxh3,
+            sync: true,
+            cancel: CancelToken::new(),
+            progress: None,
+            on_plan: None,
+            names: &Builder,
+        }
+    }
+
+    /// Adds a source: 1 to 64 bytes of a name that begins with no dot and has no slash, comma, equals sign
+    /// or control character; [`MOST_SOURCES`](crate::MOST_SOURCES) of them at most.
+    pub fn add(mut self, name: impl Into<String>, origin: Origin<'static>) -> Self {
+        self.sources.push((name.into(), origin));
+        self
+    }
+
+    /// Has `with` set the options of each source's save, which it is given with the source's name. What a
+    /// snapshot has for itself (`verify`, `sync`, `cancel`, `progress`) is set after it.
+    pub fn each(
+        mut self,
+        with: impl Fn(&str, Save<'static>) -> Save<'static> + Send + 'static,
+    ) -> Self {
+        self.each = Box::new(with);
+        self
+    }
+
+    /// The digests in the manifest; default [`Algorithm::Xxh3`], the longest of those that cost the
+    /// processor least. It finds damage, and no forgery: for that, compare a digest of the manifest.
+    pub fn verify(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// Whether to wait until all of it is on the disk; default true. Without, a crash of the machine soon
+    /// after may leave no snapshot that can be loaded.
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.sync = sync;
+        self
+    }
+
+    /// Lets `token` end it early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
+        self
+    }
+
+    /// As [`Save::progress`], of all sources together.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// How reasons name options; default as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// Calls `show` with the plan once it is made, before anything is moved.
+    pub fn on_plan(mut self, show: impl FnOnce(&SnapshotPlan) + Send + 'static) -> Self {
+        self.on_plan = Some(Box::new(show));
+        self
+    }
+
+    /// Checks what needs neither files nor this machine: names, and how many sources there are.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(&self) -> Result<()> {
+        let names = self.sources.iter().map(|source| &source.0[..]);
+        manifest::check_count(self.sources.len())
+            .and_then(|()| manifest::check_names(names))
+            .map_err(|why| Error::usage(Opt::From, why))
+    }
+
+    /// What would be done and why. Opens everything and tries what the machine offers; moves nothing, and
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Snapshot::run`], as far as they can be foreseen.
+    pub fn plan(self) -> Result<SnapshotPlan> {
+        self.check()?;
+        let folder = self.open()?;
+        let old = folder.manifest()?;
+        let left = folder.others(old.as_ref())?;
+        let generation = next(old.as_ref(), &left)?;
+        let staged = self.stage(&folder, generation, &Told::default())?;
+        Ok(self.plan_of(generation, &staged))
+    }
+
+    /// Saves. When it returns, the snapshot is in its place, and on the disk unless [`Snapshot::sync`] says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// As [`Save::run`]; and EBUSY while another snapshot is being saved to the folder, ENOENT and ENOTDIR
+    /// where there is none, EBADMSG and EOPNOTSUPP for a manifest there that this crate cannot read. The
+    /// snapshot before is whole, but for an error in the last sync, after which a crash may bring either
+    /// one.
+    pub fn run(mut self) -> Result<SnapshotReport> {
+        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        self.check()?;
+        let folder = self.open()?;
+        folder.lock()?;
+        let old = folder.manifest()?;
+        let left = self.clear(&folder, old.as_ref(), &log)?;
+        let generation = next(old.as_ref(), &left)?;
+        let unfinished = Unfinished {
+            folder: &folder,
+            generation,
+        };
+        let told = Told::default();
+        let mut staged = self.stage(&folder, generation, &told)?;
+        let plan = self.plan_of(generation, &staged);
+        if let Some(tell) = self.progress.take() {
+            let totals = plan.sources.iter();
+            let totals = totals.map(|source| source.plan.to_write.unwrap_or(0));
+            let _ = told.set(Tally::new(tell, totals));
+        }
+        if let Some(show) = self.on_plan.take() {
+            show(&plan);
+        }
+        for source in &mut staged {
+            // Of all of them: a full disk is found before anything is written.
+            source.reserve()?;
+        }
+        let mut sources = Vec::new();
+        let mut entries = Vec::new();
+        for ((name, _), source) in self.sources.iter().zip(staged) {
+            let (entry, saved) = save_one(&folder, (name, generation), source)?;
+            entries.push(entry);
+            sources.push(saved);
+        }
+        let manifest = Manifest::new(generation, self.algorithm, entries);
+        self.validate(&folder, &manifest)?;
+        drop(unfinished);
+        let stay = folder.remove(folder.others(Some(&manifest)).unwrap_or_default());
+        if !stay.is_empty() {
+            let why = "they cannot be removed: the next save tries again";
+            log.add("left", format!("{} old files", stay.len()), why);
+        }
+        let sum = |of: fn(&SavedSource) -> u64| sources.iter().map(of).sum();
+        Ok(SnapshotReport {
+            bytes: sum(|source| source.report.bytes),
+            seconds: clock.begin.elapsed().as_secs_f64(),
+            to: self.path,
+            generation,
+            sync: self.sync,
+            cpu: clock.cpu(),
+            bytes_direct: sum(|source| source.report.bytes_direct),
+            bytes_buffered: sum(|source| source.report.bytes_buffered),
+            bytes_hole: sum(|source| source.report.bytes_hole),
+            sources,
+            reasons: log.list(),
+        })
+    }
+
+    fn open(&self) -> Result<Folder> {
+        Folder::open(&self.path).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => error
+                .with_why("there is no such folder")
+                .with_remedy("make the folder first: mkdir -p"),
+            Some(libc::ENOTDIR) => error.with_remedy("name a folder to save several sources"),
+            _ => error,
+        })
+    }
+
+    /// Removes what snapshots have left that did not end; what of it stays.
+    fn clear(
+        &self,
+        folder: &Folder,
+        valid: Option<&Manifest>,
+        log: &Reasons,
+    ) -> Result<Vec<(String, u64)>> {
+        let left = folder.others(valid)?;
+        let found = left.len();
+        if found == 0 {
+            return Ok(left);
+        }
+        if valid.is_some() {
+            // Its saver may have ended before this: then what is left includes a snapshot that a crash
+            // would bring back.
+            folder.settle()?;
+        }
+        let stay = folder.remove(left);
+        let why = "of a save that did not end";
+        log.add("removed", format!("{} files", found - stay.len()), why);
+        Ok(stay)
+    }
+
+    /// Decides on all sources.
+    fn stage(&self, folder: &Folder, generation: u64, told: &Told) -> Result<Vec<Staged<'static>>> {
+        let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
+            let file = folder.place(&manifest::file_of(name, generation));
+            let mut save = (self.each)(name, Save::new(origin.clone(), file).names(self.names))
+                .verify(Verify::compute(self.algorithm))
+                .sync(self.sync)
+                .cancel(self.cancel.clone());
+            if self.progress.is_some() {
+                let told = Arc::clone(told);
+                save = save.progress(move |progress| {
+                    if let Some(tally) = told.get() {
+                        tally.set(number, progress);
+                    }
+                });
+            }
+            save.stage()
+        };
+        self.sources.iter().enumerate().map(stage).collect()
+    }
+
+    fn plan_of(&self, generation: u64, staged: &[Staged<'static>]) -> SnapshotPlan {
+        let sources = self.sources.iter().zip(staged);
+        SnapshotPlan {
+            to: self.path.clone(),
+            generation,
+            algorithm: self.algorithm,
+            sources: sources
+                .map(|((name, _), staged)| SourcePlan {
+                    name: name.clone(),
+                    plan: staged.plan().clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Puts the manifest in its place: from now on the new snapshot is the one.
+    fn validate(&self, folder: &Folder, manifest: &Manifest) -> Result<()> {
+        let path = folder.place(manifest::NAME);
+        let text = manifest.to_json();
+        let memory = memfd::create("dmafile-snapshot", false).and_then(|memory| {
+            file::pwrite_all(memory.as_fd(), &text, 0)?;
+            Ok(memory)
+        });
+        let memory = memory
+            .map_err(|errno| Error::os("cannot write", errno).at(path.display().to_string()))?;
+        Save::new(Origin::fd(memory, 0), path)
+            .sync(self.sync)
+            .cancel(self.cancel.clone())
+            .run()
+            .map(drop)
+    }
+}
+
+/// The generation after all that there are.
+fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
+    let all = left.iter().map(|file| file.1);
+    let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
+    match last {
+        manifest::LAST_GENERATION.. => {
+            let why = format!("it has had {last} snapshots, and a folder can have no more");
+            let error = Error::new("cannot save a snapshot", why).with_errno(Errno::OVERFLOW);
+            Err(error.with_remedy("save to another folder"))
+        }
+        last => Ok(last + 1),
+    }
+}
+
+/// Writes the file of a source, which is not valid before the manifest names it.
+fn save_one(
+    folder: &Folder,
+    (name, generation): (&str, u64),
+    staged: Staged<'static>,
+) -> Result<(Entry, SavedSource)> {
+    let file = manifest::file_of(name, generation);
+    if folder.has(&file)? {
+        let error = Error::os("cannot save a snapshot", Errno::EXIST);
+        return Err(error
+            .at(folder.place(&file).display().to_string())
+            .with_why("the file of another source is there")
+            .with_remedy("choose names that differ in more than upper and lower case"));
+    }
+    let page = staged.page();
+    let report = staged.run()?;
+    let digest = report.verify.as_ref().map(|verified| &verified.digest);
+    let entry = Entry {
+        name: name.to_string(),
+        file,
+        bytes: report.bytes,
+        digest: digest.expect("it was asked for").clone(),
+        kind: report.kind.clone(),
+        page,
+    };
+    let saved = SavedSource {
+        name: name.to_string(),
+        report,
+    };
+    Ok((entry, saved))
+}
+
+/// A snapshot that has not become valid: its files go when this is dropped, unless it has.
+struct Unfinished<'a> {
+    folder: &'a Folder,
+    generation: u64,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        // Where that cannot be known the next save finds out.
+        let Ok(valid) = self.folder.manifest() else {
+            return;
+        };
+        if valid.is_some_and(|valid| valid.generation == self.generation) {
+            return;
+        }
+        let mut files = self.folder.others(None).unwrap_or_default();
+        files.retain(|file| file.1 == self.generation);
+        self.folder.remove(files);
+    }
+}

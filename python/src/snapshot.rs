@@ -1,0 +1,112 @@
+//! Snapshots: several sources, saved and loaded at once.
+
+use crate::buffer::Buffer;
+use crate::error::{Keywords, raise, usage};
+use crate::job::{Job, Source, Work, as_dict};
+use crate::request;
+use dmafile::{
+    CancelToken, Error, Load, LoadedSnapshot, Origin, Progress, Save, Snapshot, SnapshotLoad,
+    SnapshotReport, Verify,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+impl Work for Snapshot {
+    type Outcome = SnapshotReport;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<SnapshotReport, Error> {
+        Self::run(self)
+    }
+}
+
+impl Work for SnapshotLoad {
+    type Outcome = LoadedSnapshot;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<LoadedSnapshot, Error> {
+        Self::run(self)
+    }
+}
+
+/// Saves sources to the folder `path`: the name of each, what it is, and how many bytes of it. `options` are
+/// those of each source's save.
+#[pyfunction]
+pub(crate) fn save_snapshot(
+    py: Python<'_>,
+    sources: Vec<(String, Source, Option<u64>)>,
+    path: PathBuf,
+    verify: String,
+    sync: bool,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let verify: Verify = verify.parse().map_err(|error| raise(py, &error, None))?;
+    if verify.expected.is_some() {
+        return Err(usage(
+            py,
+            "verify: a snapshot has a digest for each source: leave =HEX away",
+        ));
+    }
+    // What is wrong with the options is found here, where it can be raised.
+    let any = request::apply_to_save(Save::new(Origin::File("".into()), ""), options)?;
+    any.check().map_err(|error| raise(py, &error, None))?;
+    let mut snapshot = Snapshot::new(&path)
+        .names(&Keywords)
+        .verify(verify.algorithm)
+        .sync(sync);
+    let mut lengths = HashMap::new();
+    for (name, source, length) in sources {
+        if let Some(length) = length {
+            lengths.insert(name.clone(), length);
+        }
+        snapshot = snapshot.add(name, source.origin(py)?);
+    }
+    let options = options.clone().unbind();
+    let snapshot = snapshot.each(move |name, save| {
+        let save = Python::attach(|py| request::apply_to_save(save, options.bind(py)))
+            .expect("they were applied before");
+        match lengths.get(name) {
+            Some(length) => save.length(*length),
+            None => save,
+        }
+    });
+    let report = Job::start(py, snapshot, &path, || ())?.attend(py, progress)?;
+    as_dict(py, serde_json::to_string(&report))
+}
+
+/// Loads the snapshot in the folder `path`, each source with the given options: its name and its buffer.
+#[pyfunction]
+pub(crate) fn load_snapshot(
+    py: Python<'_>,
+    path: PathBuf,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<(String, Buffer)>> {
+    let any = request::apply(Load::new(""), options, SOURCE)?;
+    any.check().map_err(|error| raise(py, &error, None))?;
+    let options = options.clone().unbind();
+    let load = SnapshotLoad::new(&path).names(&Keywords);
+    let load = load.each(move |_, load| {
+        Python::attach(|py| request::apply(load, options.bind(py), SOURCE))
+            .expect("they were applied before")
+    });
+    let loaded = Job::start(py, load, &path, || ())?.attend(py, progress)?;
+    let sources = loaded.sources.into_iter().zip(&loaded.report.sources);
+    let sources = sources.map(|(source, report)| {
+        let buffer = Buffer::of_source(source.buffer, report.report.as_ref());
+        (source.name, buffer)
+    });
+    Ok(sources.collect())
+}
+
+/// What the load of a source can be told, of what that of a file can.
+const SOURCE: &[&str] = &["to"];
