@@ -186,9 +186,15 @@ static int regions_show(struct seq_file *m, void *v)
 		unsigned long *stack;
 		unsigned int nr;
 
-		/* Region 0 is there all the time. */
-		if (!id && atomic_long_read(&region->held) == 1)
+		/* It is there all the time, for which it holds one. */
+		if (!id) {
+			long nr = atomic_long_read(&region->held) - 1;
+
+			if (nr > 0)
+				seq_printf(m, "0 - 0 unknown %ld pins, for which there was no memory\n",
+					   nr);
 			continue;
+		}
 		seq_printf(m, "%lu ", id);
 		owner(m, region);
 		pin_region_show(m, region);
