@@ -634,7 +634,8 @@ impl Shared {
             };
             let ended = |state: &State| {
                 let idle = state.queue.is_empty() && state.writing == 0;
-                idle && (state.closing || state.failed.is_some())
+                // A thread that has panicked leaves records that nobody will write.
+                state.over || idle && (state.closing || state.failed.is_some())
             };
             let over = |state: &State| due(state) || ended(state);
             let left = self
