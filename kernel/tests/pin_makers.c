@@ -365,7 +365,9 @@ static void by_process_vm(void)
 	pid_t child;
 
 	note_counts();
-	parents = small_pages(1);
+	/* Shared: a private page of two processes is copied when it is pinned. */
+	parents = map_at(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
+	memset(parents, 1, PAGE);
 	child = child_with(with_copy);
 	wait_held(pfn_at(parents), child, " process_vm_rw");
 	must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
