@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::sandbox::{Call, any, open_direct, refuse, refuse_on};
+use common::sandbox::{Call, any, no_nameless, open_direct, refuse, refuse_on};
 use common::{
     Dir, KIB, MIB, NOBODY, content, done, end, is_root, limit, memfd, own_mounts, run_as, sha256,
     skip, start,
@@ -36,18 +36,6 @@ fn old(dir: &Dir, name: &str) -> Vec<u8> {
     let bytes = vec![0xff; 5000];
     fs::write(dir.path(name), &bytes).unwrap();
     bytes
-}
-
-/// A file without a name is refused, as on file systems that have none.
-fn no_nameless() -> Vec<Call> {
-    // O_TMPFILE is two bits, of which a folder has the other.
-    let bits = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
-    let number = libc::SYS_openat;
-    vec![Call {
-        number,
-        argument: 2,
-        bits,
-    }]
 }
 
 #[test]

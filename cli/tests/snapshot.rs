@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::sandbox::{Call, any, refuse, refuse_on};
+use common::sandbox::{any, no_nameless, refuse, refuse_on};
 use common::{
     Dir, Ended, KIB, MIB, content, done, end, is_root, memfd, own_mounts, sha256, skip, start,
 };
@@ -109,17 +109,6 @@ fn with_folder() -> Dir {
     let dir = Dir::new();
     fs::create_dir(dir.path("to")).unwrap();
     dir
-}
-
-/// A file without a name is refused, as on file systems that have none.
-fn no_nameless() -> Vec<Call> {
-    let bits = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
-    let number = libc::SYS_openat;
-    vec![Call {
-        number,
-        argument: 2,
-        bits,
-    }]
 }
 
 #[test]

@@ -762,7 +762,7 @@ fn a_full_file_system_is_an_error_of_the_append_or_the_end() {
         .status()
         .is_ok_and(|status| status.success())
     {
-        eprintln!("skipped: no mounts of our own here");
+        eprintln!("skipped: this user cannot mount a file system");
         return;
     }
     let path = dir.path().join("a.rec");

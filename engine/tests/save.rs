@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{bytes_digest, cached, cold, dir, file_digest, memfd, noise, sparse};
+use common::{bytes_digest, cached, cold, dir, file_digest, memfd, names, noise, sparse};
 use dmafile::{CancelToken, ErrorKind, Io, Method, Origin, OriginPart, Save, SaveReport, Verify};
 use rustix::fs::{MemfdFlags, SealFlags, XattrFlags};
 use std::fs::{self, File};
@@ -80,16 +80,6 @@ fn impossible(kind: &str, method: Method, io: Io) -> bool {
 
 fn run(save: Save<'_>, what: &str) -> SaveReport {
     save.run().unwrap_or_else(|error| panic!("{what}: {error}"))
-}
-
-/// The names in a folder.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 fn reasons(report: &SaveReport) -> String {
@@ -651,4 +641,27 @@ fn parts_that_cannot_be_saved_leave_the_old_file() {
     let nothing = run(Save::new(Origin::Parts(Vec::new()), &to), "nothing");
     assert_eq!((nothing.bytes, fs::metadata(&to).unwrap().len()), (0, 0));
     assert_eq!(names(dir.path()), ["to"]);
+}
+
+#[test]
+fn what_passes_through_a_ring_may_have_larger_blocks() {
+    let dir = dir();
+    let bytes = noise(9 * MIB as usize + 7, 3);
+    let from = dir.path().join("from");
+    fs::write(&from, &bytes).unwrap();
+    let to = dir.path().join("to");
+    for (method, io) in [
+        (Method::Bounce, Io::Direct),
+        (Method::Bounce, Io::Buffered),
+        (Method::Threads, Io::Buffered),
+    ] {
+        let save = Save::new(Origin::File(from.clone()), &to);
+        let save = save.method(method).io(io).block(4 * MIB);
+        run(save, &format!("{method} {io}"));
+        assert_eq!(
+            file_digest(&to, 0, bytes.len() as u64),
+            bytes_digest(&bytes),
+            "{method} {io}"
+        );
+    }
 }

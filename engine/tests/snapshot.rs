@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{buffer_digest, bytes_digest, dir, file_digest, memfd, noise};
+use common::{buffer_digest, bytes_digest, dir, file_digest, memfd, names, noise};
 use dmafile::{
     Algorithm, CancelToken, ErrorKind, Io, Kind, LoadedSnapshot, Method, Origin, Snapshot,
     SnapshotLoad, SnapshotReport,
@@ -31,15 +31,6 @@ fn memory(bytes: &[u8]) -> OwnedFd {
 
 fn origin(bytes: &[u8]) -> Origin<'static> {
     Origin::fd(memory(bytes), 0)
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 fn manifest(dir: &Path) -> Value {

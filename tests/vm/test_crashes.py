@@ -12,7 +12,7 @@ from vm.fixtures import Result
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 KEPT = "bbb"
-"""Every sync of a save is made, and somebody else's before it."""
+"""Every sync of a save is made, each after a sync by another program."""
 
 
 def wrong(result: Result) -> int:

@@ -40,6 +40,18 @@ pub fn open_direct() -> Vec<Call> {
     ]
 }
 
+/// A file without a name is refused, as on file systems that have none.
+pub fn no_nameless() -> Vec<Call> {
+    // O_TMPFILE is two bits, of which a folder has the other.
+    let bits = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+    let number = libc::SYS_openat;
+    vec![Call {
+        number,
+        argument: 2,
+        bits,
+    }]
+}
+
 fn filter(calls: &[Call], errno: i32) -> BpfProgram {
     let rule = |call: &Call| {
         let (length, op) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(call.bits));

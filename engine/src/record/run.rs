@@ -198,11 +198,9 @@ impl Recorder {
         shared.check(buffer, at, length)?;
         let mut state = lock(&shared.state);
         loop {
-            state.goes_on(shared)?;
-            if shared.has_room(&state) {
-                return shared
-                    .take(&mut state, buffer, (at, length), note)
-                    .map(Some);
+            let taken = shared.take_if_room(&mut state, buffer, (at, length), note)?;
+            if taken.is_some() {
+                return Ok(taken);
             }
             if shared.capture.when_full == WhenFull::Drop {
                 state.counts.dropped += 1;
@@ -225,14 +223,7 @@ impl Recorder {
     ) -> Result<Option<Ticket>> {
         let shared = &self.shared;
         shared.check(buffer, at, length)?;
-        let mut state = lock(&shared.state);
-        state.goes_on(shared)?;
-        match shared.has_room(&state) {
-            true => shared
-                .take(&mut state, buffer, (at, length), note)
-                .map(Some),
-            false => Ok(None),
-        }
+        shared.take_if_room(&mut lock(&shared.state), buffer, (at, length), note)
     }
 
     /// Waits until an append need not wait, or there is an error for it; false where that takes longer.
@@ -466,6 +457,20 @@ impl Shared {
         let mut state = lock(&self.state);
         state.failed.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
+    }
+
+    /// Gives a record its place, where another may be in flight.
+    fn take_if_room(
+        self: &Arc<Self>,
+        state: &mut State,
+        buffer: &RecordBuffer,
+        range: (u64, u64),
+        note: Note,
+    ) -> Result<Option<Ticket>> {
+        state.goes_on(self)?;
+        let room = self.has_room(state);
+        room.then(|| self.take(state, buffer, range, note))
+            .transpose()
     }
 
     /// Gives a record its place.

@@ -26,6 +26,16 @@ pub fn dir() -> tempfile::TempDir {
     tempfile::tempdir_in(asked.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())).unwrap()
 }
 
+/// The names in a folder, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
 /// Pseudo-random bytes that differ in every 4 KiB, so that a block in the wrong place shows.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -29,7 +29,7 @@ FOLDER = Path("/run/crashes")
 """A tmpfs: here lie the disks, and what is compared with."""
 MOUNT = FOLDER / "mount"
 BYSTANDER = "bystander"
-"""A file that somebody else syncs all the time."""
+"""A file that another program syncs all the time."""
 NAME, COPY = "logged", "copy"
 SEED = 23
 SHOWN = 5
