@@ -118,7 +118,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m mypy
 
 # All of them together are the default, which is linted with the rest.
-FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect
+FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
 features: need-rust-tools ## lint the engine with each combination of its features
 	@for features in $(FEATURES); do \
 		echo "features: $$features"; \
