@@ -184,8 +184,7 @@ pub struct Tuning {
 impl Knobs {
     /// What is to be loaded: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
-        let range = self.offset.is_some() || self.length.is_some();
-        if self.tensor.is_empty() && (range || !Model::is_collection(&self.file)) {
+        if self.tensor.is_empty() && !self.is_collection() {
             // A range is one of the file that is named.
             return Ok(Load::new(&self.file));
         }
@@ -196,9 +195,22 @@ impl Knobs {
         }
     }
 
+    /// It is a model of several files, or one that is found in a folder.
+    pub fn is_collection(&self) -> bool {
+        let range = self.offset.is_some() || self.length.is_some();
+        !range && Model::is_collection(&self.file)
+    }
+
+    /// The memory that is asked for is a dma-buf.
+    pub fn exports(&self) -> bool {
+        use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
+        let kind = self.to.parse();
+        matches!(kind, Ok(Udmabuf | Heap(_) | Dmafile | DmaBuf))
+    }
+
     /// The load they describe.
     pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
-        let mut load = self.tune(self.source()?, self.to.parse()?, tuning);
+        let mut load = self.tune(self.source()?, tuning)?;
         if let Some(offset) = self.offset {
             load = load.offset(offset);
         }
@@ -212,7 +224,11 @@ impl Knobs {
     }
 
     /// The load of a snapshot that they describe; None where the file is none.
-    pub fn snapshot(&self, tuning: &Tuning) -> dmafile::Result<Option<SnapshotLoad>> {
+    pub fn snapshot(
+        &self,
+        tuning: &Tuning,
+        exact_size: bool,
+    ) -> dmafile::Result<Option<SnapshotLoad>> {
         if !SnapshotLoad::is_snapshot(&self.file) {
             return Ok(None);
         }
@@ -230,12 +246,17 @@ impl Knobs {
         let (knobs, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(&self.file).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
-            knobs.tune(load, kind.clone(), &tuning)
+            let load = knobs.into_kind(load, kind.clone(), &tuning);
+            load.exact_size(exact_size)
         })))
     }
 
     /// Into which memory, and how.
-    fn tune(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+    pub fn tune(&self, load: Load, tuning: &Tuning) -> dmafile::Result<Load> {
+        Ok(self.into_kind(load, self.to.parse()?, tuning))
+    }
+
+    fn into_kind(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
         let mut load = load
             .names(&crate::Options)
             .to(kind)

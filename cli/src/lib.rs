@@ -4,12 +4,15 @@
 
 mod args;
 mod bench;
+mod command;
 mod doctor;
 mod explain;
+mod folder;
 mod load;
 mod output;
 mod pins;
 mod save;
+mod shards;
 mod show;
 mod signals;
 mod snapshot;
@@ -77,12 +80,15 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == bench::way::WORD) {
         return bench::way::run(args[1..].iter().cloned());
     }
+    if args.get(1).is_some_and(|word| word == folder::WORD) {
+        return folder::run(launcher, &args[2..]);
+    }
     let cli = match Cli::try_parse_from(&*save::explained(args)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     match &cli.command {
-        Command::Load(args) => load::run(args),
+        Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
