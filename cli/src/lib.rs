@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod explain;
 mod folder;
+mod hold;
 mod load;
 mod output;
 mod pins;
@@ -16,6 +17,7 @@ mod shards;
 mod show;
 mod signals;
 mod snapshot;
+mod take;
 mod text;
 
 use args::{Cli, Command};
@@ -90,6 +92,10 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     match &cli.command {
         Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),
+        Command::Hold(args) => hold::run(args),
+        Command::Take(args) => take::run(args, launcher),
+        Command::Holds(args) => hold::list(args),
+        Command::Release(args) => hold::release(args),
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),

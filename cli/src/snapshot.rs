@@ -133,8 +133,8 @@ fn hand_over(
     Ok(become_command(&args.command, variables))
 }
 
-/// The one descriptor of a source.
-fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
+/// The one descriptor of a buffer.
+pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
     let several = buffer.dma_bufs().len();
     let mut fds = buffer.into_inherited_fds()?;
     match (fds.pop(), fds.is_empty()) {
@@ -142,7 +142,7 @@ fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure
         _ => Err(Failure {
             line: format!(
                 "cannot hand over: {}: it consists of {several} dma-bufs, and COMMAND gets one \
-                 descriptor a source (EFBIG); raise size_limit_mb of udmabuf",
+                 descriptor for each (EFBIG); raise size_limit_mb of udmabuf",
                 dmafile::one_line(name),
             ),
             status: 1,

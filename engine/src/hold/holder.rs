@@ -83,8 +83,8 @@ impl Hold {
         self
     }
 
-    /// The size of its pages; default [`Pages::Auto`], which for a memfd is [`Pages::Thp`]: memory of the
-    /// hugetlb pool has zeros behind the file, which some readers refuse.
+    /// The size of its pages; default [`Pages::Auto`], which leaves the hugetlb pool alone
+    /// ([`Load::exact_size`]).
     pub fn pages(mut self, pages: Pages) -> Self {
         self.wanted.pages = pages;
         self

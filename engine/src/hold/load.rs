@@ -136,7 +136,9 @@ impl Wanted {
             let load = Load::of(source, Reach::Asked)
                 .names(self.names)
                 .to(self.kind.clone())
-                .pages(self.page_size());
+                .pages(self.pages)
+                // Readers of files stumble over what lies behind the last byte.
+                .exact_size(true);
             let mut load = (self.each)(load).cancel(self.cancel.clone());
             if let Some(verify) = &self.verify {
                 load = load.verify(verify.clone());
@@ -161,15 +163,6 @@ impl Wanted {
             members.push(member);
         }
         Ok(members)
-    }
-
-    /// Memory of the hugetlb pool comes in whole pages, and readers of files stumble over what lies behind the
-    /// last byte: it is used where it is asked for.
-    fn page_size(&self) -> Pages {
-        match (self.pages, &self.kind) {
-            (Pages::Auto, Kind::Memfd) => Pages::Thp,
-            (pages, _) => pages,
-        }
     }
 
     /// Loads the files as a set.

@@ -65,7 +65,7 @@ struct From {
 /// What lasts as long as the memory is in use here.
 pub(super) enum Kept {
     /// The holder counts the connection.
-    Connection { _socket: OwnedFd },
+    Connection { socket: OwnedFd },
     /// This process passes it on.
     Serving { _holder: Holder },
 }
@@ -113,6 +113,21 @@ impl Held {
     /// The files alone.
     pub fn into_files(self) -> Vec<HeldFile> {
         self.files
+    }
+
+    /// A second descriptor of the connection to its holder, which programs that this process executes
+    /// inherit: the holder knows them as having taken it. None where this process serves it itself.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
+        let failed = |errno| Error::os("cannot hand the connection on", errno);
+        let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
+            return Ok(None);
+        };
+        let twin = file::twin(socket.as_fd()).map_err(failed)?;
+        file::inherit(twin.as_fd()).map_err(failed)?;
+        Ok(Some(twin))
     }
 
     /// The socket it was taken at.
@@ -277,7 +292,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant) -> Result<Held> {
         who: talk.who,
     };
     let kept = Arc::new(Kept::Connection {
-        _socket: talk.socket,
+        socket: talk.socket,
     });
     let files = files.into_iter();
     let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
