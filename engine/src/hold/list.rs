@@ -107,12 +107,12 @@ pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
 }
 
 pub(super) fn end(at: &Path, name: &str) -> Result<()> {
-    let mut talk = Talk::begin(at, Instant::now())?;
+    let mut talk = Talk::begin("cannot release", at, Instant::now())?;
     talk.ask(Op::Release, Some(name), 0).map(drop)
 }
 
 fn ask(at: &Path) -> Result<Holding> {
-    let mut talk = Talk::begin(at, Instant::now())?;
+    let mut talk = Talk::begin("cannot list", at, Instant::now())?;
     let mut files = Vec::new();
     loop {
         let (answer, _) = talk.ask(Op::List, None, files.len())?;

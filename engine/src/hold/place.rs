@@ -110,8 +110,8 @@ fn in_use(path: &Path) -> Error {
 }
 
 /// Connects to a socket, after a look at its place.
-pub(super) fn connect(path: &Path) -> Result<OwnedFd> {
-    let failed = |errno| cannot_connect(errno, path);
+pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
+    let failed = |errno| cannot_connect(what, errno, path);
     let found = fs::metadata(path).map_err(|error| failed(errno(error)))?;
     if FileType::from_raw_mode(found.mode()) != FileType::Socket {
         return Err(failed(Errno::NOTSOCK));
@@ -120,8 +120,8 @@ pub(super) fn connect(path: &Path) -> Result<OwnedFd> {
     socket::connect(path).map_err(failed)
 }
 
-pub(super) fn cannot_connect(errno: Errno, path: &Path) -> Error {
-    let error = Error::os("cannot take", errno).at(path.display().to_string());
+pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
+    let error = Error::os(what, errno).at(path.display().to_string());
     match errno {
         Errno::NOENT => error
             .with_why("nothing is held there")

@@ -251,7 +251,7 @@ fn is_absent(error: &Error) -> bool {
 
 /// Takes it once.
 pub(super) fn take(at: &Path, name: &str, until: Instant) -> Result<Held> {
-    let mut talk = Talk::begin(at, until)?;
+    let mut talk = Talk::begin("cannot take", at, until)?;
     let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
     loop {
         let (answer, fds) = talk.ask(Op::Take, Some(name), files.len())?;
@@ -309,14 +309,16 @@ pub(super) struct Talk {
     at: PathBuf,
     pub who: Credentials,
     until: Instant,
+    what: &'static str,
 }
 
 impl Talk {
-    /// Connects. The last answer has come by `until`, or in reasonable time.
-    pub(super) fn begin(at: &Path, until: Instant) -> Result<Self> {
+    /// Connects; errors say that they can't do `what`. The last answer has come by `until`, or in reasonable
+    /// time.
+    pub(super) fn begin(what: &'static str, at: &Path, until: Instant) -> Result<Self> {
         let until = until.max(Instant::now() + PATIENCE);
         let socket = loop {
-            match place::connect(at) {
+            match place::connect(what, at) {
                 // Many wait to be accepted.
                 Err(error)
                     if error.raw_os_error() == Some(libc::EAGAIN) && Instant::now() < until =>
@@ -327,12 +329,13 @@ impl Talk {
             }
         };
         let who = socket::credentials(socket.as_fd())
-            .map_err(|errno| place::cannot_connect(errno, at))?;
+            .map_err(|errno| place::cannot_connect(what, errno, at))?;
         Ok(Self {
             socket,
             at: at.to_path_buf(),
             who,
             until,
+            what,
         })
     }
 
@@ -352,7 +355,7 @@ impl Talk {
         let bytes =
             serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
         let failed = |errno| {
-            let error = Error::os("cannot take", errno).at(self.at.display().to_string());
+            let error = Error::os(self.what, errno).at(self.at.display().to_string());
             match errno {
                 Errno::MFILE => error.with_why("not all of its descriptors could be taken"),
                 Errno::CONNRESET | Errno::PIPE => error.with_why("its holder has ended"),
@@ -383,9 +386,11 @@ impl Talk {
             .map_err(|error| self.unsound(&error.to_string()))?;
         if let Some(refusal) = answer.error {
             let errno = Errno::from_raw_os_error(refusal.errno.clamp(1, 4095));
-            return Err(Error::os("cannot take", errno)
-                .with_why(format!("its holder says: {}", refusal.why))
-                .at(self.at.display().to_string()));
+            return Err(
+                Error::new(self.what, format!("its holder says: {}", refusal.why))
+                    .with_errno(errno)
+                    .at(self.at.display().to_string()),
+            );
         }
         if answer.v != VERSION || answer.total > MOST_FILES {
             return Err(self.unsound("it is of another version, or claims too many files"));
@@ -395,7 +400,7 @@ impl Talk {
 
     pub(super) fn unsound(&self, why: &str) -> Error {
         Error::new(
-            "cannot take",
+            self.what,
             format!("the holder's answer is not sound: {why}"),
         )
         .with_errno(Errno::PROTO)
