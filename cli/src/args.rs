@@ -130,8 +130,9 @@ pub struct Knobs {
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// Compute a checksum, and compare it
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum, help_heading = WHAT)]
+    /// Compute a checksum, and compare it; hub: with the digest that each file is named by in a Hugging
+    /// Face cache, and refuse one that has none
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
     /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
@@ -351,7 +352,7 @@ pub struct SaveArgs {
 
     /// Compute a checksum of what is saved, and compare it; of a snapshot it is the digests that it has
     /// [default: none; xxh3 of a snapshot]
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
     pub verify: Option<Verify>,
 
     /// Return before it is on the disk
@@ -627,20 +628,24 @@ where
     })
 }
 
-/// Parses `ALGO[=HEX]`, of which clap knows the first half.
+/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
 #[derive(Clone)]
-struct Checksum;
+struct Checksum {
+    hub: bool,
+}
 
 impl Checksum {
-    fn algorithms() -> impl Iterator<Item = PossibleValue> {
-        Algorithm::ALL.iter().map(|&algorithm| {
+    fn words(&self) -> impl Iterator<Item = PossibleValue> {
+        let hub = self.hub.then(|| PossibleValue::new("hub"));
+        let algorithms = Algorithm::ALL.iter().map(|&algorithm| {
             let value = PossibleValue::new(algorithm.name());
             if algorithm == Algorithm::Xxh3 {
                 value.alias("xxh3-64")
             } else {
                 value
             }
-        })
+        });
+        algorithms.chain(hub)
     }
 }
 
@@ -655,12 +660,12 @@ impl TypedValueParser for Checksum {
     ) -> Result<Verify, clap::Error> {
         let text = value.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
-        PossibleValuesParser::new(Self::algorithms()).parse_ref(command, arg, name.as_ref())?;
+        PossibleValuesParser::new(self.words()).parse_ref(command, arg, name.as_ref())?;
         word::<Verify>.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Self::algorithms()))
+        Some(Box::new(self.words()))
     }
 }
 

@@ -1,4 +1,4 @@
-"""`dmafile load MODEL -- COMMAND {}`: programs that know nothing of dmafile read what it has loaded."""
+"""`dmafile load MODEL -- COMMAND {}`: programs that know nothing of dmafile read what it loads."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ import safetensors.numpy
 
 COMMAND = Path(sys.executable).parent / "dmafile"
 
-# Each program prints what it has read, as JSON: without dmafile it is the same. None may have a pair of
+# Each program prints what it has read, as JSON: without dmafile it is the same. None has a pair of
 # braces in it, in whose place the path would come.
 SAFETENSORS = """
 import hashlib, json, sys
@@ -92,7 +92,7 @@ def same(program: str, model: Path, *options: str) -> Any:
 
 @pytest.fixture(scope="module")
 def sharded(folder: Path) -> Path:
-    """A model as the Hugging Face libraries have it: three shards, an index, and more beside them."""
+    """A model as the Hugging Face libraries have it: three shards, an index, and more."""
     random = np.random.default_rng(9)
     model = folder / "sharded"
     (model / "more").mkdir(parents=True)
