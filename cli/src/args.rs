@@ -286,6 +286,12 @@ impl Knobs {
                   many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
                   its exit status is the command's; 127 when it is not found, 126 when it can't be \
                   run.\n\n\
+                  {} in an argument of COMMAND becomes a path to the memory, for programs that open \
+                  files: it has the file's name, and is removed when COMMAND has ended. A model of \
+                  several files is a folder then, each file with memory of its own, or the file of \
+                  MODEL's name in it. DMAFILE_PATH is that path; without {} it is one by number, \
+                  where there is one descriptor and the bytes start at 0. A dma-buf has no path. \
+                  docs/consumers.md says which programs and devices take what.\n\n\
                   A model's files are laid out back to back. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
                   Each source of a snapshot becomes a buffer of its own, compared with its size and \
@@ -312,7 +318,7 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub tuning: Tuning,
 
-    /// A command to hand the buffer to
+    /// A command to hand the buffer to; {} in its arguments is a path to it
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -80,8 +80,8 @@ def test_a_memfd_is_imported(vulkan: Path, programs: Programs, tmp_path: Path, h
 
 @pytest.mark.usefixtures("ready")
 def test_dma_bufs_are_imported(vulkan: Path, programs: Programs) -> None:
-    kinds = ("memfd", "udmabuf", "heap:system")
+    kinds = ("memfd", "udmabuf", "heap:system", "dmafile")
     python = ("python3", "-E", "-S", "-m", "tests.vm.inside.vulkan")
-    options = ("--kernel=6.12", "--memory=3G", "--fs=ext4")
+    options = ("--module", "--kernel=6.12", "--memory=3G", "--fs=ext4")
     words = (programs.dmafile, programs.helpers, vulkan, "/mnt", *kinds)
-    passed(vm(*options, "--", *python, *words), "6 imports checked")
+    passed(vm(*options, "--", *python, *words), "8 imports checked")
