@@ -247,17 +247,17 @@ impl Knobs {
         let (knobs, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(&self.file).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
-            let load = knobs.into_kind(load, kind.clone(), &tuning);
+            let load = knobs.tune_to(load, kind.clone(), &tuning);
             load.exact_size(exact_size)
         })))
     }
 
     /// Into which memory, and how.
     pub fn tune(&self, load: Load, tuning: &Tuning) -> dmafile::Result<Load> {
-        Ok(self.into_kind(load, self.to.parse()?, tuning))
+        Ok(self.tune_to(load, self.to.parse()?, tuning))
     }
 
-    fn into_kind(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+    fn tune_to(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
         let mut load = load
             .names(&crate::Options)
             .to(kind)

@@ -57,9 +57,16 @@ def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [libraries] = mesa.glob("usr/lib/*-linux-gnu")
     [driver] = mesa.glob("usr/share/vulkan/icd.d/lvp_icd*.json")
     program = tmp_path_factory.mktemp("vulkan") / "vulkan"
-    words = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
+    words: list[str | Path] = [
+        "cc",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-missing-field-initializers",
+    ]
     words += [f"-I{mesa}/usr/include", f"-Wl,-rpath-link,{libraries}", f"-L{libraries}"]
-    words += ["-o", str(program), str(INSIDE / "vulkan.c"), "-l:libvulkan.so.1"]
+    words += ["-o", program, INSIDE / "vulkan.c", "-l:libvulkan.so.1"]
     subprocess.run(words, check=True)
     script = program.with_name("run")
     environment = f"LD_LIBRARY_PATH={libraries} VK_DRIVER_FILES={driver}"
@@ -72,7 +79,7 @@ def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_memfd_is_imported(vulkan: Path, programs: Programs, tmp_path: Path, how: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(data := os.urandom(5 << 20))
-    command = [programs.dmafile, "load", file, "--quiet", "--", vulkan, how]
+    command: list[str | Path] = [programs.dmafile, "load", file, "--quiet", "--", vulkan, how]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == data
