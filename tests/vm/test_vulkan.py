@@ -69,7 +69,9 @@ def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words += ["-o", program, INSIDE / "vulkan.c", "-l:libvulkan.so.1"]
     subprocess.run(words, check=True)
     script = program.with_name("run")
-    environment = f"LD_LIBRARY_PATH={libraries} VK_DRIVER_FILES={driver}"
+    # Some of Debian's older packages have theirs in /lib.
+    path = ":".join(map(str, [libraries, *mesa.glob("lib/*-linux-gnu")]))
+    environment = f"LD_LIBRARY_PATH={path} VK_DRIVER_FILES={driver}"
     script.write_text(f'#!/bin/sh\n{environment} exec {program} "$@"\n')
     script.chmod(0o755)
     yield script
