@@ -141,8 +141,9 @@ pub struct Knobs {
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// Compute a checksum, and compare it
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum, help_heading = WHAT)]
+    /// Compute a checksum, and compare it; hub: with the digest that each file is named by in a Hugging
+    /// Face cache, and refuse one that has none
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
     /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
@@ -257,17 +258,17 @@ impl Knobs {
         let (knobs, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(&self.file).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
-            let load = knobs.into_kind(load, kind.clone(), &tuning);
+            let load = knobs.tune_to(load, kind.clone(), &tuning);
             load.exact_size(exact_size)
         })))
     }
 
     /// Into which memory, and how.
     pub fn tune(&self, load: Load, tuning: &Tuning) -> dmafile::Result<Load> {
-        Ok(self.into_kind(load, self.to.parse()?, tuning))
+        Ok(self.tune_to(load, self.to.parse()?, tuning))
     }
 
-    fn into_kind(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+    fn tune_to(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
         let load = load.names(&crate::Options).to(kind).pages(self.pages);
         tuning.tune(load)
     }
@@ -301,6 +302,12 @@ impl Tuning {
                   many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
                   its exit status is the command's; 127 when it is not found, 126 when it can't be \
                   run.\n\n\
+                  {} in an argument of COMMAND becomes a path to the memory, for programs that open \
+                  files: it has the file's name, and is removed when COMMAND has ended. A model of \
+                  several files is a folder then, each file with memory of its own, or the file of \
+                  MODEL's name in it. DMAFILE_PATH is that path; without {} it is one by number, \
+                  where there is one descriptor and the bytes start at 0. A dma-buf has no path. \
+                  docs/consumers.md says which programs and devices take what.\n\n\
                   A model's files are laid out back to back. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
                   Each source of a snapshot becomes a buffer of its own, compared with its size and \
@@ -327,7 +334,7 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub tuning: Tuning,
 
-    /// A command to hand the buffer to
+    /// A command to hand the buffer to; {} in its arguments is a path to it
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -383,7 +390,7 @@ pub struct HoldArgs {
     pub notify: bool,
 
     /// Compute a checksum of each file, and compare it
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true })]
     pub verify: Option<Verify>,
 
     /// Kind of memory: memfd, udmabuf, heap:NAME, dmafile, or dma-buf (the best of the last three that
@@ -555,7 +562,7 @@ pub struct SaveArgs {
 
     /// Compute a checksum of what is saved, and compare it; of a snapshot it is the digests that it has
     /// [default: none; xxh3 of a snapshot]
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
     pub verify: Option<Verify>,
 
     /// Return before it is on the disk
@@ -831,20 +838,24 @@ where
     })
 }
 
-/// Parses `ALGO[=HEX]`, of which clap knows the first half.
+/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
 #[derive(Clone)]
-struct Checksum;
+struct Checksum {
+    hub: bool,
+}
 
 impl Checksum {
-    fn algorithms() -> impl Iterator<Item = PossibleValue> {
-        Algorithm::ALL.iter().map(|&algorithm| {
+    fn words(&self) -> impl Iterator<Item = PossibleValue> {
+        let hub = self.hub.then(|| PossibleValue::new("hub"));
+        let algorithms = Algorithm::ALL.iter().map(|&algorithm| {
             let value = PossibleValue::new(algorithm.name());
             if algorithm == Algorithm::Xxh3 {
                 value.alias("xxh3-64")
             } else {
                 value
             }
-        })
+        });
+        algorithms.chain(hub)
     }
 }
 
@@ -859,12 +870,12 @@ impl TypedValueParser for Checksum {
     ) -> Result<Verify, clap::Error> {
         let text = value.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
-        PossibleValuesParser::new(Self::algorithms()).parse_ref(command, arg, name.as_ref())?;
+        PossibleValuesParser::new(self.words()).parse_ref(command, arg, name.as_ref())?;
         word::<Verify>.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Self::algorithms()))
+        Some(Box::new(self.words()))
     }
 }
 

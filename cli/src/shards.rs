@@ -13,7 +13,14 @@ use std::path::{Path, PathBuf};
 /// The JSON object of several loads.
 #[derive(Serialize)]
 struct Reports {
-    files: Vec<Report>,
+    files: Vec<FileReport>,
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    file: String,
+    #[serde(flatten)]
+    report: Report,
 }
 
 pub(crate) fn load(
@@ -37,7 +44,10 @@ pub(crate) fn load(
             load = load.verify(verify.clone());
         }
         let loaded = one(args, load.exact_size(true), out, token)?;
-        files.push(loaded.report);
+        files.push(FileReport {
+            file: shard.file.to_string_lossy().into_owned(),
+            report: loaded.report,
+        });
         named.push(Named {
             name: command::name_of(&shard.file),
             buffer: loaded.buffer,

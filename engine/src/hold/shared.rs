@@ -164,7 +164,7 @@ impl Shared {
             let name = file.path.file_name().unwrap_or_default();
             text.push_str(&format!("{name:?} {:?}\n", file.identity));
         }
-        let mut hasher = Hasher::new(Algorithm::Blake3);
+        let mut hasher = Hasher::new(Algorithm::Blake3, text.len() as u64);
         hasher.update(text.as_bytes());
         let mut key = hasher.hex();
         key.truncate(32);

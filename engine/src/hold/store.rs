@@ -9,6 +9,7 @@ use super::systemd::Manager;
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::sys::{Errno, file, memfd};
+use crate::verify::Verify;
 use rustix::fs::SealFlags;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -153,15 +154,17 @@ fn read(fd: BorrowedFd<'_>) -> Option<Table> {
 fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &Wanted) -> Option<Member> {
     let same = FileIdentity::at(&info.file) == Ok(info.identity);
     let kind = info.kind == wanted.kind.to_string();
-    let digest = wanted.verify.as_ref().is_none_or(|verify| {
-        info.digest.as_ref().is_some_and(|known| {
+    let digest = match (&wanted.verify, &info.digest) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        // The file's name was compared when it was loaded; another one would be another file.
+        (Some(Verify { hub: true, .. }), Some(known)) => known.matched,
+        (Some(verify), Some(known)) => {
+            let expected = verify.expected.as_ref();
             known.algorithm == verify.algorithm.name()
-                && verify
-                    .expected
-                    .as_ref()
-                    .is_none_or(|hex| *hex == known.digest)
-        })
-    });
+                && expected.is_none_or(|digest| *digest == known.digest)
+        }
+    };
     if !same || !kind || !digest || fds.len() != info.descriptors {
         return None;
     }
