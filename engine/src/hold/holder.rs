@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A hold in the making: files, how they come into memory, and where and to whom they are handed out.
+/// A builder of a hold: the files, how they are loaded, and where and to which users they are handed out.
 ///
 /// ```no_run
 /// use dmafile::Hold;
@@ -71,7 +71,7 @@ impl Hold {
     }
 
     /// The path of the socket; default its name in `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`.
-    /// Its folder must be one that not everybody can write to.
+    /// Its folder must not be writable by all users.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self
@@ -116,7 +116,7 @@ impl Hold {
         self
     }
 
-    /// Ends when for so long nobody has taken it or been connected; default never.
+    /// Ends when no process has taken it or been connected for this long; default never.
     pub fn idle(mut self, most: Duration) -> Self {
         self.idle = Some(most);
         self
@@ -237,7 +237,7 @@ impl Hold {
         let mut holder = Holder::serve(set, bound, self.idle, folder, manager.clone())?;
         holder.stored = is_stored;
         if let Some(other) = replaced {
-            // It may be about to end by itself, or not answer: nobody finds it any more.
+            // Its socket has no path any more, so that it does not matter if it fails to answer.
             let _ = list::end(&other.0, &name);
         }
         if let Some(manager) = &manager {

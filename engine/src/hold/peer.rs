@@ -19,10 +19,10 @@ pub(super) const LIFE: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: u32 = 64;
 /// How long a send is put off that the kernel refused for too many descriptors under way.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most files that one answer tells of.
+/// Most files that an answer to `list` has.
 const MOST_LISTED: usize = 128;
-/// Most takers that are told of one by one.
-const MOST_TOLD: usize = 1000;
+/// Most takers that an answer lists.
+const MOST_TAKERS: usize = 1000;
 
 /// A connection.
 pub(super) struct Peer {
@@ -97,7 +97,7 @@ impl Peer {
         }
     }
 
-    /// When it has to be looked at, whatever happens.
+    /// When it has to be looked at even if its socket is not ready.
     pub(super) fn alarm(&self) -> Option<Instant> {
         self.pause.or(self.deadline)
     }
@@ -191,9 +191,9 @@ impl Peer {
                 takers: takers.len(),
                 some_takers: match take {
                     true => Vec::new(),
-                    false => takers[..takers.len().min(MOST_TOLD)].to_vec(),
+                    false => takers[..takers.len().min(MOST_TAKERS)].to_vec(),
                 },
-                files: batch.iter().map(Member::told).collect(),
+                files: batch.iter().map(Member::now).collect(),
                 ..Answer::empty()
             };
             let end = from + batch.len();

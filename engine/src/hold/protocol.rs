@@ -37,7 +37,7 @@ pub(super) enum Op {
 pub(super) struct Request {
     pub v: u32,
     pub op: Op,
-    /// Of which hold; of whichever there is for `list` without one.
+    /// The name of the hold; only `list` works without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The first file that is wanted; those before it have come.
