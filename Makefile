@@ -13,16 +13,19 @@ BINDIR      ?= $(PREFIX)/bin
 LIBDIR      ?= $(PREFIX)/lib
 INCLUDEDIR  ?= $(PREFIX)/include
 MANDIR      ?= $(PREFIX)/share/man
+# Of services; systemd looks below /usr and /usr/local.
+UNITDIR     ?= $(PREFIX)/lib/systemd/system
 DESTDIR     ?=
+UNIT        := dmafile-hold@.service
 # From here, and whole: the C library is installed from its own folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) has no names with spaces: half of one would be another folder.
-PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR
+PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR
 $(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) has a space in it: '$($(place))')))
-$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR,$(if $(filter /%,$($(place))),,\
+$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR,$(if $(filter /%,$($(place))),,\
 	$(error $(place) is no absolute path: '$($(place))'; DESTDIR may be relative)))
 
 # How long each reader of model files is fuzzed; what it learns stays in $(FUZZ)/corpus for the next time.
@@ -141,17 +144,20 @@ docs: build ## write the man pages, shell completions and API documentation unde
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
 
-install: built ## install the command, its man pages and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install the command, its man pages, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
-	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1
+	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1 $(STAGE)$(UNITDIR)
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
 	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
+	sed 's|@BINDIR@|$(BINDIR)|' 'cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
+	chmod 644 '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1
+	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1 \
+		'$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
