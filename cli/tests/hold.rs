@@ -4,7 +4,7 @@ mod common;
 #[path = "../../engine/tests/common/models.rs"]
 mod models;
 
-use common::{Dir, MIB, NOBODY, Running, end, eventually, is_root, own_user, run_as, sha256};
+use common::{Dir, MIB, NOBODY, Running, end, is_root, own_user, run_as, sha256};
 use common::{reads_directly, skip, start};
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
@@ -149,7 +149,7 @@ fn a_file_is_held_taken_and_released() {
             1,
         );
         assert!(
-            line.ends_with("start dmafile hold, or wait for it (ENOENT)"),
+            line.ends_with("nothing is held there (ENOENT); start dmafile hold, or wait for it"),
             "{line}"
         );
     }
@@ -219,17 +219,23 @@ fn a_signal_ends_a_load() {
         return;
     }
     let slowly = "--io direct --method read --block 4K --queue-depth 1 --pages 4k";
-    let mut hold = dir.dmafile(&format!("hold --at {SOCKET} {} {slowly}", file.display()));
-    let mut running = start(&mut hold);
-    // What it reads before is the program itself.
-    running.until(|running| {
-        let io = fs::read_to_string(format!("/proc/{}/io", running.pid())).unwrap_or_default();
-        let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
-        read.is_some_and(|read| read.parse::<u64>().unwrap() > MIB)
-    });
-    running.signal(libc::SIGTERM);
-    let ended = running.end();
-    assert!(ended.line(130).ends_with("(ECANCELED)"), "{ended:?}");
+    let interrupted = || {
+        let mut hold = dir.dmafile(&format!("hold --at {SOCKET} {} {slowly}", file.display()));
+        let mut running = start(&mut hold);
+        // What it reads before is the program itself.
+        running.until(|running| {
+            let io = fs::read_to_string(format!("/proc/{}/io", running.pid())).unwrap_or_default();
+            let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+            read.is_some_and(|read| read.parse::<u64>().unwrap() > MIB)
+        });
+        running.signal(libc::SIGTERM);
+        running.end()
+    };
+    // It may have loaded all of it before the signal came.
+    let ended = (0..100)
+        .map(|_| interrupted())
+        .find(|ended| ended.stdout.is_empty());
+    assert!(ended.unwrap().line(130).ends_with("(ECANCELED)"));
     assert!(fs::read_dir(dir.path("run")).unwrap().next().is_none());
 }
 
@@ -298,14 +304,6 @@ fn an_idle_holder_ends() {
     dir.file("file", LEN);
     hold(&dir, "file --idle 50ms").ends();
     assert!(!dir.path(SOCKET).exists());
-    // Not as long as its file is in use.
-    let holder = hold(&dir, "file --idle 2s");
-    let waiting = Waiting::start(&dir, "file", 0);
-    let begin = std::time::Instant::now();
-    eventually("the time is over", || begin.elapsed().as_secs() >= 4);
-    assert_eq!(holds(&dir)["takers"], 1);
-    waiting.sum();
-    holder.ends();
 }
 
 #[test]
@@ -329,32 +327,24 @@ fn a_taker_waits_for_its_holder() {
 
 #[test]
 fn sockets_are_found_by_their_names() {
-    let dir = new_dir();
-    let want = sha256(&dir.file("file", LEN), 0, LEN);
+    let dir = Dir::new();
+    // Another user may not be able to enter the folder of the build.
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("file"), common::content(0, LEN as usize)).unwrap();
+    let want = sha256(&home.path().join("file"), 0, LEN);
+    // Root's sockets are in /run, which is the machine's.
     let user = own_user(0);
-    // Root's are in /run, which is the machine's.
     if is_root() {
-        std::os::unix::fs::chown(dir.path("run"), Some(user), Some(user)).unwrap();
+        std::os::unix::fs::chown(home.path(), Some(user), Some(user)).unwrap();
     }
     let command = |args: &str| {
         let mut command = dir.dmafile(args);
-        run_as(&mut command, user);
-        command
-            .env("XDG_RUNTIME_DIR", dir.path("run"))
-            .env("TMPDIR", "/dev/shm");
+        run_as(&mut command, user).current_dir(home.path());
+        command.env("XDG_RUNTIME_DIR", home.path());
         command
     };
-    // A path of XDG_RUNTIME_DIR is absolute, and leads through the folder of the build.
-    if !end(command("explain file")
-        .current_dir(dir.path("run"))
-        .args(["../file"]))
-    .status
-    .success()
-    {
-        return skip("other users cannot enter the folder of the build");
-    }
     let holder = Holder::start(&mut command("hold file"));
-    let folder = dir.path("run/dmafile");
+    let folder = home.path().join("dmafile");
     assert_eq!(
         fs::metadata(&folder).unwrap().permissions().mode() & 0o777,
         0o700
@@ -393,7 +383,7 @@ fn the_socket_decides_which_users_may_take() {
     let is_refused = |uid| {
         let line = dir.refusal(&mut take(uid), 1);
         assert!(line.contains("the socket is not for this user"), "{line}");
-        assert!(line.ends_with("(EACCES)"), "{line}");
+        assert!(line.contains("(EACCES)"), "{line}");
     };
     let mode = || fs::metadata(dir.path(SOCKET)).unwrap().permissions().mode() & 0o777;
 
@@ -481,15 +471,10 @@ fn what_makes_no_sense_is_one_line() {
     let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
     let line = dir.refusal(notify.env_remove("NOTIFY_SOCKET"), 1);
     assert!(
-        line.ends_with("start it as a service with Type=notify (ENOENT)"),
+        line.ends_with("(ENOENT); start it as a service with Type=notify"),
         "{line}"
     );
     let mut notify = dir.dmafile(&format!("hold file --notify --at {SOCKET}"));
-    let line = dir.refusal(
-        notify
-            .arg0("dmafile")
-            .env("NOTIFY_SOCKET", dir.path("nothing")),
-        1,
-    );
+    let line = dir.refusal(notify.env("NOTIFY_SOCKET", dir.path("nothing")), 1);
     assert!(line.contains("cannot notify"), "{line}");
 }

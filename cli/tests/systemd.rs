@@ -206,14 +206,12 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
     let mut manager = Manager::new();
     let files = ["a", "b"].map(|name| manager.dir.file(name, LEN + u64::from(name.as_bytes()[0])));
     let sums = files.each_ref().map(|file| sha256(file, 0, 2 * LEN));
-    let args = format!("a b --name m --at {SOCKET} --verify blake3");
-    files.each_ref().map(|file| forget(file));
+    // What io_uring reads does not count as read by the process.
+    let args = format!("a b --name m --at {SOCKET} --verify blake3 --method read");
+    files.iter().for_each(|file| forget(file));
     let service = manager.start(&args, None);
     assert!(!service.is_stored());
-    assert!(
-        service.read() > 2 * LEN,
-        "rchar does not count what it reads"
-    );
+    assert!(service.read() > 2 * LEN, "{}", service.read());
     assert_eq!(
         manager.names(),
         ["dmafile-m-0", "dmafile-m-1", "dmafile-m-table"]
@@ -230,7 +228,7 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
     // systemd does not keep them in order.
     for _ in 0..2 {
         manager.store.rotate_left(1);
-        files.each_ref().map(|file| forget(file));
+        files.iter().for_each(|file| forget(file));
         let service = manager.start(&args, None);
         assert!(service.is_stored());
         assert_eq!(manager.taken(), first);
@@ -341,7 +339,8 @@ fn what_is_not_the_file_on_the_disk_is_loaded_again() {
     }
     fs::remove_file(file).unwrap();
     let mut gone = manager.dir.dmafile(&format!("hold {args}"));
-    assert!(manager.dir.refusal(&mut gone, 1).ends_with("(ENOENT)"));
+    let line = manager.dir.refusal(&mut gone, 1);
+    assert!(line.contains("(ENOENT)"), "{line}");
 }
 
 #[test]
@@ -425,7 +424,7 @@ fn other_descriptors_are_refused() {
         "{line}"
     );
     assert!(
-        line.ends_with("use ListenSequentialPacket= in its unit (EPROTOTYPE)"),
+        line.ends_with("(EPROTOTYPE); use ListenSequentialPacket= in its unit"),
         "{line}"
     );
     // They are meant for another process.

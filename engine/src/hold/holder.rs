@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::load::Load;
 use crate::message::{Names, Opt};
 use crate::options::{Kind, Pages};
-use crate::sys::{Errno, file, socket};
+use crate::sys::{Errno, errno, file, socket};
 use crate::verify::Verify;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Load::run`], for each file; EADDRINUSE where another holder serves there; EPERM for a folder that
-    /// anybody can write to; EEXIST for two files of the same name, and for a folder of links that is not
+    /// all users can write to; EEXIST for two files of the same name, and for a folder of links that is not
     /// empty; ENOENT for [`Hold::notify`] without a service manager.
     pub fn start(mut self) -> Result<Holder> {
         self.wanted.check()?;
@@ -224,7 +224,7 @@ impl Hold {
             group: self.group,
         };
         let (bound, replaced) = match (listener, at) {
-            (Some(listener), _) => (Bound::inherited(listener), None),
+            (Some(listener), _) => (Bound::inherited(listener)?, None),
             (None, Some(at)) => Bound::new(&at, access, self.replace)?,
             (None, None) => unreachable!("there is a path where there is no socket"),
         };
@@ -249,10 +249,15 @@ impl Hold {
     fn chosen_name(&self) -> Result<String> {
         let name = match (&self.name, &self.wanted.paths[..]) {
             (Some(name), _) => name.clone(),
-            (None, [path]) => name::of(path).ok_or_else(|| {
-                let why = format!("'{}' gives none: choose one", path.display());
-                Error::usage("name", why)
-            })?,
+            (None, [path]) => {
+                let real = path.canonicalize().map_err(|error| {
+                    Error::os("cannot open", errno(error)).at(path.display().to_string())
+                })?;
+                name::of(&real).ok_or_else(|| {
+                    let why = format!("'{}' gives none: choose one", path.display());
+                    Error::usage("name", why)
+                })?
+            }
             (None, _) => return Err(Error::usage("name", "several paths need one")),
         };
         name::check(&name)?;
@@ -279,7 +284,7 @@ impl Hold {
                 _ => {
                     return Err(Error::new(
                         "cannot use an inherited descriptor",
-                        "it is no socket for this",
+                        "it is not a listening socket of type SOCK_SEQPACKET",
                     )
                     .with_errno(Errno::PROTOTYPE)
                     .at(format!("LISTEN_FDS, {name}"))
@@ -335,9 +340,7 @@ impl Holder {
             ended
         };
         let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
-        let thread = thread
-            .spawn(serve)
-            .map_err(|error| failed(crate::sys::errno(error)))?;
+        let thread = thread.spawn(serve).map_err(|error| failed(errno(error)))?;
         Ok(Self {
             name,
             at,

@@ -23,10 +23,9 @@ pub(super) fn check(name: &str) -> Result<()> {
     Err(Error::usage("name", why))
 }
 
-/// The name of what a path holds, where none is given: that of the file without its ending, or of the
-/// folder.
+/// The name of what a path without links holds, where none is given: that of the file without its ending,
+/// or of the folder.
 pub(super) fn of(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
     let name = match path.is_dir() {
         true => path.file_name(),
         false => path.file_stem(),

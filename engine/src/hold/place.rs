@@ -155,16 +155,18 @@ pub(super) struct Access {
 }
 
 impl Bound {
-    /// One that was inherited.
-    pub(super) fn inherited(listener: OwnedFd) -> Self {
+    /// One that was inherited. Its calls do not wait from now on, in all processes that have it.
+    pub(super) fn inherited(listener: OwnedFd) -> Result<Self> {
+        rustix::io::ioctl_fionbio(&listener, true)
+            .map_err(|errno| Error::os("cannot use an inherited descriptor", errno))?;
         let name = rustix::net::getsockname(&listener).ok();
         let name = name.and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
         let path = name.and_then(|name| Some(name.path()?.to_string_lossy().into_owned()));
-        Self {
+        Ok(Self {
             path: path.unwrap_or_default().into(),
             listener,
             inode: None,
-        }
+        })
     }
 
     /// Makes a socket with its permissions, and renames it to its path in one step. A socket that is there
