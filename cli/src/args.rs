@@ -356,7 +356,7 @@ pub struct HoldArgs {
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<PathBuf>,
 
-    /// What it is called: letters, digits, ., _ and - [default: the name of the file without its ending,
+    /// The name: letters, digits, ., _ and - [default: the name of the file without its ending,
     /// or of the folder]
     #[arg(long)]
     pub name: Option<String>,
@@ -480,14 +480,14 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
                   Without COMMAND it prints what there is. Times read 500ms, 60s, 10m, 2h."
 )]
 pub struct TakeArgs {
-    /// What it is called
+    /// The name of the hold
     pub name: String,
 
     /// The path of the socket [default: that of this user, or else of root]
     #[arg(long, value_name = "SOCKET")]
     pub at: Option<PathBuf>,
 
-    /// Wait so long until it is held
+    /// How long to wait until it is held [default: not at all]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub wait: Option<Duration>,
 
@@ -519,7 +519,7 @@ pub struct HoldsArgs {
 /// `dmafile release`
 #[derive(Args, Debug)]
 pub struct ReleaseArgs {
-    /// What it is called
+    /// The name of the hold
     pub name: String,
 
     /// The path of the socket [default: that of this user, or else of root]

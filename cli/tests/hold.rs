@@ -442,7 +442,7 @@ fn what_makes_no_sense_is_one_line() {
             2,
             "there is no group 'no-such-group'",
         ),
-        ("hold file --name a:b", 2, "'a:b' is no name"),
+        ("hold file --name a:b", 2, "'a:b' is not a valid name"),
         ("hold file --idle soon", 2, "--idle"),
         ("hold file run/file", 2, "name"),
         (
@@ -452,10 +452,10 @@ fn what_makes_no_sense_is_one_line() {
         ),
         ("hold nothing", 1, "(ENOENT)"),
         ("hold file --folder run", 1, "(EEXIST)"),
-        ("take a:b", 2, "'a:b' is no name"),
+        ("take a:b", 2, "'a:b' is not a valid name"),
         ("take file --json -- true", 2, "--json=PATH"),
         ("take file --wait long", 2, "--wait"),
-        ("release a/b", 2, "'a/b' is no name"),
+        ("release a/b", 2, "'a/b' is not a valid name"),
     ] {
         let (command, rest) = args.split_once(' ').unwrap_or((args, ""));
         let mut refused = dir.dmafile(&format!("{command} --at {SOCKET} {rest}"));

@@ -63,7 +63,7 @@ impl Hold {
         }
     }
 
-    /// What it is called: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
+    /// The name: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
     /// name of the folder, or that of the file without its ending, where there is only one.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -103,7 +103,7 @@ impl Hold {
         self
     }
 
-    /// The permissions of the socket: who may write to it may take what is held. Default 0600, with a
+    /// The permissions of the socket: users that may write to it may take what is held. Default 0600, with a
     /// [`Hold::group`] 0660.
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = Some(mode);
@@ -352,7 +352,7 @@ impl Holder {
         })
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -372,7 +372,7 @@ impl Holder {
         self.stored
     }
 
-    /// Whether it serves still: nobody has released it, and it has not been idle for too long.
+    /// Whether it still serves: it has not been released, nor idle for too long.
     pub fn is_serving(&self) -> bool {
         self.thread
             .as_ref()

@@ -15,7 +15,7 @@ use std::time::Instant;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holding {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The socket.
     #[serde(serialize_with = "crate::error::lossy")]

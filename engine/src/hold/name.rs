@@ -1,4 +1,4 @@
-//! What a hold may be called.
+//! Names of holds and of their files.
 
 use crate::error::{Error, Result};
 use std::path::Path;
@@ -18,7 +18,8 @@ pub(super) fn check(name: &str) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "'{name}' is no name: 1 to {LONGEST} letters, digits, '.', '_' and '-', a letter or digit first"
+        "'{name}' is not a valid name: use 1 to {LONGEST} letters, digits, '.', '_' and '-', with a letter or \
+         digit first"
     );
     Err(Error::usage("name", why))
 }

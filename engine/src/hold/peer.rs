@@ -1,8 +1,7 @@
 //! One connection to a holder, and what it may ask for.
 //!
-//! Nothing of what a peer sends is kept or believed. It has one answer under way at most, a few requests,
-//! and a short life until it has taken what is held; after that it says nothing more, and is known to have it
-//! for as long as it stays connected.
+//! A peer may have one answer under way at a time, a few requests, and little time, until it has taken what is
+//! held. After that it may not ask for anything more, and counts as a taker for as long as it is connected.
 
 use super::protocol::{Answer, LONGEST_ANSWER, LONGEST_REQUEST, Op, Request, VERSION};
 use super::set::{Member, Set};
@@ -88,7 +87,7 @@ impl Peer {
         self.socket.as_fd()
     }
 
-    /// What it is waited for: a request, or room for an answer.
+    /// What to poll its socket for: a request, or room for an answer.
     pub(super) fn waits_for(&self, now: Instant) -> PollFlags {
         match (&self.answer, self.pause) {
             (None, _) => PollFlags::IN,
@@ -171,7 +170,7 @@ impl Peer {
         })
     }
 
-    /// What there is to say of files, with descriptors to take or without.
+    /// The answer to `take` or `list`, from file number `from` on.
     fn files(&mut self, around: &Around<'_>, op: Op, from: usize) -> Pending {
         let set = around.set;
         let take = op == Op::Take;

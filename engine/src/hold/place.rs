@@ -133,7 +133,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_why("the socket is not for this user")
             .with_remedy("ask its owner for --mode and --group"),
         Errno::PROTOTYPE | Errno::NOTSOCK => error
-            .with_why("it is no socket of a holder")
+            .with_why("it is not the socket of a holder")
             .with_remedy("check the path"),
         _ => error,
     }
