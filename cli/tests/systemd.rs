@@ -256,6 +256,29 @@ fn a_restart_serves_what_was_kept_without_reading_it() {
 }
 
 #[test]
+fn there_may_be_more_files_than_the_manager_reads_at_once() {
+    let mut manager = Manager::new();
+    fs::create_dir(manager.dir.path("m")).unwrap();
+    // The kernel queues 10 datagrams (net.unix.max_dgram_qlen).
+    let files: Vec<_> = (0..40).map(|number| format!("m/{number}")).collect();
+    for name in &files {
+        manager.dir.file(name, 5000);
+    }
+    let args = format!("{} --name m --at {SOCKET}", files.join(" "));
+    for stored in [false, true] {
+        let service = manager.start(&args, None);
+        assert_eq!((service.is_stored(), manager.store.len()), (stored, 41));
+        let taken = manager.taken();
+        let sums = taken.iter().map(|(sum, _)| sum.clone());
+        let want = files
+            .iter()
+            .map(|name| sha256(&manager.dir.path(name), 0, 5000));
+        assert!(sums.eq(want));
+        service.kill();
+    }
+}
+
+#[test]
 fn what_is_not_the_file_on_the_disk_is_loaded_again() {
     let mut manager = Manager::new();
     let file = manager.dir.file("a", LEN);
