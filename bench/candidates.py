@@ -107,6 +107,29 @@ RECORDS = {
 """By a recorder."""
 
 
+# Instructions of saves, on a stock kernel with the module: docs/saving.md. The last of each is what
+# the others are compared with.
+
+RW_TO_DISK = "save from=dmafile method=rw io=direct"
+WRITE_FROM_ITS_MAPPING = "save from=dmafile method=write io=buffered"
+FROM_MODULE = {
+    "`RW`, direct": RW_TO_DISK,
+    "`RW`, buffered": "save from=dmafile method=rw io=buffered",
+    "`dmafile save`, direct": "store from=dmafile method=module io=direct",
+    "`dmafile save`, bounce, direct": "store from=dmafile method=bounce io=direct",
+    "`write()` from its mapping, `fsync()`": WRITE_FROM_ITS_MAPPING,
+}
+"""A dma-buf of dmafile.ko."""
+FROM_MEMORY = {
+    "`dmafile save`, direct": "store from=memfd pages=huge method=uring io=direct",
+    "one direct `write()` from its mapping": "save from=memfd pages=huge method=write io=direct",
+    "`write()` from its mapping, `fsync()`": "save from=memfd pages=huge method=write io=buffered",
+}
+"""A memfd on huge pages."""
+TO_DISK_GOAL = (RW_TO_DISK, WRITE_FROM_ITS_MAPPING, 1 / 16)
+"""How little the first shall take, of the second."""
+
+
 # Instructions, on a stock kernel: docs/instructions.md, docs/kernel.md.
 
 WAYS = (
