@@ -297,24 +297,34 @@ static int check_load(const struct dmafile_buffer *buffer)
 
 static const char pool_node[] = "/proc/sys/vm/nr_hugepages";
 
-/* The pool of huge pages, as long as it is kept. */
-static void set_pool(unsigned long pages)
+/* Asks for a pool of so many huge pages; how many there are then. */
+static unsigned long ask_pool(unsigned long pages)
 {
-	static const char *const node = pool_node;
-	FILE *file = fopen(node, "r+");
+	FILE *file = fopen(pool_node, "r+");
 	unsigned long there = -1;
 
 	if (!file || fprintf(file, "%lu\n", pages) < 0 || fflush(file))
-		err(1, "%s", node);
+		err(1, "%s", pool_node);
 	rewind(file);
-	if (fscanf(file, "%lu", &there) != 1 || there != pages)
-		errx(1, "%s: %lu huge pages, not %lu", node, there, pages);
+	if (fscanf(file, "%lu", &there) != 1)
+		err(1, "%s", pool_node);
 	fclose(file);
+	return there;
+}
+
+/* The pool of huge pages, as long as it is kept. */
+static void set_pool(unsigned long pages)
+{
+	unsigned long there = ask_pool(pages);
+
+	if (there != pages)
+		errx(1, "%s: %lu huge pages, not %lu", pool_node, there, pages);
 }
 
 /* Huge pages for FILE beside those that there are, if a candidate wants that; how many there were. */
 static int add_pool(const struct candidate *c, unsigned long *before)
 {
+	unsigned long wanted;
 	FILE *file;
 
 	if (!is(c->pool, "made"))
@@ -323,8 +333,13 @@ static int add_pool(const struct candidate *c, unsigned long *before)
 	if (!file || fscanf(file, "%lu", before) != 1)
 		return refuse(pool_node);
 	fclose(file);
-	set_pool(*before + size / HUGE_PAGE);
-	return 0;
+	wanted = *before + size / HUGE_PAGE;
+	if (ask_pool(wanted) == wanted)
+		return 0;
+	/* Memory is in pieces. */
+	set_pool(*before);
+	errno = ENOMEM;
+	return refuse(pool_node);
 }
 
 static int run_load(const struct candidate *c, bool check)
