@@ -137,7 +137,7 @@ def fio_to_disk(name: str, file: Path, size: int, engine: str, block: str, depth
     out of the same few blocks on huge pages; to the disk."""
     words = ["--name=write", "--rw=write", f"--ioengine={engine}", "--direct=1", "--thread"]
     words += [f"--bs={block}", f"--iodepth={depth}", "--fallocate=native", "--end_fsync=1"]
-    # What is written is not made anew for each block.
+    # Every block is written from the same memory; nothing is generated meanwhile.
     words += ["--scramble_buffers=0"]
     before = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"]
     what = " ".join([*before, "fio", *words])

@@ -69,7 +69,7 @@ Row: TypeAlias = tuple[str, str, tuple[int, ...], memoryview]
 
 
 def at_address(address: int, nbytes: int) -> memoryview:
-    """Memory that somebody else keeps alive."""
+    """Memory at an address, which the caller keeps alive."""
     if not nbytes:
         return memoryview(b"")
     view = ctypes.pythonapi.PyMemoryView_FromMemory
