@@ -43,7 +43,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -109,6 +109,12 @@ bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
+
+save-bench: build .venv/dev ## measure saves and recorders beside fio, the page cache and other writers (as root; 10 minutes)
+	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
+	@scripts/need fio command -v fio
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
