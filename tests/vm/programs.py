@@ -55,6 +55,18 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="module")
+def recorder(programs: Programs) -> Path:
+    """One more helper, of the C library."""
+    program = programs.helpers / "recorder"
+    words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
+    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
+    words += [INSIDE / "recorder.c", library(), "-lm"]
+    # The linker warns of what needs libraries even so: names of users and hosts, which nobody asks for.
+    subprocess.run(words, check=True, stderr=subprocess.PIPE)
+    return program
+
+
+@pytest.fixture(scope="module")
 def tools(ready: None) -> None:
     """What breaks disks and makes images."""
     need("dmsetup", "command", "-v", "dmsetup")

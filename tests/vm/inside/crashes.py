@@ -68,14 +68,23 @@ class Tools:
 
     def __init__(self, dmafile: str, helpers: str, plan: str) -> None:
         self.dmafile = str(shutil.copy(dmafile, FOLDER / "dmafile"))
-        self.syncs = str(shutil.copy(Path(helpers) / "syncs", FOLDER / "syncs"))
+        for helper in Path(helpers).iterdir():
+            shutil.copy(helper, FOLDER / helper.name)
+        self.syncs = str(FOLDER / "syncs")
         self.plan = plan
         self.sources = FOLDER
 
     def run(self, folder: Path, *words: str, stdin: bytes = b"") -> None:
         """Runs the command, with its fsync calls by the plan."""
-        command = (self.syncs, self.plan, str(folder / BYSTANDER), self.dmafile, *words)
-        call(*command, stdin=stdin)
+        call(*self.command(folder, "dmafile", *words), stdin=stdin)
+
+    def start(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
+        """Starts a program in the same way, to be talked to."""
+        command = self.command(folder, *words)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def command(self, folder: Path, name: str, *words: str) -> Sequence[str]:
+        return (self.syncs, self.plan, str(folder / BYSTANDER), str(FOLDER / name), *words)
 
 
 def call(*words: str, stdin: bytes = b"") -> str:

@@ -1,0 +1,116 @@
+"""Recordings, for crashes.py: one after the other, directly and through the page cache, rotated."""
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.vm.inside.camera import Record, reader
+from tests.vm.inside.crashes import Tools, Wrong
+from tests.vm.inside.loads import MIB
+
+FRAMES = random.Random("frames").randbytes(MIB)
+"""What records are parts of."""
+LENGTHS = (5000, 200_000, 65536, 1, 4096, 300_001, 0, 4097)
+GROUPS = (1, 3, 4)
+"""How many records are appended before each sync."""
+ENDING = 2
+"""And how many before the end."""
+COUNT = sum(GROUPS) + ENDING
+
+
+@dataclass(frozen=True)
+class Way:
+    method: str
+    io: str
+    rotate: int = 0
+
+
+WAYS = (Way("uring", "direct"), Way("auto", "buffered"), Way("bounce", "direct", 700_000))
+
+
+def part(number: int) -> tuple[int, int]:
+    """Where record `number` begins in the frames, and its length."""
+    return number * 4096, LENGTHS[number % len(LENGTHS)]
+
+
+class Recording:
+    """recorder.c at work: a line in, a line out."""
+
+    def __init__(self, tools: Tools, path: Path, source: Path, way: Way) -> None:
+        words = (str(path), str(source), way.method, way.io, str(way.rotate))
+        self.process = tools.start(path.parent, "recorder", *words)
+        assert (said := self.says()) == "started", said
+
+    def says(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> str:
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return self.says()
+
+    def ends(self) -> int:
+        self.process.communicate()
+        return self.process.returncode
+
+
+class Scenario:
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.source = tools.sources / "frames"
+        self.source.write_bytes(FRAMES)
+        self.records = reader()
+
+    def prepare(self, folder: Path) -> None:
+        pass
+
+    def work(self, folder: Path, mark: Callable[[str], None]) -> None:
+        for at, way in enumerate(WAYS):
+            recording = Recording(self.tools, folder / f"{at}.rec", self.source, way)
+            mark(f"{at}:0")
+            number = 0
+            for group in (*GROUPS, ENDING):
+                for _ in range(group):
+                    start, length = part(number)
+                    said = recording.ask(f"append {start} {length}")
+                    assert said == f"{number}", said
+                    number += 1
+                said = recording.ask("sync" if number < COUNT else "finish")
+                assert said == f"{number}", said
+                mark(f"{at}:{number}")
+            assert recording.ends() == 0
+
+    def check(self, folder: Path, marked: str) -> None:
+        last, acknowledged = map(int, marked.split(":")) if marked else (-1, 0)
+        for at in range(len(WAYS)):
+            first = folder / f"{at}.rec"
+            there = list(self.there(first, begun=at <= last))
+            for number, record in enumerate(there):
+                start, length = part(number)
+                want = (number, length, number, number)
+                data = FRAMES[start : start + length]
+                if (record[0], record[2], record[3], record[4]) != want or record[8] != data:
+                    raise Wrong(f"{first.name}: record {number} is {record[:8]}, or its bytes are wrong")
+            least = COUNT if at < last else acknowledged if at == last else 0
+            if not least <= len(there) <= COUNT:
+                raise Wrong(f"{first.name}: {len(there)} records, {least} were acknowledged")
+
+    def there(self, first: Path, begun: bool) -> Iterator[Record]:
+        """The records of all files, read by the reader of docs/recording.md."""
+        file, path = 0, first
+        while path.exists():
+            try:
+                yield from self.records(str(path))
+            except (AssertionError, struct.error) as error:
+                # One that never began has no header.
+                if begun and not file:
+                    raise Wrong(f"{path.name} is no recording: {error}") from error
+                return
+            file += 1
+            path = first.with_name(f"{first.name}.{file}")
+        if begun and not file:
+            raise Wrong(f"{first.name} is not there")
