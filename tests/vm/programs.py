@@ -55,15 +55,15 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorder(programs: Programs) -> Path:
-    """One more helper, of the C library."""
-    program = programs.helpers / "recorder"
-    words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread"]
-    words += [f"-I{ROOT}/capi/include", "-o", program, "-s"]
-    words += [INSIDE / "recorder.c", library(), "-lm"]
-    # The linker warns of what needs libraries even so: names of users and hosts, which nobody asks for.
-    subprocess.run(words, check=True, stderr=subprocess.PIPE)
-    return program
+def callers(programs: Programs) -> None:
+    """More helpers, which call the C library."""
+    archive = library()
+    for name in ("parts", "recorder"):
+        words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static"]
+        words += [f"-I{ROOT}/capi/include", "-pthread", "-s", "-o", programs.helpers / name]
+        words += [INSIDE / f"{name}.c", archive, "-lm"]
+        # The linker warns of names of users and hosts, which need libraries and are not asked for.
+        subprocess.run(words, check=True, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def crash(programs: Programs, scenario: str, count: int, plan: str, fs: str) -> 
     return wrong(programs.run("crashes", scenario, str(count), plan, fs, options=options))
 
 
-@pytest.mark.usefixtures("tools", "recorder")
+@pytest.mark.usefixtures("tools", "callers")
 @pytest.mark.parametrize("scenario", KEPT)
 @pytest.mark.parametrize(
     ("fs", "count"),
@@ -66,7 +66,7 @@ def test_a_crash_leaves_what_was_there_or_what_is_new(
 
 
 @matrix
-@pytest.mark.usefixtures("tools", "recorder")
+@pytest.mark.usefixtures("tools", "callers")
 @pytest.mark.parametrize(("scenario", "fs", "plan"), LEFT_OUT)
 def test_a_sync_that_is_left_out_is_found(
     programs: Programs, scenario: str, fs: str, plan: str

@@ -2,7 +2,8 @@
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,10 @@ class Way:
     io: str
     rotate: int = 0
 
+    def words(self, path: Path, source: Path) -> Sequence[str]:
+        """What recorder.c takes."""
+        return (str(path), str(source), self.method, self.io, str(self.rotate))
+
 
 WAYS = (Way("uring", "direct"), Way("auto", "buffered"), Way("bounce", "direct", 700_000))
 
@@ -38,10 +43,11 @@ def part(number: int) -> tuple[int, int]:
 class Recording:
     """recorder.c at work: a line in, a line out."""
 
-    def __init__(self, tools: Tools, path: Path, source: Path, way: Way) -> None:
-        words = (str(path), str(source), way.method, way.io, str(way.rotate))
-        self.process = tools.start(path.parent, "recorder", *words)
-        assert (said := self.says()) == "started", said
+    def __init__(self, command: Sequence[str]) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.began = self.says()
 
     def says(self) -> str:
         assert self.process.stdout
@@ -70,7 +76,9 @@ class Scenario:
 
     def work(self, folder: Path, mark: Callable[[str], None]) -> None:
         for at, way in enumerate(WAYS):
-            recording = Recording(self.tools, folder / f"{at}.rec", self.source, way)
+            words = way.words(folder / f"{at}.rec", self.source)
+            recording = Recording(self.tools.command(folder, "recorder", *words))
+            assert recording.began == "started", recording.began
             mark(f"{at}:0")
             number = 0
             for group in (*GROUPS, ENDING):
@@ -94,7 +102,9 @@ class Scenario:
                 want = (number, length, number, number)
                 data = FRAMES[start : start + length]
                 if (record[0], record[2], record[3], record[4]) != want or record[8] != data:
-                    raise Wrong(f"{first.name}: record {number} is {record[:8]}, or its bytes are wrong")
+                    raise Wrong(
+                        f"{first.name}: record {number} is {record[:8]}, or its bytes are wrong"
+                    )
             least = COUNT if at < last else acknowledged if at == last else 0
             if not least <= len(there) <= COUNT:
                 raise Wrong(f"{first.name}: {len(there)} records, {least} were acknowledged")

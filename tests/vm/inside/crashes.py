@@ -75,15 +75,11 @@ class Tools:
         self.sources = FOLDER
 
     def run(self, folder: Path, *words: str, stdin: bytes = b"") -> None:
-        """Runs the command, with its fsync calls by the plan."""
+        """Runs the command."""
         call(*self.command(folder, "dmafile", *words), stdin=stdin)
 
-    def start(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
-        """Starts a program in the same way, to be talked to."""
-        command = self.command(folder, *words)
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
     def command(self, folder: Path, name: str, *words: str) -> Sequence[str]:
+        """A program with its fsync calls by the plan."""
         return (self.syncs, self.plan, str(folder / BYSTANDER), str(FOLDER / name), *words)
 
 
@@ -158,6 +154,7 @@ class Crashes:
     def replay(self, count: int) -> tuple[int, list[str]]:
         """How many states were looked at, and what was wrong with some."""
         log, wrong, checked = Log(self.log), [], 0
+        print(f"{self.fs}: {len(log.entries)} entries", flush=True)
         marks = [entry.mark for entry in log.entries]
         start, end = marks.index("start"), marks.index("end")
         entries = log.entries[: end + 1]

@@ -13,15 +13,11 @@
  */
 #define _GNU_SOURCE
 #include <dmafile.h>
-#include <err.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/sendfile.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "memory.h"
 
 static void say(int64_t answer)
 {
@@ -33,21 +29,6 @@ static void say(int64_t answer)
 	}
 	dmafile_strerror_r(why, sizeof(why));
 	printf("failed: %s\n", why);
-}
-
-static int memory_of(const char *path)
-{
-	int file = open(path, O_RDONLY | O_CLOEXEC), memory = memfd_create("frames", MFD_CLOEXEC);
-	struct stat stat;
-	off_t at = 0;
-
-	if (file < 0 || memory < 0 || fstat(file, &stat))
-		err(1, "%s", path);
-	while (at < stat.st_size)
-		if (sendfile(memory, file, &at, stat.st_size - at) <= 0)
-			err(1, "%s", path);
-	close(file);
-	return memory;
 }
 
 int main(int argc, char **argv)
