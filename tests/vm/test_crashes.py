@@ -11,7 +11,7 @@ from tests.vm.programs import Programs
 from vm.fixtures import Result
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
-KEPT = {"crash_saves": "bbb", "crash_snapshots": "b" * 9, "crash_recordings": "b" * 13}
+KEPT = {"crash_saves": "bbb", "crash_snapshots": "b" * 9, "crash_recordings": "b" * 11}
 """Every sync of a command is made, each after a sync by another program."""
 SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs")
 COUNT = int(os.environ.get("COUNT", "200"))

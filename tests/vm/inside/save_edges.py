@@ -7,121 +7,21 @@ DISK is written to in place, then it takes a vfat, which is one more folder. Wha
 compared with the source by sha256sum(1) or cmp(1).
 """
 
-import fcntl
 import hashlib
-import mmap
 import os
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.vm.inside.loads import BLOB, MIB, meminfo, pinned, settles
+from tests.vm.inside.loads import BLOB, meminfo, pinned, settles
 from tests.vm.inside.saves import call, names_in
+from tests.vm.inside.sources import DATA, HUGE, ROOM, sources
 
-HUGE = 2 * MIB
 BLOCK = 64 << 10
 AROUND = (512, 4096, BLOCK, HUGE)
 SIZES = (0, 1, *(edge + more for edge in AROUND for more in (-1, 0, 1)))
 OFFSETS = (0, 1, 511, 512, 513, 4095, 4096, 4097, BLOCK - 1, BLOCK + 1, HUGE - 1, HUGE, HUGE + 1)
-ROOM = 3 * HUGE
-"""The size of sources: a save of the largest size at the largest offset fits."""
-DATA = BLOB[:ROOM]
-POOL = Path("/proc/sys/vm/nr_hugepages")
-SHMEM = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-
-# linux/udmabuf.h, linux/dma-heap.h, kernel/uapi/dmafile.h
-UDMABUF_CREATE = 0x40187542
-DMA_HEAP_IOCTL_ALLOC = 0xC0184800
-ALLOC = struct.Struct("=IIQIiQ")
-DMAFILE_IOC_ALLOC = 0xC0000000 | ALLOC.size << 16 | 0xDE << 8 | 1
-
-
-def filled(fd: int) -> int:
-    """Fills memory with the data, by way of a mapping: as a device would be asked to."""
-    with mmap.mmap(fd, ROOM) as memory:
-        memory[:] = DATA
-    return fd
-
-
-def memfd(flags: int = 0) -> int:
-    fd = os.memfd_create("source", flags | os.MFD_ALLOW_SEALING)
-    os.truncate(fd, ROOM)
-    return filled(fd)
-
-
-def hugetlb() -> int:
-    POOL.write_text(f"{ROOM // HUGE + 1}")
-    return memfd(os.MFD_HUGETLB)
-
-
-def thp() -> int:
-    before = SHMEM.read_text().partition("[")[2].partition("]")[0]
-    SHMEM.write_text("force")
-    fd = memfd()
-    SHMEM.write_text(before)
-    assert meminfo("ShmemHugePages:") >= ROOM >> 10, meminfo("ShmemHugePages:")
-    return fd
-
-
-def udmabuf() -> int:
-    # Of memory with a seal.
-    fd = memfd()
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    with Path("/dev/udmabuf").open("rb+", buffering=0) as node:
-        # Its answer is a descriptor, and not in the request.
-        request = bytearray(struct.pack("=IIQQ", fd, 1, 0, ROOM))
-        made: int = fcntl.ioctl(node, UDMABUF_CREATE, request)
-    os.close(fd)
-    return made
-
-
-def heap() -> int:
-    with Path("/dev/dma_heap/system").open("rb", buffering=0) as node:
-        request = struct.pack("=QIIQ", ROOM, 0, os.O_RDWR | os.O_CLOEXEC, 0)
-        _, fd, *_ = struct.unpack("=QIIQ", fcntl.ioctl(node, DMA_HEAP_IOCTL_ALLOC, request))
-    return filled(fd)
-
-
-def dmafile() -> int:
-    with Path("/dev/dmafile").open("rb+", buffering=0) as node:
-        request = ALLOC.pack(ALLOC.size, os.O_RDWR | os.O_CLOEXEC, ROOM, 0, 0, 0)
-        *_, fd, _ = ALLOC.unpack(fcntl.ioctl(node, DMAFILE_IOC_ALLOC, request))
-    return filled(fd)
-
-
-def sparse() -> int:
-    """A file with holes of which no border is that of a block, on a disk."""
-    fd = os.open(SPARSE, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    for start, end in PIECES:
-        os.pwrite(fd, DATA[start:end], start)
-    os.truncate(fd, ROOM)
-    return fd
-
-
-SPARSE = Path("/mnt/sparse")
-PIECES = ((1, 4097), (BLOCK - 1, BLOCK + 4096), (HUGE - 1, HUGE + 1), (2 * HUGE + 513, ROOM - 5000))
-
-
-def holey() -> bytes:
-    data = bytearray(ROOM)
-    for start, end in PIECES:
-        data[start:end] = DATA[start:end]
-    return bytes(data)
-
-
-SOURCES: Mapping[str, Callable[[], int]] = {
-    "memfd": memfd,
-    "hugetlb": hugetlb,
-    "thp": thp,
-    "udmabuf": udmabuf,
-    "heap": heap,
-    "dmafile": dmafile,
-    "sparse": sparse,
-}
-NEEDS = {"udmabuf": "/dev/udmabuf", "heap": "/dev/dma_heap/system", "dmafile": "/dev/dmafile"}
 
 
 class Edges:
@@ -186,16 +86,6 @@ def difference(seen: bytes, want: bytes) -> str:
 
 def sha256(path: Path) -> str:
     return subprocess.check_output(("sha256sum", str(path)), text=True).split()[0]
-
-
-def sources() -> Iterator[tuple[str, int, bytes]]:
-    for name, make in SOURCES.items():
-        if name in NEEDS and not Path(NEEDS[name]).exists():
-            print(f"no {name}")
-            continue
-        fd = make()
-        yield name, fd, holey() if name == "sparse" else DATA
-        os.close(fd)
 
 
 def edges(edges: Edges, disk: str, *folders: str) -> None:
