@@ -1,9 +1,9 @@
 """Saves at every boundary of size and offset, from every source, to files and into them.
 
-    save_edges.py DMAFILE HELPERS edges DISK FOLDER...    as root; DISK is raw
-    save_edges.py DMAFILE HELPERS larger FOLDER           more bytes than there is memory
+    save_edges.py DMAFILE HELPERS edges FOLDER...    as root, with a raw disk
+    save_edges.py DMAFILE HELPERS larger FOLDER      more bytes than there is memory
 
-DISK is written to in place, then it takes a vfat, which is one more folder. What is saved is
+The disk is written to in place, then it takes a vfat, which is one more folder. What is saved is
 compared with the source by sha256sum(1) or cmp(1).
 """
 
@@ -88,7 +88,8 @@ def sha256(path: Path) -> str:
     return subprocess.check_output(("sha256sum", str(path)), text=True).split()[0]
 
 
-def edges(edges: Edges, disk: str, *folders: str) -> None:
+def edges(edges: Edges, *folders: str) -> None:
+    disk = os.environ["RAW"]
     for name, fd, data in sources():
         edges.inside(name, fd, data, Path(disk), ROOM)
     call("modprobe", "vfat")

@@ -1,9 +1,9 @@
 """Saves, snapshots and recordings that fail: one line, what was there before, and nothing else.
 
-    save_faults.py DMAFILE HELPERS full FS...      disks, quotas and folders without room
-    save_faults.py DMAFILE HELPERS broken FS...    disks that fail to write, and that vanish
+    save_faults.py DMAFILE HELPERS short              what may not be written, quotas and limits
+    save_faults.py DMAFILE HELPERS full FS...         disks that are full
+    save_faults.py DMAFILE HELPERS broken FS...       disks that fail to write
     save_faults.py DMAFILE HELPERS meanwhile FOLDER   signals, files that change, disks that vanish
-    save_faults.py DMAFILE HELPERS refused         what may not be written
 
 As root, with loop and the device mapper. HELPERS are those of the C library, too.
 """
@@ -239,7 +239,6 @@ def full(saves: Saves, *systems: str) -> None:
             saves.count += 1
             os.truncate(folder / "to", size)
             saves.record(folder, "(ENOSPC); free space")
-    limits(saves)
 
 
 def limits(saves: Saves) -> None:
@@ -429,6 +428,11 @@ def refused(saves: Saves) -> None:
         saves.count += 2
 
 
+def short(saves: Saves) -> None:
+    refused(saves)
+    limits(saves)
+
+
 def main() -> None:
     dmafile, helpers, part, *words = sys.argv[1:]
     call("modprobe", "-a", "loop", "dm-mod", *(fs for fs in words if fs in MAKE))
@@ -437,7 +441,7 @@ def main() -> None:
         "full": full,
         "broken": broken,
         "meanwhile": meanwhile,
-        "refused": refused,
+        "short": short,
     }
     parts[part](saves, *words)
     print(f"{saves.count} faults checked")
