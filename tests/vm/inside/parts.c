@@ -1,14 +1,15 @@
 /*
- * parts TO SOURCE   saves three parts as TO: the first 100 bytes of the file SOURCE from memory of this process, what
- *		     follows up to its last 5000 bytes out of a memfd, and those from memory again.
+ * parts TO SOURCE   saves three parts of the file SOURCE, which is on a tmpfs, as TO: the first 100 bytes from memory of
+ *		     this process, what follows up to the last 5000 bytes from where it is, and those from memory again.
  *
  * Fails as the command does: with one line and exit status 1.
  */
 #define _GNU_SOURCE
 #include <dmafile.h>
+#include <err.h>
+#include <fcntl.h>
 #include <stdio.h>
-
-#include "memory.h"
+#include <unistd.h>
 
 #define HEAD 100
 #define TAIL 5000
@@ -22,7 +23,7 @@ int main(int argc, char **argv)
 
 	if (argc != 3)
 		errx(2, "parts TO SOURCE");
-	fd = memory_of(argv[2]);
+	fd = open(argv[2], O_RDONLY | O_CLOEXEC);
 	size = lseek(fd, 0, SEEK_END);
 	if (pread(fd, head, HEAD, 0) != HEAD || pread(fd, tail, TAIL, size - TAIL) != TAIL)
 		err(2, "%s", argv[2]);

@@ -1,5 +1,5 @@
 /*
- * recorder PATH SOURCE METHOD IO ROTATE   records parts of the file SOURCE, which it brings into a memfd, to PATH.
+ * recorder PATH SOURCE METHOD IO ROTATE   records parts of the file SOURCE, which is on a tmpfs, to PATH.
  *
  * METHOD and IO are the words of the command line, ROTATE the most bytes of a file, or 0. Nothing is acknowledged but
  * by request. Says `started`, then does what lines of standard input ask for, and answers each with one line:
@@ -13,11 +13,11 @@
  */
 #define _GNU_SOURCE
 #include <dmafile.h>
+#include <err.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "memory.h"
 
 static void say(int64_t answer)
 {
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	how.method = argv[3];
 	how.io = argv[4];
 	how.rotate_bytes = strtoull(argv[5], NULL, 10);
-	done = dmafile_recorder_attach(memory_of(argv[2]), &buffer);
+	done = dmafile_recorder_attach(open(argv[2], O_RDWR | O_CLOEXEC), &buffer);
 	if (!done)
 		done = dmafile_recorder_new(argv[1], &how, &recorder);
 	if (done) {

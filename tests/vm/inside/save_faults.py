@@ -70,7 +70,7 @@ class Saves:
         for helper in ("parts", "recorder"):
             shutil.copy(Path(helpers) / helper, RUN / helper)
         SOURCE.write_bytes(BLOB[:SIZE])
-        SOURCE.chmod(0o644)
+        SOURCE.chmod(0o666)
         self.count = 0
         self.records = reader()
 
