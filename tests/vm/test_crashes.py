@@ -1,8 +1,9 @@
-"""Crashes of the machine in the middle of saves: the old file or the new one.
+"""Crashes of the machine in the middle of saves, snapshots and recordings.
 
 What is checked, and how, is in tests/vm/inside/crashes.py.
 """
 
+import itertools
 import os
 
 import pytest
@@ -25,9 +26,7 @@ LEFT_OUT = [
     ("crash_saves", "btrfs", "ksk"),
     # Of a snapshot: those of a source.
     ("crash_snapshots", "ext4", "xsb" + 6 * "b"),
-    # The manifest's before it takes the place.
-    ("crash_snapshots", "ext4", 6 * "b" + "xbk"),
-    # What follows that.
+    # The manifest's when it has taken the place, and the folder's.
     ("crash_snapshots", "ext4", 6 * "b" + "kss"),
     # Of a recording: those of its file, when it has just come into being.
     ("crash_recordings", "ext4", "ss"),
@@ -54,10 +53,15 @@ def crash(programs: Programs, scenario: str, count: int, plan: str, fs: str) -> 
 
 
 @pytest.mark.usefixtures("tools", "callers")
-@pytest.mark.parametrize("scenario", KEPT)
 @pytest.mark.parametrize(
-    ("fs", "count"),
-    [pytest.param("ext4", 10), *(pytest.param(fs, COUNT, marks=matrix) for fs in SYSTEMS)],
+    ("scenario", "fs", "count"),
+    [
+        ("crash_saves", "ext4", 10),
+        *(
+            pytest.param(scenario, fs, COUNT, marks=matrix)
+            for scenario, fs in itertools.product(KEPT, SYSTEMS)
+        ),
+    ],
 )
 def test_a_crash_leaves_what_was_there_or_what_is_new(
     programs: Programs, scenario: str, fs: str, count: int
