@@ -11,6 +11,7 @@ As root, with loop and the device mapper. HELPERS are those of the C library, to
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import resource
 import shutil
@@ -164,8 +165,8 @@ class Saves:
         recording.ends()
         self.recorded(path, number)
 
-    def recording(self, path: Path, user: bool = False) -> Recording:
-        command = [str(RUN / "recorder"), *Way("auto", "auto").words(path, SOURCE)]
+    def recording(self, path: Path, user: bool = False, io: str = "auto") -> Recording:
+        command = [str(RUN / "recorder"), *Way("auto", io).words(path, SOURCE)]
         return Recording(as_user(command) if user else command)
 
     def recorded(self, path: Path, durable: int) -> None:
@@ -267,29 +268,45 @@ def limits(saves: Saves) -> None:
 
 
 def broken(saves: Saves, *systems: str) -> None:
+    """Each write fails: at once, or so that it shows when it is synced."""
     call("modprobe", "-a", "dm-flakey")
-    for fs in systems:
-        # Each write fails, and one whose failure shows when it is synced.
-        for io in ("direct", "buffered"):
-            for name in saves.commands(RUN):
-                with disk(fs) as (folder, loop):
-                    saves.prepare(folder)
-                    call("sync")
-                    sectors = MAKE[fs][0] // SECTOR
-                    before = seen(folder)
-                    becomes(f"0 {sectors} flakey {loop} 0 0 3600 1 error_writes")
-                    command = saves.commands(folder, f"--io={io}")[name]
+    for fs, io in itertools.product(systems, ("direct", "buffered")):
+        for name in saves.commands(RUN):
+            with disk(fs) as (folder, loop):
+                saves.prepare(folder)
+                before = seen(folder)
+                command = saves.commands(folder, f"--io={io}")[name]
+                with failing(fs, loop):
                     done = subprocess.run(command, capture_output=True, text=True)
-                    case = f"{fs} {io} {name}: {done}"
-                    assert (done.returncode, done.stdout) == (1, ""), case
-                    saves.is_one_line(done.stderr, case, "cannot ")
-                    assert "(EIO)" in done.stderr or "(EROFS)" in done.stderr, case
-                    saves.count += 1
-                    # As it is on the disk.
-                    call("umount", str(folder))
-                    becomes(f"0 {sectors} linear {loop} 0")
-                    call("mount", "-t", fs, f"/dev/mapper/{NAME}", str(folder))
-                    assert seen(folder) == before, f"{case}: {seen(folder)}"
+                case = f"{fs} {io} {name}: {done}"
+                assert (done.returncode, done.stdout) == (1, ""), case
+                saves.is_one_line(done.stderr, case, "cannot ")
+                assert "(EIO)" in done.stderr or "(EROFS)" in done.stderr, case
+                assert seen(folder) == before, f"{case}: {seen(folder)}"
+                saves.count += 1
+        with disk(fs) as (folder, loop):
+            path = folder / "a.rec"
+            recording = saves.recording(path, io=io)
+            assert recording.ask(f"append 4096 {MIB}") == "0" and recording.ask("sync") == "1"
+            with failing(fs, loop):
+                said = [recording.ask(f"append 4096 {MIB + 1}"), recording.ask("sync")]
+                said.append(recording.ask("finish"))
+                recording.ends()
+            assert said[1:] == [said[1]] * 2 and "(EIO)" in said[1], f"{fs} {io}: {said}"
+            saves.recorded(path, 1)
+            saves.count += 1
+
+
+@contextlib.contextmanager
+def failing(fs: str, loop: str) -> Iterator[None]:
+    """A disk that fails to write; then it is mounted as it is."""
+    sectors = MAKE[fs][0] // SECTOR
+    call("sync")
+    becomes(f"0 {sectors} flakey {loop} 0 0 3600 1 error_writes")
+    yield
+    call("umount", str(MOUNT))
+    becomes(f"0 {sectors} linear {loop} 0")
+    call("mount", "-t", fs, f"/dev/mapper/{NAME}", str(MOUNT))
 
 
 def meanwhile(saves: Saves, spare: str) -> None:
