@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.vm.inside.loads import BLOB, meminfo, pinned, settles
 from tests.vm.inside.saves import call, names_in
-from tests.vm.inside.sources import DATA, HUGE, ROOM, sources
+from tests.vm.inside.sources import DATA, HUGE, sources
 
 BLOCK = 64 << 10
 AROUND = (512, 4096, BLOCK, HUGE)
@@ -60,13 +60,14 @@ class Edges:
             assert names_in(folder) == names, f"{case}: {names_in(folder)}"
         to.unlink()
 
-    def inside(self, source: str, fd: int, data: bytes, to: Path, room: int) -> None:
+    def inside(self, source: str, fd: int, data: bytes, to: Path) -> None:
         """At each offset of a file or device, each time another size: nothing else changes."""
-        around = b"\xa5" * room
         for number, at in enumerate(OFFSETS):
             size = SIZES[(5 * number + 3) % len(SIZES)]
             start = OFFSETS[(3 * number + 1) % len(OFFSETS)]
             case = f"{size} bytes from {start} of {source} to {to}@{at}"
+            room = at + size + BLOCK
+            around = b"\xa5" * room
             with to.open("rb+") as file:
                 file.write(around)
                 os.fsync(file.fileno())
@@ -91,7 +92,7 @@ def sha256(path: Path) -> str:
 def edges(edges: Edges, *folders: str) -> None:
     disk = os.environ["RAW"]
     for name, fd, data in sources():
-        edges.inside(name, fd, data, Path(disk), ROOM)
+        edges.inside(name, fd, data, Path(disk))
     call("modprobe", "vfat")
     call("busybox", "mkdosfs", disk)
     vfat = Path("/run/vfat")
@@ -102,7 +103,7 @@ def edges(edges: Edges, *folders: str) -> None:
             edges.whole(name, fd, data, folder)
             part = folder / "part"
             part.touch()
-            edges.inside(name, fd, data, part, ROOM)
+            edges.inside(name, fd, data, part)
             part.unlink()
     for folder in (vfat, *map(Path, folders)):
         edges.piped(folder)
