@@ -93,6 +93,7 @@ def edges(edges: Edges, *folders: str) -> None:
     disk = os.environ["RAW"]
     for name, fd, data in sources():
         edges.inside(name, fd, data, Path(disk))
+        print(f"{name}: {edges.count} so far", flush=True)
     call("modprobe", "vfat")
     call("busybox", "mkdosfs", disk)
     vfat = Path("/run/vfat")
@@ -105,6 +106,7 @@ def edges(edges: Edges, *folders: str) -> None:
             part.touch()
             edges.inside(name, fd, data, part)
             part.unlink()
+        print(f"{name}: {edges.count} so far", flush=True)
     for folder in (vfat, *map(Path, folders)):
         edges.piped(folder)
     call("umount", str(vfat))
