@@ -43,12 +43,12 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -76,6 +76,11 @@ test: ## lint, then run every test; says how far it is
 	$(call step,7/7 fuzzing)
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 	$(call step,all passed)
+
+consumers-test: need-rust need-test-tools extension .venv/consumers ## other people's programs use what is loaded: llama.cpp, OpenVINO, Vulkan (250 MB, once)
+	@echo "consumers-test: on this machine, and two virtual ones (5 minutes)"
+	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py $(ARGS)
+	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
@@ -118,7 +123,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m mypy
 
 # All of them together are the default, which is linted with the rest.
-FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect
+FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
 features: need-rust-tools ## lint the engine with each combination of its features
 	@for features in $(FEATURES); do \
 		echo "features: $$features"; \
@@ -280,6 +285,10 @@ need-test-tools:
 
 .venv/dev: requirements-dev.txt .venv/bin/pip
 	$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+.venv/consumers: requirements-consumers.txt .venv/dev
+	$(PIP) install --quiet --no-deps --requirement requirements-consumers.txt
 	@touch $@
 
 .venv/demo: demo/requirements.txt .venv/bin/pip

@@ -156,7 +156,9 @@ struct dmafile_options {
     const char *allocation;
     /**
      * A checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" puts it into the report;
-     * "sha256=HEX" and its like fail the load where it differs (-EBADMSG). Default: none.
+     * "sha256=HEX" and its like fail the load where it differs (-EBADMSG). "hub" compares each file
+     * with the digest that names it in a Hugging Face cache, and fails where it has none (-EINVAL).
+     * Default: none.
      */
     const char *verify;
     /**

@@ -42,7 +42,9 @@ pub struct Options {
     /// When pages come into being: "auto" (default), "ahead", "in-read", "before".
     pub allocation: *const c_char,
     /// A checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" puts it into the report;
-    /// "sha256=HEX" and its like fail the load where it differs (-EBADMSG). Default: none.
+    /// "sha256=HEX" and its like fail the load where it differs (-EBADMSG). "hub" compares each file
+    /// with the digest that names it in a Hugging Face cache, and fails where it has none (-EINVAL).
+    /// Default: none.
     pub verify: *const c_char,
     /// First byte of the file that is wanted; default 0.
     pub offset: u64,
