@@ -97,7 +97,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
-	@echo "vm-test: boots some 90 virtual machines, two at a time, without KVM (an hour and a half on two idle cores)"
+	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
