@@ -46,7 +46,7 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -100,7 +100,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
-	@echo "vm-test: boots some 90 virtual machines, two at a time, without KVM (an hour and a half on two idle cores)"
+	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
@@ -112,6 +112,12 @@ bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
+
+save-bench: build .venv/dev ## measure saves and recorders beside fio, the page cache and other writers (as root; 10 minutes)
+	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
+	@scripts/need fio command -v fio
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
