@@ -12,6 +12,8 @@ from ._errors import Error, make
 from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+ModelPath: TypeAlias = StrPath | list[StrPath] | tuple[StrPath, ...]
+"""What a model is known by: one path, or all of its files."""
 
 
 class Options(TypedDict, total=False):
@@ -109,12 +111,20 @@ def load(
         return _dmafile.load(os.fsdecode(path), options, tell)
 
 
-def check_empty(path: StrPath, options: Options, verify: str | None) -> None:
+def open_model(path: ModelPath) -> _dmafile.Model:
+    """Opens a model."""
+    if isinstance(path, (list, tuple)):
+        return _dmafile.Model([os.fsdecode(one) for one in path])
+    return _dmafile.Model(os.fsdecode(path))
+
+
+def check_empty(path: ModelPath, options: Options, verify: str | None) -> None:
     """Raises what the load of tensors without a byte would, if there were anything to load."""
     _dmafile.check({**options, "verify": verify})
     if verify is not None:
-        text = f"cannot verify: {os.fsdecode(path)}: the tensors have no bytes (ENODATA)"
-        raise make("failed", errno.ENODATA, text, os.fsdecode(path), "leave verify out")
+        name = os.fsdecode(path[0] if isinstance(path, (list, tuple)) else path)
+        text = f"cannot verify: {name}: the tensors have no bytes (ENODATA)"
+        raise make("failed", errno.ENODATA, text, name, "leave verify out")
 
 
 async def load_async(
