@@ -128,6 +128,15 @@ impl Model {
         self.run(py, load, options, progress)
     }
 
+    /// A tuple `(path, at, nbytes)` for each file: where it begins, counted as `table` does, and its
+    /// size.
+    fn shards(&self) -> Vec<(PathBuf, u64, u64)> {
+        let shards = self.model.shards().into_iter();
+        shards
+            .map(|shard| (shard.file, shard.at, shard.bytes))
+            .collect()
+    }
+
     /// How many bytes a load of all files has.
     #[getter]
     fn nbytes(&self) -> u64 {
@@ -135,7 +144,7 @@ impl Model {
         shards.last().map_or(0, |last| last.at + last.bytes)
     }
 
-    /// Begins to load `nbytes` bytes, at least one, from `at` on, counted as [`Model::table`] does,
+    /// Begins to load `nbytes` bytes, at least one, from `at` on, counted as `table` does,
     /// into private memory; calls `then` without arguments, from another thread, when it is done.
     fn start(
         &self,

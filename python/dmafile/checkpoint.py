@@ -1,0 +1,319 @@
+"""Checkpoints of torch.distributed.checkpoint: written whole or not at all, read into place."""
+
+import ctypes
+import errno
+import os
+import pickle
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, Unpack
+
+import torch
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+    _StoragePrefix,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ._load import open_model
+from ._save import SaveOptions, save
+from ._scatter import Files, Piece, Place, read, saved_place
+from .torch import _dtype
+
+__all__ = ["StorageReader", "StorageWriter"]
+
+# PyTorch is not there to type-check against.
+_Tensor: TypeAlias = Any
+
+_METADATA = ".metadata"
+_SUFFIX = ".distcp"
+_ROWS = 64 << 10
+"""Pieces of a tensor that are shorter are read with what lies between them."""
+_LARGE = 64 << 10
+"""Tensors that are smaller are copied; nothing else that `torch.save` writes is as large."""
+
+
+def _done(result: Any) -> Any:
+    future: Any = Future()
+    future.set_result(result)
+    return future
+
+
+class StorageReader(FileSystemReader):  # type: ignore[misc]
+    """Reads checkpoints that this `StorageWriter` or torch's own has written, and safetensors models,
+    for `torch.distributed.checkpoint.load`.
+
+    >>> dcp.load(state, storage_reader=dmafile.checkpoint.StorageReader("step-100/"))
+
+    What a rank needs of a file is read in the order of the file, neighbours together, straight into
+    its tensors where these are contiguous, on the CPU and of the type in the file; what is not is
+    read into memory first, and copied. Of a tensor that is cut in another dimension than its first,
+    whole rows are read, unless the pieces have 64 KiB or more.
+
+    Args:
+        path: The folder of a checkpoint; or a model, as `dmafile.open_tensors` takes it.
+
+    Raises:
+        Error: ENODATA for a file that is shorter than its checkpoint says, else the errno of the
+            call that failed. `torch.distributed.checkpoint` raises it as a CheckpointException.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        """What there is to load."""
+        if Path(self._get_metadata_path(kwargs.get("rank"))).exists():
+            return super().read_metadata(*args, **kwargs)
+        try:
+            model = open_model(self.path)
+        except IsADirectoryError:
+            # Neither a model nor a checkpoint: the file that is missing is the checkpoint's.
+            return super().read_metadata(*args, **kwargs)
+        shards = iter(model.shards())
+        file, start, size = next(shards)
+        described: dict[str, Any] = {}
+        places: dict[Any, Place] = {}
+        for name, dtype, shape, at, nbytes in model.table():
+            while at + nbytes > start + size:
+                file, start, size = next(shards)
+            chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+            properties = TensorProperties(dtype=_dtype(dtype))
+            described[name] = TensorStorageMetadata(properties, chunk.sizes, [chunk])
+            index = MetadataIndex(name, chunk.offsets)
+            places[index] = Place(file, at - start, properties.dtype, chunk.sizes)
+        meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)
+        return Metadata(described, storage_data=places, storage_meta=meta)
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Reads what the plan of this rank asks for."""
+        pieces: list[Piece] = []
+        # Each item with its tensor, and where it is not read into that: what is copied there.
+        filled: list[tuple[Any, _Tensor, _Tensor | None]] = []
+        others = []
+        with Files() as files:
+            for item in plan.items:
+                place = self._place(files, item)
+                if place is None:
+                    others.append(item)
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                if target.size() != item.lengths:
+                    name = item.storage_index.fqn
+                    text = f"{name}: {list(item.lengths)} is to be read into {list(target.size())}"
+                    raise ValueError(text)
+                more, rows = _pieces(place, item, target)
+                pieces += more
+                filled.append((item, target, rows))
+            read(files, pieces)
+        for item, target, rows in filled:
+            if rows is not None:
+                target.copy_(rows)
+            planner.commit_tensor(item, target)
+        # Whatever else torch has written, it reads.
+        return super().read_data(LoadPlan(others), planner) if others else _done(None)
+
+    def _place(self, files: Files, item: Any) -> Place | None:
+        """Where the bytes of a tensor are, if they lie in a file as they are."""
+        stored = self.storage_data[item.storage_index]
+        if isinstance(stored, Place):
+            return stored
+        if item.type == LoadItemType.BYTE_IO or stored.transform_descriptors:
+            return None
+        file = Path(self.path) / stored.relative_path
+        return saved_place(files, file, stored.offset, stored.length)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this could be a checkpoint or a model."""
+        return Path(checkpoint_id).exists()
+
+
+def _pieces(place: Place, item: Any, target: _Tensor) -> tuple[list[Piece], _Tensor | None]:
+    """What to read for a part of a tensor, and the part in memory of its own where it is not read
+    into its place."""
+    sizes, offsets, lengths = place.sizes, item.storage_offsets, item.lengths
+    if 0 in lengths:
+        return [], None
+    width = place.dtype.itemsize
+    # The last dimension that is cut, and how many bytes lie together from there on.
+    cut = max((i for i in range(len(sizes)) if lengths[i] != sizes[i]), default=0)
+    inner = sizes[cut + 1 :].numel() * width
+    run = (lengths[cut] if sizes else 1) * inner
+    into_place = target.dtype == place.dtype and target.is_contiguous() and target.is_cpu
+    if not any(lengths[i] > 1 for i in range(cut)) or run >= _ROWS:
+        rows = None if into_place else torch.empty(lengths, dtype=place.dtype)
+        memory = _bytes(target if rows is None else rows)
+        starts = _starts(sizes, offsets, lengths, cut, width)
+        pieces = [
+            Piece(place.file, place.offset + start, memory[number * run : (number + 1) * run])
+            for number, start in enumerate(starts)
+        ]
+        return pieces, rows
+    whole = torch.empty([lengths[0], *sizes[1:]], dtype=place.dtype)
+    first = place.offset + offsets[0] * sizes[1:].numel() * width
+    part = whole
+    for dimension in range(1, len(sizes)):
+        part = part.narrow(dimension, offsets[dimension], lengths[dimension])
+    return [Piece(place.file, first, _bytes(whole))], part
+
+
+def _starts(sizes: Any, offsets: Any, lengths: Any, cut: int, width: int) -> Iterator[int]:
+    """Where each run of bytes starts in a tensor of which a part is wanted."""
+    strides = [sizes[i + 1 :].numel() * width for i in range(len(sizes))]
+    base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+    counts = list(lengths[:cut])
+    for number in range(torch.Size(counts).numel()):
+        at = base
+        for count, stride in zip(reversed(counts), reversed(strides[:cut]), strict=True):
+            number, index = divmod(number, count)
+            at += index * stride
+        yield at
+
+
+def _bytes(tensor: _Tensor) -> memoryview:
+    """The memory of a contiguous tensor, which has to outlive it."""
+    array = ctypes.c_ubyte * tensor.nbytes
+    return memoryview(array.from_address(tensor.data_ptr())).cast("B")
+
+
+class StorageWriter(FileSystemWriter):  # type: ignore[misc]
+    """Writes checkpoints for `torch.distributed.checkpoint.save`, which this `StorageReader` and
+    torch's own `FileSystemReader` load.
+
+    >>> dcp.save(state, storage_writer=dmafile.checkpoint.StorageWriter("latest/"))
+
+    A rank writes one file, out of the memory of its tensors, which has to stay as it is until then;
+    what is not on the CPU, or is no contiguous tensor of its own, is copied there first. The file has
+    a name of its own, and is on the disk before the metadata, which name it, replace those of an
+    earlier checkpoint in one step. So a folder holds the earlier checkpoint or the new one, whole,
+    whenever the save is killed or the power fails. Then the files of the earlier one go, and what a
+    killed save has left.
+
+    Args:
+        path: The folder; made if it is not there.
+        overwrite: Whether a checkpoint that is there may be replaced.
+        options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`.
+
+    Raises:
+        Error: As `dmafile.save`. `torch.distributed.checkpoint` raises it as a CheckpointException.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        **options: Unpack[SaveOptions],
+    ) -> None:
+        super().__init__(path)
+        self._replace = overwrite
+        # Its own check is a warning, or an error without the name of the folder.
+        self.overwrite = True
+        if unknown := options.keys() - {"method", "io", "block", "queue_depth"}:
+            raise TypeError(f"{min(unknown)!r} is no option of a StorageWriter")
+        self._options = options
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """Makes the folder, and names the file of this rank where no coordinator does."""
+        Path(self.path).mkdir(parents=True, exist_ok=True)
+        if not self._replace and self._metadata_exists():
+            text = f"{self.path}: there is a checkpoint already (EEXIST); pass overwrite=True"
+            raise FileExistsError(errno.EEXIST, text)
+        if self.rank is not None and not self.use_collectives:
+            return replace(plan, storage_data=_StoragePrefix(_prefix(self.rank)))
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Names the file of each rank."""
+        return [
+            plan
+            if plan.storage_data is not None
+            else replace(plan, storage_data=_StoragePrefix(_prefix(rank)))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Writes the file of this rank."""
+        name = plan.storage_data.prefix + _SUFFIX
+        file = _Parts()
+        results = []
+        for item in plan.items:
+            start = file.nbytes
+            data = planner.resolve_data(item)
+            if item.type == WriteItemType.BYTE_IO:
+                file.write(data.getbuffer())
+            else:
+                file.save(_alone(data.detach().cpu()))
+            length = file.nbytes - start
+            results.append(WriteResult(item.index, length, _StorageInfo(name, start, length)))
+        if file.parts:
+            save(file.parts, Path(self.path) / name, **self._options)
+        return _done(results)
+
+    def finish(self, metadata: Any, results: list[list[Any]]) -> None:
+        """Replaces the metadata, then removes what they no longer name."""
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for some in results for one in some}
+        metadata.storage_meta = self.storage_meta()
+        alone = not self.use_collectives and self.rank is not None
+        save([pickle.dumps(metadata)], self._get_metadata_path(self.rank if alone else None))
+        named = {one.relative_path for one in metadata.storage_data.values()}
+        ranks = re.escape(f"__{self.rank}_") if alone else r"__\d+_"
+        ours = re.compile(rf"{ranks}.*{re.escape(_SUFFIX)}")
+        for file in Path(self.path).iterdir():
+            if ours.fullmatch(file.name) and file.name not in named:
+                file.unlink(missing_ok=True)
+
+
+def _prefix(rank: int) -> str:
+    """A name that no file of an earlier checkpoint has."""
+    return f"__{rank}_{uuid.uuid4().hex}"
+
+
+def _alone(tensor: _Tensor) -> _Tensor:
+    """A tensor whose memory has nothing but its elements, in their order."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+class _Parts:
+    """What a file will consist of: the memory of tensors where it is, and bytes between."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self.nbytes = 0
+        self._tensors: list[_Tensor] = []
+
+    def save(self, tensor: _Tensor) -> None:
+        """Adds what `torch.save` writes."""
+        self._tensors.append(tensor)
+        torch.save(tensor, self)
+
+    def write(self, data: Any) -> int:
+        """Called by `torch.save` with small pieces, and with all bytes of the tensor."""
+        view = memoryview(data)
+        self.nbytes += view.nbytes
+        if view.nbytes >= _LARGE and self._tensors and view.nbytes == self._tensors[-1].nbytes:
+            self.parts.append(_bytes(self._tensors[-1]))
+        elif self.parts and isinstance(self.parts[-1], bytearray):
+            self.parts[-1] += view
+        elif view.nbytes:
+            self.parts.append(bytearray(view))
+        return view.nbytes
+
+    def flush(self) -> None:
+        """As files have it."""
