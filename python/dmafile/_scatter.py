@@ -142,8 +142,8 @@ class _Window:
 
 
 def saved_place(files: Files, file: Path, start: int, length: int) -> Place | None:
-    """Where the elements are in what `torch.save` wrote of one tensor; None for anything but a plain
-    tensor whose elements lie there in C order, as they are."""
+    """Where the elements are in what `torch.save` wrote of one tensor; None for anything but a
+    plain tensor whose elements lie there in C order, as they are."""
     window: Any = _Window(files[file], start, length)
     try:
         with zipfile.ZipFile(window) as archive:
@@ -163,9 +163,9 @@ def saved_place(files: Files, file: Path, start: int, length: int) -> Place | No
     first = data.header_offset + 30 + name + extra + stored.first * width
     end = first + stored.sizes.numel() * width
     plain = signature == b"PK\3\4" and data.compress_type == zipfile.ZIP_STORED
-    return (
-        Place(file, start + first, stored.dtype, stored.sizes) if plain and end <= length else None
-    )
+    if not plain or end > length:
+        return None
+    return Place(file, start + first, stored.dtype, stored.sizes)
 
 
 @dataclass
@@ -204,7 +204,7 @@ class _Tensors(pickle.Unpickler):
 
 
 def _typed(storage: Any, first: int, sizes: Any, strides: Any, *more: Any) -> _Stored:
-    return _stored(*storage, first, sizes, strides, more[2:])
+    return _stored(storage[0], storage[1], first, sizes, strides, more[2:])
 
 
 def _untyped(storage: Any, first: int, sizes: Any, strides: Any, *more: Any) -> _Stored:

@@ -56,8 +56,8 @@ def _done(result: Any) -> Any:
 
 
 class StorageReader(FileSystemReader):  # type: ignore[misc]
-    """Reads checkpoints that this `StorageWriter` or torch's own has written, and safetensors models,
-    for `torch.distributed.checkpoint.load`.
+    """Reads checkpoints that this `StorageWriter` or torch's own has written, and safetensors
+    models, for `torch.distributed.checkpoint.load`.
 
     >>> dcp.load(state, storage_reader=dmafile.checkpoint.StorageReader("step-100/"))
 
@@ -196,12 +196,11 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
 
     >>> dcp.save(state, storage_writer=dmafile.checkpoint.StorageWriter("latest/"))
 
-    A rank writes one file, out of the memory of its tensors, which has to stay as it is until then;
-    what is not on the CPU, or is no contiguous tensor of its own, is copied there first. The file has
-    a name of its own, and is on the disk before the metadata, which name it, replace those of an
-    earlier checkpoint in one step. So a folder holds the earlier checkpoint or the new one, whole,
-    whenever the save is killed or the power fails. Then the files of the earlier one go, and what a
-    killed save has left.
+    A rank writes one file, out of the memory of its tensors; what is not on the CPU, or is no
+    contiguous tensor of its own, is copied first. The file is new, and on the disk before the
+    metadata, which name it, replace those of an earlier checkpoint in one step: whenever the save
+    is killed or the power fails, the folder holds the earlier checkpoint or the new one, whole.
+    After that the files of the earlier one are removed, and what a killed save has left.
 
     Args:
         path: The folder; made if it is not there.

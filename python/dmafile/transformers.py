@@ -48,10 +48,10 @@ def state_dict(path: ModelPath, **options: Unpack[Options]) -> Mapping[str, Lazy
     >>> weights = dmafile.transformers.state_dict("model/")
     >>> model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
 
-    For transformers 5, whose threads may read several tensors at the same time. The model's class is
-    to be named, because `AutoModel…` takes no path of None. The files stay open until the last
-    reference to the mapping and its tensors goes. A file that is not what its header says is an
-    error where the tensor is read, so out of `from_pretrained`.
+    For transformers 5, whose threads may read several tensors at the same time. The model's class
+    is to be named, because `AutoModel…` takes no path of None. The files stay open until the last
+    reference to the mapping and its tensors goes. A file that has been cut short is an error where
+    a tensor is read, so out of `from_pretrained`.
 
     Args:
         path, options: As in `dmafile.open_tensors`; or a list of files, all of one model.

@@ -1,6 +1,6 @@
 """Saves checkpoints again and again in a child that is killed at random: killed.py FOLDER TIMES.
 
-What is in the folder then is a checkpoint, whole: the last that the child said was saved, or the next.
+What is in the folder then is a checkpoint, whole: the last that the child has told of, or the next.
 """
 
 import os
@@ -12,10 +12,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import dmafile.checkpoint
 import torch
 import torch.distributed.checkpoint as dcp
-
-import dmafile.checkpoint
 
 # What torch says of a world without ranks.
 warnings.filterwarnings("ignore")
@@ -68,9 +67,7 @@ def main(folder: Path, times: int) -> None:
         assert loaded(folder, dcp.FileSystemReader) == ours
         number = ours + 1
     # What the killed have left goes with the next save.
-    dcp.save(
-        state(number), storage_writer=dmafile.checkpoint.StorageWriter(folder), no_dist=True
-    )
+    dcp.save(state(number), storage_writer=dmafile.checkpoint.StorageWriter(folder), no_dist=True)
     assert loaded(folder, dmafile.checkpoint.StorageReader) == number
     print(len(list(folder.iterdir())), number, flush=True)
 

@@ -4,14 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dmafile.checkpoint
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-import dmafile.checkpoint
 
 PLACES = {
     "rows": [Shard(0)],

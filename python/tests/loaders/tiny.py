@@ -1,4 +1,4 @@
-"""Models of a few layers with random weights, in two shards, with what their readers want beside them.
+"""Models of a few layers with random weights, in two shards, and what their readers want beside.
 
 python3 tiny.py FOLDER      (needs numpy, safetensors and, for a tokenizer, tokenizers)
 """
@@ -44,8 +44,9 @@ def llama(folder: Path, layers: int = 2, hidden: int = 128, tied: bool = False) 
     _write(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
     random = np.random.default_rng(7)
 
-    def weight(*shape: int) -> NDArray[np.float32]:
-        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+    def weight(*shape: int) -> NDArray[Any]:
+        made: NDArray[Any] = random.standard_normal(shape) / np.sqrt(shape[-1])
+        return made.astype(np.float32)
 
     weights = {
         "model.embed_tokens.weight": weight(VOCABULARY, hidden),
@@ -66,7 +67,7 @@ def llama(folder: Path, layers: int = 2, hidden: int = 128, tied: bool = False) 
         weights |= {f"model.layers.{layer}.{name}.weight": weight(*shapes[name]) for name in shapes}
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{layer}.{name}.weight"] = np.ones(hidden, np.float32)
-    places = {}
+    places: dict[str, str] = {}
     names = sorted(weights)
     for number in range(SHARDS):
         file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
