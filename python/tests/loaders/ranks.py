@@ -1,6 +1,9 @@
-"""What each rank does in the tests of checkpoints, under torchrun: ranks.py save|load FOLDER."""
+"""Ranks that save and load checkpoints: ranks.py FOLDER COUNT:TASK COUNT:TASK ..."""
 
+import os
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +95,9 @@ def load_model(folder: Path, mesh: Any) -> None:
         assert torch.equal(loaded[name].to_local(), theirs[name].to_local()), name
 
 
-def main(task: str, folder: Path) -> None:
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def rank(number: int, count: int, task: str, folder: Path, store: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=count)
+    mesh = init_device_mesh("cpu", (count,))
     match task:
         case "save":
             tensors = state(mesh, lambda tensor: tensor)
@@ -106,9 +109,31 @@ def main(task: str, folder: Path) -> None:
             load(folder, mesh)
         case "load-model":
             load_model(folder, mesh)
-    print("done", flush=True)
+        case _:
+            raise ValueError(task)
     dist.destroy_process_group()
 
 
+def main(folder: Path, tasks: list[str]) -> None:
+    for task in tasks:
+        count = int(task.partition(":")[0])
+        # Forked, because to import PyTorch takes longer than all that is done with it.
+        with tempfile.TemporaryDirectory() as store:
+            started = []
+            for number in range(count):
+                child = os.fork()
+                if child == 0:
+                    try:
+                        rank(number, count, task.partition(":")[2], folder, Path(store) / "store")
+                    except BaseException:
+                        traceback.print_exc()
+                        os._exit(1)
+                    os._exit(0)
+                started.append(child)
+            ended = [os.waitpid(child, 0)[1] for child in started]
+        if any(ended):
+            sys.exit(f"{task}: {ended}")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])
