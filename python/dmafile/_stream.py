@@ -1,5 +1,6 @@
 """Loads of a model in parts, in the order of its bytes, some parts ahead of their consumer."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -85,6 +86,8 @@ class _Ahead:
         # A load whose thread cannot be made calls back while it is being begun.
         self._lock = threading.RLock()
         self._beginning = False
+        # A fork has neither the threads of the loads nor whoever may hold the lock.
+        self._process = os.getpid()
 
     def _fill(self) -> None:
         """Begins what may be begun."""
@@ -116,6 +119,8 @@ class _Ahead:
 
     def take(self, tell: Callback | None) -> Buffer | None:
         """The next part, once its bytes are there; None for one without."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this stream belongs to the process that forked this one")
         self._fill()
         with self._lock:
             begun = self._begun.popleft()
@@ -125,12 +130,16 @@ class _Ahead:
 
     def release(self, part: _Part) -> None:
         """A part has been consumed: others may take its place."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._held -= part.nbytes
         self._fill()
 
     def close(self) -> None:
         """Cancels what is on its way, and waits until it is gone."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._waiting.clear()
             begun = [one for one in self._begun if isinstance(one, _dmafile.Running)]

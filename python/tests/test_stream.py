@@ -196,6 +196,28 @@ def slow_model(folder: Path) -> Path:
     return write(path, path.read_bytes())
 
 
+FORK = """
+import os, sys, warnings, dmafile.torch
+warnings.simplefilter("ignore")
+stream = dmafile.torch.stream(sys.argv[1], budget=32 << 20, method="read", io="direct", block=4096)
+next(stream)
+child = os.fork()
+if child == 0:
+    try:
+        list(stream)
+    except RuntimeError as error:
+        sys.exit(0 if "forked" in str(error) else 1)
+    sys.exit(2)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), 1 + len(list(stream)))
+"""
+
+
+def test_a_fork_cannot_go_on_with_it(slow_model: Path, python: Run) -> None:
+    done = python(FORK, slow_model)
+    assert (done.stdout, done.stderr) == ("0 24\n", "")
+
+
 def test_ctrl_c_ends_a_stream(slow_model: Path) -> None:
     stream = streamed(slow_model, budget=64 * MIB, **SLOWLY)
     next(stream)
