@@ -7,7 +7,7 @@ import pickle
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -45,6 +45,8 @@ _METADATA = ".metadata"
 _SUFFIX = ".distcp"
 _ROWS = 64 << 10
 """Pieces of a tensor that are shorter are read with what lies between them."""
+_COPIED = 256 << 20
+"""At most so many bytes, or one tensor, are read into other memory before they are copied."""
 _LARGE = 64 << 10
 """Tensors that are smaller are copied; nothing else that `torch.save` writes is as large."""
 
@@ -100,29 +102,22 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         """Reads what the plan of this rank asks for."""
-        pieces: list[Piece] = []
-        # Each item with its tensor, and where it is not read into that: what is copied there.
-        filled: list[tuple[Any, _Tensor, _Tensor | None]] = []
+        placed: list[tuple[Place, Any]] = []
         others = []
         with Files() as files:
             for item in plan.items:
                 place = self._place(files, item)
                 if place is None:
                     others.append(item)
-                    continue
-                target = planner.resolve_tensor(item).detach()
-                if target.size() != item.lengths:
-                    name = item.storage_index.fqn
-                    text = f"{name}: {list(item.lengths)} is to be read into {list(target.size())}"
-                    raise ValueError(text)
-                more, rows = _pieces(place, item, target)
-                pieces += more
-                filled.append((item, target, rows))
-            read(files, pieces)
-        for item, target, rows in filled:
-            if rows is not None:
-                target.copy_(rows)
-            planner.commit_tensor(item, target)
+                else:
+                    placed.append((place, item))
+            placed.sort(key=lambda one: (one[0].file, one[0].offset))
+            for some in _batches(placed, planner):
+                read(files, [piece for one in some for piece in one.pieces])
+                for one in some:
+                    if one.rows is not None:
+                        one.target.copy_(one.rows)
+                    planner.commit_tensor(one.item, one.target)
         # Whatever else torch has written, it reads.
         return super().read_data(LoadPlan(others), planner) if others else _done(None)
 
@@ -142,33 +137,64 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
         return Path(checkpoint_id).exists()
 
 
-def _pieces(place: Place, item: Any, target: _Tensor) -> tuple[list[Piece], _Tensor | None]:
-    """What to read for a part of a tensor, and the part in memory of its own where it is not read
-    into its place."""
+@dataclass
+class _Wanted:
+    """A part of a tensor that is to be read."""
+
+    item: Any
+    target: _Tensor
+    pieces: list[Piece]
+    rows: _Tensor | None
+    """The part in other memory, where it is not read into its place."""
+    copied: int
+    """How many bytes that memory has."""
+
+
+def _batches(placed: list[tuple[Place, Any]], planner: Any) -> Iterator[list[_Wanted]]:
+    """As many as may be read together: all of them, as far as they are read into their places."""
+    some: list[_Wanted] = []
+    for place, item in placed:
+        one = _wanted(place, item, planner.resolve_tensor(item).detach())
+        if some and sum(other.copied for other in some) + one.copied > _COPIED:
+            yield some
+            some = []
+        some.append(one)
+    if some:
+        yield some
+
+
+def _wanted(place: Place, item: Any, target: _Tensor) -> _Wanted:
     sizes, offsets, lengths = place.sizes, item.storage_offsets, item.lengths
+    if target.size() != lengths:
+        name = item.storage_index.fqn
+        raise ValueError(f"{name}: {list(lengths)} is to be read into {list(target.size())}")
     if 0 in lengths:
-        return [], None
+        return _Wanted(item, target, [], None, 0)
     width = place.dtype.itemsize
     # The last dimension that is cut, and how many bytes lie together from there on.
     cut = max((i for i in range(len(sizes)) if lengths[i] != sizes[i]), default=0)
-    inner = sizes[cut + 1 :].numel() * width
-    run = (lengths[cut] if sizes else 1) * inner
-    into_place = target.dtype == place.dtype and target.is_contiguous() and target.is_cpu
+    run = (lengths[cut] if sizes else 1) * sizes[cut + 1 :].numel() * width
     if not any(lengths[i] > 1 for i in range(cut)) or run >= _ROWS:
-        rows = None if into_place else torch.empty(lengths, dtype=place.dtype)
+        rows = None if _is_plain(target, place.dtype) else torch.empty(lengths, dtype=place.dtype)
         memory = _bytes(target if rows is None else rows)
-        starts = _starts(sizes, offsets, lengths, cut, width)
         pieces = [
             Piece(place.file, place.offset + start, memory[number * run : (number + 1) * run])
-            for number, start in enumerate(starts)
+            for number, start in enumerate(_starts(sizes, offsets, lengths, cut, width))
         ]
-        return pieces, rows
+        return _Wanted(item, target, pieces, rows, 0 if rows is None else rows.nbytes)
     whole = torch.empty([lengths[0], *sizes[1:]], dtype=place.dtype)
     first = place.offset + offsets[0] * sizes[1:].numel() * width
-    part = whole
+    rows = whole
     for dimension in range(1, len(sizes)):
-        part = part.narrow(dimension, offsets[dimension], lengths[dimension])
-    return [Piece(place.file, first, _bytes(whole))], part
+        rows = rows.narrow(dimension, offsets[dimension], lengths[dimension])
+    piece = Piece(place.file, first, _bytes(whole))
+    return _Wanted(item, target, [piece], rows, whole.nbytes)
+
+
+def _is_plain(tensor: _Tensor, dtype: Any) -> bool:
+    """Whether its memory is what is in a file."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return bool(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() and not lazy)
 
 
 def _starts(sizes: Any, offsets: Any, lengths: Any, cut: int, width: int) -> Iterator[int]:

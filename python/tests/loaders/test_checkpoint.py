@@ -111,6 +111,29 @@ def test_tensors_of_every_kind_come_back(tmp_path: Path, kind: str, writer: str)
             assert torch.equal(state["between"], torch.ones(3))
 
 
+def test_copies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dmafile import checkpoint
+
+    saved = {f"{n}": torch.full((100, 1000), float(n)) for n in range(9)}
+    dcp.save(saved, storage_writer=dmafile.checkpoint.StorageWriter(tmp_path), no_dist=True)
+    monkeypatch.setattr(checkpoint, "_COPIED", 2 * 400_000)
+    reads: list[int] = []
+    read = checkpoint.read
+
+    def counted(files: Any, pieces: Any) -> None:
+        reads.append(len(pieces))
+        read(files, pieces)
+
+    monkeypatch.setattr(checkpoint, "read", counted)
+    # Of another type, so that none is read into its place; and such as is.
+    for dtype, want in ((torch.float64, [2, 2, 2, 2, 1]), (torch.float32, [9])):
+        state = {name: torch.zeros_like(tensor, dtype=dtype) for name, tensor in saved.items()}
+        reads.clear()
+        dcp.load(state, storage_reader=dmafile.checkpoint.StorageReader(tmp_path), no_dist=True)
+        assert reads == want
+        assert all(torch.equal(state[name], tensor.to(dtype)) for name, tensor in saved.items())
+
+
 def test_a_checkpoint_that_is_there_may_be_kept(tmp_path: Path) -> None:
     writer = dmafile.checkpoint.StorageWriter(tmp_path, overwrite=False, method="threads")
     dcp.save({"it": torch.ones(3)}, storage_writer=writer, no_dist=True)
