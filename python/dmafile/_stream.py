@@ -15,9 +15,9 @@ from ._errors import Error, make
 from ._load import Options
 from ._progress import Callback, callback
 
-Row: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
+Placed: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
 """Name, dtype, shape, the first byte of it and how many it has."""
-Batch: TypeAlias = tuple[Buffer | None, int, list[Row]]
+Batch: TypeAlias = tuple[Buffer | None, int, list[Placed]]
 """A buffer, or None where it would have no bytes, what its first byte is, and the tensors in it."""
 Tensors: TypeAlias = Iterable[str] | Callable[[str], bool] | None
 
@@ -29,7 +29,7 @@ _LOADING = 2
 """Parts that are loaded at the same time, so that the disk does not wait between two."""
 
 
-def chosen(model: _dmafile.Model, tensors: Tensors) -> tuple[list[str] | None, list[Row]]:
+def chosen(model: _dmafile.Model, tensors: Tensors) -> tuple[list[str] | None, list[Placed]]:
     """The patterns that name what is wanted, None for all of it, and its rows in the order of
     their bytes."""
     if tensors is None:
@@ -48,14 +48,14 @@ class _Part:
 
     start: int
     end: int
-    rows: list[Row]
+    rows: list[Placed]
 
     @property
     def nbytes(self) -> int:
         return self.end - self.start
 
 
-def _parts(rows: list[Row], most: int) -> list[_Part]:
+def _parts(rows: list[Placed], most: int) -> list[_Part]:
     """Tensors that lie close to each other, as many together as have `most` bytes."""
     parts: list[_Part] = []
     for row in rows:
@@ -158,7 +158,7 @@ def stream(
     verify: str | None,
     progress: Callback | bool | None,
     options: Options,
-) -> tuple[list[Row], Generator[Batch, None, None]]:
+) -> tuple[list[Placed], Generator[Batch, None, None]]:
     """The rows of the wanted tensors, and these, part by part, in the order of their bytes.
 
     What is wrong with the arguments is raised at once, all else where it is iterated.

@@ -112,8 +112,7 @@ def test_tensors_of_every_kind_come_back(tmp_path: Path, kind: str, writer: str)
 
 
 def test_copies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dmafile import checkpoint
-
+    checkpoint: Any = dmafile.checkpoint
     saved = {f"{n}": torch.full((100, 1000), float(n)) for n in range(9)}
     dcp.save(saved, storage_writer=dmafile.checkpoint.StorageWriter(tmp_path), no_dist=True)
     monkeypatch.setattr(checkpoint, "_COPIED", 2 * 400_000)
