@@ -46,6 +46,11 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
+# Where the packages of `make loaders-test` are kept: an environment each, 1.4 and 1.9 GB.
+LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
+LOADER_TESTS := python/tests/loaders
+
+.PHONY: loaders-test loaders-contract
 .PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
@@ -102,6 +107,25 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
 	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
+
+loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (15 minutes; 1.3 GB to download, once)
+	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
+	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
+	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
+		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_docs.py $(ARGS)
+	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
+
+loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)
+	python3 $(LOADER_TESTS)/contract.py $(ARGS)
+
+$(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stubs.py
+	@scripts/need python3-venv python3 -c "import ensurepip, venv"
+	@scripts/need binutils command -v readelf
+	rm -rf $(@D)
+	python3 -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --requirement $<
+	python3 $(LOADER_TESTS)/cuda_stubs.py $(@D)/lib/python3*/site-packages/torch/lib
+	@touch $@
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
