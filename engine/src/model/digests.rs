@@ -31,7 +31,8 @@ impl Model {
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
         let checks = Check::all(verify, &self.source, 0, self.source.size())?;
         let begin = |check: Check| {
-            let hasher = Hasher::new(check.algorithm);
+            let bytes = check.range.1 - check.range.0;
+            let hasher = Hasher::new(check.algorithm, bytes);
             (check, hasher)
         };
         Ok(Digests {
