@@ -31,7 +31,7 @@ impl Model {
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
         let checks = Check::all(verify, &self.source, 0, self.source.size())?;
         let begin = |check: Check| {
-            let hasher = Hasher::new(check.algorithm);
+            let hasher = Hasher::new(check.algorithm, check.range.1 - check.range.0);
             (check, hasher)
         };
         Ok(Digests {
