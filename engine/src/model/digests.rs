@@ -31,8 +31,7 @@ impl Model {
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
         let checks = Check::all(verify, &self.source, 0, self.source.size())?;
         let begin = |check: Check| {
-            let bytes = check.range.1 - check.range.0;
-            let hasher = Hasher::new(check.algorithm, bytes);
+            let hasher = Hasher::new(check.algorithm, check.range.1 - check.range.0);
             (check, hasher)
         };
         Ok(Digests {
