@@ -173,6 +173,8 @@ MACHINES = {
     "cma": ("--append=cma=512M",),
     "offline": ("--append=kernelcore=1G",),
     "unmovable": (),
+    "ksm": (),
+    "huge": (),
 }
 """By what pin_moves.c tries, what it takes."""
 
@@ -181,6 +183,10 @@ MACHINES = {
 @pytest.mark.parametrize("what", MACHINES)
 def test_who_was_in_the_way(run: Run, kernel: str, what: str) -> None:
     ran(run(kernel, PLAIN, "pin_moves", what, options=(ON, *MACHINES[what])))
+
+
+def test_memory_that_fails_is_given_up_unless_it_is_pinned(run: Run) -> None:
+    ran(run("series-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
 # No pairs
