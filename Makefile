@@ -43,12 +43,12 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test fuzz vm-bench bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build .venv/demo ## load two models into shareable memory, beside plain read(), and compare checksums
 	@echo "demo: a real model and a generated one, from disk into a memfd (under 3 minutes)"
@@ -77,6 +77,11 @@ test: ## lint, then run every test; says how far it is
 	@if command -v c++ >/dev/null; then $(MAKE) --no-print-directory fuzz; else echo "test: no c++, no fuzzing"; fi
 	$(call step,all passed)
 
+consumers-test: need-rust need-test-tools extension .venv/consumers ## other people's programs use what is loaded: llama.cpp, OpenVINO, Vulkan (250 MB, once)
+	@echo "consumers-test: on this machine, and two virtual ones (5 minutes)"
+	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py $(ARGS)
+	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
+
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"
 	@scripts/need build-essential command -v c++
@@ -92,7 +97,7 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
-	@echo "vm-test: boots some 90 virtual machines, two at a time, without KVM (an hour and a half on two idle cores)"
+	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
@@ -104,6 +109,12 @@ bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
+
+save-bench: build .venv/dev ## measure saves and recorders beside fio, the page cache and other writers (as root; 10 minutes)
+	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
+	@scripts/need fio command -v fio
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
@@ -118,7 +129,7 @@ lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and ty
 	$(PYTHON) -m mypy
 
 # All of them together are the default, which is linted with the rest.
-FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect
+FEATURES := none model checksums inspect model,checksums model,inspect checksums,inspect hold
 features: need-rust-tools ## lint the engine with each combination of its features
 	@for features in $(FEATURES); do \
 		echo "features: $$features"; \
@@ -280,6 +291,10 @@ need-test-tools:
 
 .venv/dev: requirements-dev.txt .venv/bin/pip
 	$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+.venv/consumers: requirements-consumers.txt .venv/dev
+	$(PIP) install --quiet --no-deps --requirement requirements-consumers.txt
 	@touch $@
 
 .venv/demo: demo/requirements.txt .venv/bin/pip

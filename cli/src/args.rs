@@ -4,13 +4,15 @@ use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, Ty
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use dmafile::{
-    Algorithm, Allocation, Error, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern, Save,
-    Snapshot, SnapshotLoad, Verify,
+    Algorithm, Allocation, Error, Hold, Io, Kind, Load, Method, Model, Opt, Origin, Pages, Pattern,
+    Save, Snapshot, SnapshotLoad, Verify,
 };
+use nix::unistd::Group;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Moves large files straight between disk and memory that devices can share.
 #[derive(Debug, Parser)]
@@ -75,6 +77,14 @@ subcommands! {
     "load" => Load(LoadArgs),
     /// Save memory, a file or a pipe to a file, whole or not at all
     "save" => Save(SaveArgs),
+    /// Hold a model in memory, for other processes to take
+    "hold" => Hold(HoldArgs),
+    /// Take what is held, and hand it to a command
+    "take" => Take(TakeArgs),
+    /// List what is held, and who has it
+    "holds" => Holds(HoldsArgs),
+    /// End a hold; what was taken stays
+    "release" => Release(ReleaseArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
     /// Print the plan for a load and the reason for each choice; moves nothing
@@ -107,6 +117,7 @@ pub struct ManArgs {
 
 const WHAT: &str = "What to load";
 const WHERE: &str = "Where to";
+const SOCKET: &str = "The socket";
 const OUTPUT: &str = "Output";
 const TUNING: &str = "Tuning, rarely needed";
 
@@ -130,8 +141,9 @@ pub struct Knobs {
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// Compute a checksum, and compare it
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum, help_heading = WHAT)]
+    /// Compute a checksum, and compare it; hub: with the digest that each file is named by in a Hugging
+    /// Face cache, and refuse one that has none
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
     /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
@@ -184,8 +196,7 @@ pub struct Tuning {
 impl Knobs {
     /// What is to be loaded: bytes of a file, or a model.
     fn source(&self) -> dmafile::Result<Load> {
-        let range = self.offset.is_some() || self.length.is_some();
-        if self.tensor.is_empty() && (range || !Model::is_collection(&self.file)) {
+        if self.tensor.is_empty() && !self.is_collection() {
             // A range is one of the file that is named.
             return Ok(Load::new(&self.file));
         }
@@ -196,9 +207,22 @@ impl Knobs {
         }
     }
 
+    /// It is a model of several files, or one that is found in a folder.
+    pub fn is_collection(&self) -> bool {
+        let range = self.offset.is_some() || self.length.is_some();
+        !range && Model::is_collection(&self.file)
+    }
+
+    /// The memory that is asked for is a dma-buf.
+    pub fn exports(&self) -> bool {
+        use Kind::{DmaBuf, Dmafile, Heap, Udmabuf};
+        let kind = self.to.parse();
+        matches!(kind, Ok(Udmabuf | Heap(_) | Dmafile | DmaBuf))
+    }
+
     /// The load they describe.
     pub fn load(&self, tuning: &Tuning) -> dmafile::Result<Load> {
-        let mut load = self.tune(self.source()?, self.to.parse()?, tuning);
+        let mut load = self.tune(self.source()?, tuning)?;
         if let Some(offset) = self.offset {
             load = load.offset(offset);
         }
@@ -212,7 +236,11 @@ impl Knobs {
     }
 
     /// The load of a snapshot that they describe; None where the file is none.
-    pub fn snapshot(&self, tuning: &Tuning) -> dmafile::Result<Option<SnapshotLoad>> {
+    pub fn snapshot(
+        &self,
+        tuning: &Tuning,
+        exact_size: bool,
+    ) -> dmafile::Result<Option<SnapshotLoad>> {
         if !SnapshotLoad::is_snapshot(&self.file) {
             return Ok(None);
         }
@@ -230,27 +258,37 @@ impl Knobs {
         let (knobs, tuning) = (self.clone(), tuning.clone());
         let load = SnapshotLoad::new(&self.file).names(&crate::Options);
         Ok(Some(load.each(move |_, load| {
-            knobs.tune(load, kind.clone(), &tuning)
+            let load = knobs.tune_to(load, kind.clone(), &tuning);
+            load.exact_size(exact_size)
         })))
     }
 
     /// Into which memory, and how.
-    fn tune(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+    pub fn tune(&self, load: Load, tuning: &Tuning) -> dmafile::Result<Load> {
+        Ok(self.tune_to(load, self.to.parse()?, tuning))
+    }
+
+    fn tune_to(&self, load: Load, kind: Kind, tuning: &Tuning) -> Load {
+        let load = load.names(&crate::Options).to(kind).pages(self.pages);
+        tuning.tune(load)
+    }
+}
+
+impl Tuning {
+    /// How it should come there.
+    fn tune(&self, load: Load) -> Load {
         let mut load = load
-            .names(&crate::Options)
-            .to(kind)
-            .pages(self.pages)
-            .method(tuning.method)
-            .io(tuning.io)
-            .allocation(tuning.allocation)
-            .check_memory(!tuning.no_memory_check);
-        if let Some(gather) = tuning.gather {
+            .method(self.method)
+            .io(self.io)
+            .allocation(self.allocation)
+            .check_memory(!self.no_memory_check);
+        if let Some(gather) = self.gather {
             load = load.gather(gather);
         }
-        if let Some(block) = tuning.block {
+        if let Some(block) = self.block {
             load = load.block(block);
         }
-        if let Some(depth) = tuning.queue_depth {
+        if let Some(depth) = self.queue_depth {
             load = load.queue_depth(depth);
         }
         load
@@ -264,6 +302,12 @@ impl Knobs {
                   many bytes are in it, DMAFILE_OFFSET where they start. dmafile execs COMMAND, so \
                   its exit status is the command's; 127 when it is not found, 126 when it can't be \
                   run.\n\n\
+                  {} in an argument of COMMAND becomes a path to the memory, for programs that open \
+                  files: it has the file's name, and is removed when COMMAND has ended. A model of \
+                  several files is a folder then, each file with memory of its own, or the file of \
+                  MODEL's name in it. DMAFILE_PATH is that path; without {} it is one by number, \
+                  where there is one descriptor and the bytes start at 0. A dma-buf has no path. \
+                  docs/consumers.md says which programs and devices take what.\n\n\
                   A model's files are laid out back to back. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
                   Each source of a snapshot becomes a buffer of its own, compared with its size and \
@@ -290,9 +334,197 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub tuning: Tuning,
 
-    /// A command to hand the buffer to
+    /// A command to hand the buffer to; {} in its arguments is a path to it
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `dmafile hold`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Each file comes into memory of its own, which nobody can change unless --writable is \
+                  given. When it serves, one JSON object is printed, and it stays until it is released, \
+                  interrupted or idle for too long (exit status 0). What was taken stays with those who \
+                  have it, also when it is killed.\n\n\
+                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME, as root /run/dmafile/NAME, or the one that \
+                  it was started with (LISTEN_FDS). Who may write to the socket may take.\n\n\
+                  docs/holding.md has a unit for systemd. Sizes are powers of 1024; times read 500ms, \
+                  60s, 10m, 2h."
+)]
+pub struct HoldArgs {
+    /// Files and models: a model's folder or index stands for all of its files
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<PathBuf>,
+
+    /// What it is called: letters, digits, ., _ and - [default: the name of the file without its ending,
+    /// or of the folder]
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// The path of the socket, in a folder that not everybody can write to
+    #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
+    pub at: Option<PathBuf>,
+
+    /// The permissions of the socket, in octal [default: 0600; with --group 0660]
+    #[arg(long, value_name = "MODE", value_parser = mode, help_heading = SOCKET)]
+    pub mode: Option<u32>,
+
+    /// The group of the socket, by name or number
+    #[arg(long, help_heading = SOCKET)]
+    pub group: Option<String>,
+
+    /// Take the place of another holder at the same socket, which ends
+    #[arg(long, help_heading = SOCKET)]
+    pub replace: bool,
+
+    /// End when for so long nobody has taken it or been connected
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub idle: Option<Duration>,
+
+    /// Make a folder that any loader of this user reads as the model while it is held
+    #[arg(long, value_name = "DIR")]
+    pub folder: Option<PathBuf>,
+
+    /// Tell systemd when it serves, and have it keep the memory for the next start (Type=notify)
+    #[arg(long)]
+    pub notify: bool,
+
+    /// Compute a checksum of each file, and compare it
+    #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true })]
+    pub verify: Option<Verify>,
+
+    /// Kind of memory: memfd, udmabuf, heap:NAME, dmafile, or dma-buf (the best of the last three that
+    /// works here)
+    #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
+    pub to: String,
+
+    /// Size of its pages
+    #[arg(long, value_name = "PAGES", default_value = "auto", value_parser = words(Pages::ALL))]
+    #[arg(help_heading = WHERE)]
+    pub pages: Pages,
+
+    /// Let those who take a memfd write to it; its size stays all the same
+    #[arg(long, help_heading = WHERE)]
+    pub writable: bool,
+
+    #[command(flatten)]
+    pub tuning: Tuning,
+}
+
+impl HoldArgs {
+    /// The hold they describe.
+    pub fn hold(&self) -> Result<Hold, crate::Failure> {
+        let tuning = self.tuning.clone();
+        let mut hold = Hold::of(&self.models)
+            .names(&crate::Options)
+            .to(self.to.parse()?)
+            .pages(self.pages)
+            .writable(self.writable)
+            .notify(self.notify)
+            .inherit(true)
+            .replace(self.replace)
+            .each(move |load| tuning.tune(load));
+        if let Some(name) = &self.name {
+            hold = hold.name(name);
+        }
+        if let Some(at) = &self.at {
+            hold = hold.at(at);
+        }
+        if let Some(mode) = self.mode {
+            hold = hold.mode(mode);
+        }
+        if let Some(group) = &self.group {
+            hold = hold.group(group_number(group)?);
+        }
+        if let Some(idle) = self.idle {
+            hold = hold.idle(idle);
+        }
+        if let Some(folder) = &self.folder {
+            hold = hold.folder(folder);
+        }
+        if let Some(verify) = &self.verify {
+            hold = hold.verify(verify.clone());
+        }
+        Ok(hold)
+    }
+}
+
+/// The number of a group.
+fn group_number(group: &str) -> Result<u32, crate::Failure> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    match Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        Ok(None) => Err(crate::Failure::usage(&format!(
+            "--group: there is no group '{}'",
+            dmafile::one_line(group)
+        ))),
+        Err(errno) => Err(crate::Failure::os(
+            "cannot look up the group",
+            group,
+            &errno.into(),
+            "",
+        )),
+    }
+}
+
+/// `dmafile take`
+#[derive(Args, Debug)]
+#[command(
+    after_help = "COMMAND inherits the memory: DMAFILE_FD, DMAFILE_NAMES, DMAFILE_BYTES and \
+                  DMAFILE_OFFSET are lists with commas between, one entry a file. {} in an argument of \
+                  COMMAND, and DMAFILE_PATH then, are a path that any program opens: a file, or a \
+                  folder with all of them. dmafile execs COMMAND, so its exit status is the command's; \
+                  127 when it is not found, 126 when it can't be run.\n\n\
+                  Without COMMAND it prints what there is. Times read 500ms, 60s, 10m, 2h."
+)]
+pub struct TakeArgs {
+    /// What it is called
+    pub name: String,
+
+    /// The path of the socket [default: that of this user, or else of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
+
+    /// Wait so long until it is held
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub wait: Option<Duration>,
+
+    /// Print what was taken as one JSON object on stdout, or to PATH
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub json: Option<Option<PathBuf>>,
+
+    /// Suppress notes (errors and JSON are still written)
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// A command to hand the memory to
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `dmafile holds`
+#[derive(Args, Debug)]
+pub struct HoldsArgs {
+    /// The path of a socket [default: all of this user and of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
+
+    /// Print it as one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `dmafile release`
+#[derive(Args, Debug)]
+pub struct ReleaseArgs {
+    /// What it is called
+    pub name: String,
+
+    /// The path of the socket [default: that of this user, or else of root]
+    #[arg(long, value_name = "SOCKET")]
+    pub at: Option<PathBuf>,
 }
 
 /// `dmafile save`
@@ -330,7 +562,7 @@ pub struct SaveArgs {
 
     /// Compute a checksum of what is saved, and compare it; of a snapshot it is the digests that it has
     /// [default: none; xxh3 of a snapshot]
-    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum)]
+    #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
     pub verify: Option<Verify>,
 
     /// Return before it is on the disk
@@ -606,20 +838,24 @@ where
     })
 }
 
-/// Parses `ALGO[=HEX]`, of which clap knows the first half.
+/// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
 #[derive(Clone)]
-struct Checksum;
+struct Checksum {
+    hub: bool,
+}
 
 impl Checksum {
-    fn algorithms() -> impl Iterator<Item = PossibleValue> {
-        Algorithm::ALL.iter().map(|&algorithm| {
+    fn words(&self) -> impl Iterator<Item = PossibleValue> {
+        let hub = self.hub.then(|| PossibleValue::new("hub"));
+        let algorithms = Algorithm::ALL.iter().map(|&algorithm| {
             let value = PossibleValue::new(algorithm.name());
             if algorithm == Algorithm::Xxh3 {
                 value.alias("xxh3-64")
             } else {
                 value
             }
-        })
+        });
+        algorithms.chain(hub)
     }
 }
 
@@ -634,12 +870,12 @@ impl TypedValueParser for Checksum {
     ) -> Result<Verify, clap::Error> {
         let text = value.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
-        PossibleValuesParser::new(Self::algorithms()).parse_ref(command, arg, name.as_ref())?;
+        PossibleValuesParser::new(self.words()).parse_ref(command, arg, name.as_ref())?;
         word::<Verify>.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(Self::algorithms()))
+        Some(Box::new(self.words()))
     }
 }
 
@@ -648,6 +884,35 @@ fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, Str
     text.parse()
         .map_err(|error: dmafile::Error| error.why().render(&crate::Options))
 }
+
+/// Parses permissions in octal.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| mode & !0o777 == 0);
+    mode.ok_or_else(|| "permissions are octal, 0 to 0777".to_string())
+}
+
+/// Parses a time: `500ms`, `60s`, `10m`, `2h`; a plain number is seconds.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| TIMES)?;
+    let seconds = |of: u64| number.checked_mul(of).map(Duration::from_secs);
+    let time = match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" | "" => seconds(1),
+        "m" => seconds(60),
+        "h" => seconds(3600),
+        _ => None,
+    };
+    // A year, and sums with now stay inside what clocks can tell.
+    let most = Duration::from_secs(366 * 24 * 3600);
+    time.filter(|time| *time <= most)
+        .ok_or_else(|| TIMES.to_string())
+}
+
+const TIMES: &str = "times read 500ms, 60s, 10m, 2h, at most a year";
 
 /// Parses a size in powers of 1024: `4096`, `512K`, `8M`, `1GiB`.
 fn size(text: &str) -> Result<u64, String> {
@@ -689,6 +954,34 @@ mod tests {
             ("@5", "@5", None),
         ] {
             assert_eq!(place(to), (path.to_string(), offset), "{to}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("60s", 60_000),
+            ("7", 7000),
+            ("10m", 600_000),
+            ("2h", 7_200_000),
+        ] {
+            assert_eq!(time(text).unwrap(), Duration::from_millis(ms), "{text}");
+        }
+        for text in [
+            "",
+            "s",
+            "1.5s",
+            "-1",
+            "1d",
+            "99999999999999999999",
+            "9999999h",
+        ] {
+            time(text).unwrap_err();
+        }
+        assert_eq!(mode("0660").unwrap(), 0o660);
+        for text in ["", "8", "1777", "-1"] {
+            mode(text).unwrap_err();
         }
     }
 

@@ -5,7 +5,7 @@ use crate::output::{write_json, write_stdout};
 use crate::{Failure, text};
 
 pub(crate) fn run(args: &ExplainArgs) -> Result<u8, Failure> {
-    if let Some(snapshot) = args.knobs.snapshot(&args.tuning)? {
+    if let Some(snapshot) = args.knobs.snapshot(&args.tuning, false)? {
         let plan = snapshot.plan()?;
         return match args.json {
             true => write_json(&plan),

@@ -4,15 +4,20 @@
 
 mod args;
 mod bench;
+mod command;
 mod doctor;
 mod explain;
+mod folder;
+mod hold;
 mod load;
 mod output;
 mod pins;
 mod save;
+mod shards;
 mod show;
 mod signals;
 mod snapshot;
+mod take;
 mod text;
 
 use args::{Cli, Command};
@@ -77,13 +82,20 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     if args.get(1).is_some_and(|word| word == bench::way::WORD) {
         return bench::way::run(args[1..].iter().cloned());
     }
+    if args.get(1).is_some_and(|word| word == folder::WORD) {
+        return folder::run(launcher, &args[2..]);
+    }
     let cli = match Cli::try_parse_from(&*save::explained(args)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     match &cli.command {
-        Command::Load(args) => load::run(args),
+        Command::Load(args) => load::run(args, launcher),
         Command::Save(args) => save::run(args),
+        Command::Hold(args) => hold::run(args),
+        Command::Take(args) => take::run(args, launcher),
+        Command::Holds(args) => hold::list(args),
+        Command::Release(args) => hold::release(args),
         Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),

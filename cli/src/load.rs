@@ -1,21 +1,18 @@
 //! `dmafile load`
 
 use crate::args::LoadArgs;
+use crate::command::{self, Named, Shape, become_command, wants_path};
 use crate::output::{Text, progress_bar, write_file, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, snapshot, text};
-use dmafile::{CancelToken, Loaded, Reason, Report};
-use std::ffi::OsString;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use crate::{Failure, Launcher, shards, snapshot, text};
+use dmafile::{CancelToken, Load, Loaded, Reason, Report};
 use std::sync::{Arc, Mutex};
 
 /// How far a load is, while it lasts.
 pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
 
-pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let hand_over = !args.command.is_empty();
     if hand_over && args.knobs.to == "anon" {
         return Err(Failure::usage(
@@ -33,12 +30,61 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
         (false, false) => Text::Stdout,
     };
 
-    if let Some(load) = args.knobs.snapshot(&args.tuning)? {
-        return snapshot::load(args, load, out);
+    let by_path = wants_path(&args.command);
+    if by_path && !args.knobs.tensor.is_empty() {
+        return Err(Failure::usage(
+            "--tensor leaves {} no whole file to be a path to; use DMAFILE_FD",
+        ));
     }
-    let load = args.knobs.load(&args.tuning)?;
+    if by_path && args.knobs.exports() {
+        return Err(Failure::usage(&format!(
+            "--to {} has no path for {{}}: the kernel opens no dma-buf by one; use --to memfd, or the \
+             descriptor in DMAFILE_FD",
+            args.knobs.to
+        )));
+    }
+
     let token = CancelToken::new();
     interruptible(&token)?;
+    if let Some(load) = args.knobs.snapshot(&args.tuning, by_path)? {
+        return snapshot::load(args, load, out, &token, launcher);
+    }
+    if by_path && args.knobs.is_collection() {
+        return shards::load(args, out, &token, launcher);
+    }
+    let load = args.knobs.load(&args.tuning)?;
+    if by_path && (args.knobs.offset.is_some() || args.knobs.to.starts_with("fd:")) {
+        // Before it is loaded for nothing.
+        let name = command::name_of(&args.knobs.file);
+        command::starts_at(&name, args.knobs.load(&args.tuning)?.plan()?.lead)?;
+    }
+    let Loaded { buffer, report, .. } = one(args, load.exact_size(by_path), out, &token)?;
+    write_files(args, &report)?;
+    match (hand_over, by_path) {
+        (true, _) if token.is_set() => Err(interrupted()),
+        (true, false) => Err(exec(args, buffer)?),
+        (true, true) => {
+            let name = command::name_of(&args.knobs.file);
+            let named = vec![Named { name, buffer }];
+            let command = &args.command;
+            Err(command::hand_over_by_path(
+                launcher,
+                command,
+                named,
+                Shape::File,
+            )?)
+        }
+        (false, _) => Ok(0),
+    }
+}
+
+/// Loads, and shows how.
+pub(crate) fn one(
+    args: &LoadArgs,
+    load: Load,
+    out: Text,
+    token: &CancelToken,
+) -> Result<Loaded, Failure> {
     let planned: Arc<Mutex<(Vec<Reason>, Option<Failure>)>> = Arc::default();
     let shown = Arc::clone(&planned);
     let mut load = load.cancel(token.clone()).trace(args.trace.is_some());
@@ -66,14 +112,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8, Failure> {
     if let Some(failure) = planned.1.take() {
         return Err(failure);
     }
-    let Loaded { buffer, report, .. } = loaded?;
-    out.print(&text::report(&report, &planned.0))?;
-    write_files(args, &report)?;
-    match hand_over {
-        true if token.is_set() => Err(interrupted()),
-        true => Err(exec(args, buffer)?),
-        false => Ok(0),
-    }
+    let loaded = loaded?;
+    out.print(&text::report(&loaded.report, &planned.0))?;
+    Ok(loaded)
 }
 
 fn write_files(args: &LoadArgs, report: &Report) -> Result<(), Failure> {
@@ -92,30 +133,10 @@ pub(crate) fn interrupted() -> Failure {
 
 /// Becomes COMMAND; what it returns says why not.
 fn exec(args: &LoadArgs, buffer: dmafile::Buffer) -> Result<Failure, Failure> {
-    let mut variables = vec![
-        ("DMAFILE_BYTES", buffer.len().to_string()),
-        ("DMAFILE_OFFSET", buffer.offset().to_string()),
-    ];
+    let mut variables = command::ranges([&buffer].into_iter());
+    let has_path = buffer.dma_bufs().is_empty() && buffer.offset() == 0;
     let fds = buffer.into_inherited_fds()?;
-    let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-    variables.push(("DMAFILE_FD", numbers.join(",")));
+    variables.push(("DMAFILE_FD", command::numbers(&fds)));
+    variables.extend(command::path_variable(has_path, &fds));
     Ok(become_command(&args.command, variables))
-}
-
-/// Becomes a command with these variables in its environment; what it returns says why not.
-pub(crate) fn become_command(
-    command: &[OsString],
-    variables: Vec<(&'static str, String)>,
-) -> Failure {
-    let error = Command::new(&command[0])
-        .args(&command[1..])
-        .envs(variables)
-        .exec();
-    let name = command[0].to_string_lossy();
-    let mut failure = Failure::os("cannot run", &name, &error, "");
-    failure.status = match error.kind() {
-        std::io::ErrorKind::NotFound => 127,
-        _ => 126,
-    };
-    failure
 }

@@ -4,6 +4,8 @@ use crate::{Failure, INTERRUPTED};
 use dmafile::CancelToken;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use signal_hook::low_level::pipe;
+use std::os::fd::OwnedFd;
 
 /// SIGINT and SIGTERM set the token; a second one ends the process at once. What was ignored when
 /// we were started (nohup, a job in the background of a script) stays so, for COMMAND too.
@@ -15,6 +17,20 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<(), Failure> {
         }
         flag::register_conditional_shutdown(signal, INTERRUPTED.into(), token.flag())
             .and_then(|_| flag::register(signal, token.flag()))
+            .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
+    }
+    Ok(())
+}
+
+/// SIGINT and SIGTERM write to this descriptor from now on, but for what was ignored.
+pub(crate) fn wake(fd: &OwnedFd) -> Result<(), Failure> {
+    let ignored = ignored();
+    for signal in [SIGINT, SIGTERM] {
+        if ignored >> (signal - 1) & 1 == 1 {
+            continue;
+        }
+        fd.try_clone()
+            .and_then(|fd| pipe::register(signal, fd))
             .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
     }
     Ok(())

@@ -1,13 +1,13 @@
 //! `dmafile save` of several sources, and `dmafile load` of what it has saved.
 
 use crate::args::{LoadArgs, SaveArgs};
-use crate::load::{become_command, interrupted};
+use crate::command::{self, Named, Shape, become_command, wants_path};
+use crate::load::interrupted;
 use crate::output::{Text, progress_bar, write_wanted_json};
 use crate::signals::interruptible;
-use crate::{Failure, save, text};
+use crate::{Failure, Launcher, save, text};
 use dmafile::{Buffer, CancelToken, LoadedSource, Reason, Snapshot, SnapshotLoad};
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What was shown of plans, by source, and why one could not be.
@@ -60,10 +60,14 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8,
     write_wanted_json(&args.json, &report).map(|()| 0)
 }
 
-pub(crate) fn load(args: &LoadArgs, load: SnapshotLoad, out: Text) -> Result<u8, Failure> {
+pub(crate) fn load(
+    args: &LoadArgs,
+    load: SnapshotLoad,
+    out: Text,
+    token: &CancelToken,
+    launcher: &Launcher,
+) -> Result<u8, Failure> {
     refuse_trace(args.trace.is_some())?;
-    let token = CancelToken::new();
-    interruptible(&token)?;
     let planned: Arc<Mutex<Shown>> = Arc::default();
     let (shown, stop) = (Arc::clone(&planned), token.clone());
     let mut load = load.cancel(token.clone()).on_plan(move |name, plan| {
@@ -95,38 +99,42 @@ pub(crate) fn load(args: &LoadArgs, load: SnapshotLoad, out: Text) -> Result<u8,
     match args.command.is_empty() {
         true => Ok(0),
         false if token.is_set() => Err(interrupted()),
-        false => Err(hand_over(args, loaded.sources)?),
+        false => Err(hand_over(args, loaded.sources, launcher)?),
     }
 }
 
 /// Becomes COMMAND, which inherits a descriptor a source; what it returns says why not.
-fn hand_over(args: &LoadArgs, sources: Vec<LoadedSource>) -> Result<Failure, Failure> {
-    let list = |of: fn(&LoadedSource) -> String| {
-        let all: Vec<_> = sources.iter().map(of).collect();
-        all.join(",")
-    };
-    let mut variables = vec![
-        ("DMAFILE_NAMES", list(|source| source.name.clone())),
-        (
-            "DMAFILE_BYTES",
-            list(|source| source.buffer.len().to_string()),
-        ),
-        (
-            "DMAFILE_OFFSET",
-            list(|source| source.buffer.offset().to_string()),
-        ),
-    ];
+fn hand_over(
+    args: &LoadArgs,
+    sources: Vec<LoadedSource>,
+    launcher: &Launcher,
+) -> Result<Failure, Failure> {
+    if wants_path(&args.command) {
+        let named = sources
+            .into_iter()
+            .map(|LoadedSource { name, buffer, .. }| Named {
+                name: name.into(),
+                buffer,
+            });
+        let shape = Shape::Folder {
+            name: command::name_of(&args.knobs.file),
+            others: Vec::new(),
+        };
+        return command::hand_over_by_path(launcher, &args.command, named.collect(), shape);
+    }
+    let names: Vec<_> = sources.iter().map(|source| source.name.clone()).collect();
+    let mut variables = command::ranges(sources.iter().map(|source| &source.buffer));
+    variables.push(("DMAFILE_NAMES", names.join(",").into()));
     let mut fds = Vec::new();
     for LoadedSource { name, buffer, .. } in sources {
         fds.push(inherited(&name, buffer)?);
     }
-    let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-    variables.push(("DMAFILE_FD", numbers.join(",")));
+    variables.push(("DMAFILE_FD", command::numbers(&fds)));
     Ok(become_command(&args.command, variables))
 }
 
-/// The one descriptor of a source.
-fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
+/// The one descriptor of a buffer.
+pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
     let several = buffer.dma_bufs().len();
     let mut fds = buffer.into_inherited_fds()?;
     match (fds.pop(), fds.is_empty()) {
@@ -134,7 +142,7 @@ fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure
         _ => Err(Failure {
             line: format!(
                 "cannot hand over: {}: it consists of {several} dma-bufs, and COMMAND gets one \
-                 descriptor a source (EFBIG); raise size_limit_mb of udmabuf",
+                 descriptor for each (EFBIG); raise size_limit_mb of udmabuf",
                 dmafile::one_line(name),
             ),
             status: 1,

@@ -8,6 +8,7 @@ use indicatif::{BinaryBytes, DecimalBytes};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 use tabwriter::{Alignment, TabWriter};
 
 /// The plan, a line a choice, with its reason.
@@ -201,6 +202,11 @@ pub(crate) fn snapshot_load_plan(plan: &SnapshotLoadPlan) -> String {
         None => source_head(&source.name) + "plan\n  to          an empty memfd\n",
     };
     plan.sources.iter().map(text).collect()
+}
+
+/// What stands above the plan of one of several files.
+pub(crate) fn file_head(file: &Path) -> String {
+    format!("file {}\n", one_line(&file.to_string_lossy()))
 }
 
 fn source_head(name: &str) -> String {

@@ -23,21 +23,21 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! Three features, all of them on by default, can be switched off:
+//! In memory once and used by several processes: [`Hold`] loads files and hands their memory out, [`Held`] takes it.
+//!
+//! Four features, all of them on by default, can be switched off:
 //!
 //! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
 //! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which stand on them;
-//! - `inspect`: `doctor` and `pins`.
+//! - `inspect`: `doctor` and `pins`;
+//! - `hold`: `Hold`, `Held` and `Shared`, with the two it needs, `model` and `checksums`.
 //!
 //! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
 //! by trying and replaced by the next best way, with the reason in the plan.
 
 #![deny(unsafe_code)]
 // With all features, dead code is found; without some of them, what only they use is left over.
-#![cfg_attr(
-    not(all(feature = "model", feature = "checksums", feature = "inspect")),
-    allow(dead_code)
-)]
+#![cfg_attr(not(all(feature = "hold", feature = "inspect")), allow(dead_code))]
 
 mod buffer;
 mod control;
@@ -47,6 +47,8 @@ pub mod facts;
 mod flow;
 #[cfg(feature = "model")]
 pub mod format;
+#[cfg(feature = "hold")]
+mod hold;
 #[cfg(feature = "inspect")]
 mod inspect;
 mod load;
@@ -73,6 +75,11 @@ pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use control::{CancelToken, Progress};
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
+#[cfg(feature = "hold")]
+pub use hold::{
+    Digest, Ended, FileIdentity, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared, Take,
+    Taker, holds, release,
+};
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};
 #[cfg(feature = "inspect")]

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 pub(crate) struct Request {
     pub kind: Kind,
     pub pages: Pages,
+    pub exact_size: bool,
     pub method: Method,
     pub io: Io,
     pub reach: Reach,
@@ -28,6 +29,7 @@ impl Default for Request {
         Self {
             kind: Kind::Memfd,
             pages: Pages::Auto,
+            exact_size: false,
             method: Method::Auto,
             io: Io::Auto,
             reach: Reach::Asked,

@@ -3,7 +3,11 @@
 mod common;
 
 use common::{cold, dir, file_digest, sparse, warm};
-use dmafile::{Algorithm, Io, Kind, Load, Method, Verify};
+use dmafile::{Algorithm, ErrorKind, Io, Kind, Load, Method, Save, Verify};
+use std::fs;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn sha256() -> Verify {
     Verify::compute(Algorithm::Sha256)
@@ -77,4 +81,105 @@ fn a_wrong_digest_hands_out_nothing() {
         Some(rustix::io::Errno::BADMSG.raw_os_error())
     );
     assert!(error.to_string().contains(&right), "{error}");
+}
+
+/// A file of a cache as `huggingface_hub` lays it out, named by `digest`.
+fn in_cache(dir: &Path, name: &str, digest: &str, bytes: &[u8]) -> PathBuf {
+    let repository = dir.join("models--a--b");
+    let snapshot = repository.join("snapshots/0f");
+    fs::create_dir_all(repository.join("blobs")).unwrap();
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(repository.join("blobs").join(digest), bytes).unwrap();
+    symlink(format!("../../blobs/{digest}"), snapshot.join(name)).unwrap();
+    snapshot.join(name)
+}
+
+/// What git calls a file of these bytes.
+fn git_name(path: &Path) -> Option<String> {
+    let mut git = Command::new("git");
+    let output = git.args(["hash-object", "--no-filters"]).arg(path).output();
+    let output = output.ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).unwrap().trim().to_string())
+}
+
+#[test]
+fn files_of_a_hugging_face_cache_are_compared_with_their_names() {
+    let dir = dir();
+    let len = (3 << 20) + 777;
+    let plain = cold(dir.path(), len);
+    let bytes = fs::read(&plain).unwrap();
+    let sha256 = file_digest(&plain, 0, len as u64);
+    let mut names = vec![(Algorithm::Sha256, sha256)];
+    match git_name(&plain) {
+        Some(name) => names.push((Algorithm::GitSha1, name)),
+        None => eprintln!("SKIP: no git"),
+    }
+    for (algorithm, digest) in names {
+        let path = in_cache(dir.path(), &format!("{algorithm}.bin"), &digest, &bytes);
+        let load = || Load::new(&path).verify(Verify::hub());
+        for kind in ["anon", "memfd"] {
+            let to = load().to(kind.parse().unwrap());
+            let verified = &to.run().unwrap().report.verify[0];
+            let got = (verified.algorithm, &verified.digest, verified.matched);
+            assert_eq!(got, (algorithm, &digest, true));
+        }
+        assert!(
+            load()
+                .plan()
+                .unwrap()
+                .reasons
+                .iter()
+                .any(|one| one.about == "verify")
+        );
+        // A part of it has no name.
+        let error = load().length(5000).run().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+        // One bit, in a byte of the last page.
+        let blob = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        blob.write_all_at(&[bytes[len - 9] ^ 4], len as u64 - 9)
+            .unwrap();
+        let error = load().run().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
+        assert!(error.to_string().contains(&digest), "{error}");
+    }
+}
+
+#[test]
+fn files_without_such_a_name_are_refused_with_the_reason() {
+    let dir = dir();
+    let plain = cold(dir.path(), 1 << 20);
+    let bytes = fs::read(&plain).unwrap();
+    let unnamed = in_cache(dir.path(), "unnamed", &"A".repeat(64), &bytes);
+    // A cache without links, as on disks that have none.
+    let copied = unnamed.with_file_name("copied");
+    fs::write(&copied, &bytes).unwrap();
+    for (path, why) in [
+        (&plain, "it lies in no Hugging Face cache"),
+        (&copied, "it lies in no Hugging Face cache"),
+        (&unnamed, "names it by no digest"),
+    ] {
+        let error = Load::new(path).verify(Verify::hub()).run().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(why) && text.contains("verify=sha256=HEX"),
+            "{error}"
+        );
+        assert!(text.contains(&path.display().to_string()), "{error}");
+        // Without the word nothing changes.
+        assert!(
+            !Load::new(path)
+                .verify(sha256())
+                .run()
+                .unwrap()
+                .report
+                .verify[0]
+                .matched
+        );
+    }
+    let to = dir.path().join("to");
+    let save = Save::new(plain.to_str().unwrap().parse().unwrap(), &to).verify(Verify::hub());
+    assert_eq!(save.run().unwrap_err().kind(), ErrorKind::Usage);
+    assert!(!to.exists());
 }

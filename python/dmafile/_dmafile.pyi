@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from ._dma_buf import DmaBuf
+from ._save import Where
 
 __version__: str
 
@@ -132,14 +133,14 @@ def load(
     path: str, options: Mapping[str, object], progress: Callable[[int, int], object] | None
 ) -> Buffer: ...
 def save(
-    source: tuple[int, int] | str | list[memoryview],
+    source: Where,
     path: str,
     options: Mapping[str, object],
     progress: Callable[[int, int], object] | None,
 ) -> dict[str, Any]: ...
 def attach(number: int, at: int) -> RecorderBuffer: ...
 def save_snapshot(
-    sources: list[tuple[str, tuple[int, int] | str, int | None]],
+    sources: list[tuple[str, Where, int | None]],
     path: str,
     verify: str,
     sync: bool,

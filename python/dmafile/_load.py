@@ -77,8 +77,9 @@ def load(
         block: The size of one operation, 4 KiB to 64 MiB; chosen if None.
         queue_depth: Operations in flight, 1 to 4096; chosen if None.
         verify: A checksum to compute while the bytes come, `crc32c`, `xxh3`, `blake3` or
-            `sha256`, and with `=HEX` to compare: a load that differs fails with EBADMSG. The
-            digest is in `Buffer.report["verify"]`.
+            `sha256`, and with `=HEX` to compare: a load that differs fails with EBADMSG. `hub`
+            compares each file with the digest that names it in a Hugging Face cache, and fails
+            with EINVAL where it has none. The digest is in `Buffer.report["verify"]`.
         memory_check: Whether to refuse early what exceeds available memory or a cgroup's limit.
         progress: Called with bytes in place and bytes in all, at most 20 times a second, on this
             thread; an exception in it stops the load and comes out of here. `True` draws a bar

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from . import _dmafile
 from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
-from ._safetensors import layout
+from ._safetensors import Row, name_of, parts, serialize, serialize_file
 from ._save import Path, SaveOptions
 from ._save import save as _save
 
-__all__ = ["load_file", "save", "save_file"]
+__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
 
 
 _ML_DTYPES = {
@@ -170,28 +170,14 @@ def _parts(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None
 ) -> list[memoryview]:
     """The header, and the bytes of each array where they are."""
-    arrays = {}
-    for name, array in tensors.items():
-        if array.dtype.byteorder == ">":
-            array = array.astype(array.dtype.newbyteorder("<"))
-        # Makes one dimension of none, so that the shape is the first array's.
-        arrays[name] = np.ascontiguousarray(array)
-    rows = [
-        (name, _name(array.dtype), tensors[name].shape, array.nbytes)
-        for name, array in arrays.items()
-    ]
-    header, names = layout(rows, metadata)
+    return parts([_row(name, array) for name, array in tensors.items()], metadata)
+
+
+def _row(name: str, array: NDArray[Any]) -> Row:
+    dtype = name_of(array.dtype.name)
+    shape = array.shape
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
     # The types of ml_dtypes have no buffer protocol: bytes have.
-    bytes_of = (arrays[name].reshape(-1).view(np.uint8) for name in names)
-    return [memoryview(header), *(one.data for one in bytes_of)]
-
-
-def _name(dtype: "np.dtype[Any]") -> str:
-    """What the format calls a type."""
-    for name, known in _DTYPES.items():
-        if known == dtype:
-            return name
-    for name, spelled in _ML_DTYPES.items():
-        if spelled == dtype.name:
-            return name
-    raise TypeError(f"safetensors files have no type for arrays of {dtype}")
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return name, dtype, shape, flat.data if flat.nbytes else memoryview(b"")

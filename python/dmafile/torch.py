@@ -1,7 +1,8 @@
 """Tensors of safetensors and GGUF files as PyTorch tensors."""
 
 import os
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, Unpack
 
 import torch
@@ -9,33 +10,16 @@ import torch
 from . import _dmafile
 from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
+from ._safetensors import NAMES, Row, at_address, name_of, parts, serialize, serialize_file
+from ._save import Path, SaveOptions
+from ._save import save as _save
 
-__all__ = ["load_file"]
+__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
 
 # PyTorch is not there to type-check against.
 _Tensor: TypeAlias = Any
 
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
+_DTYPES = {name: dtype for dtype, name in NAMES.items() if name != "F4"}
 
 
 def load_file(
@@ -97,3 +81,103 @@ def _array(
 def _check(dtype: str) -> None:
     """Raises where no tensor can show a dtype."""
     _dtype(dtype)
+
+
+def save_file(
+    tensors: Mapping[str, _Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    **options: Unpack[SaveOptions],
+) -> dict[str, Any]:
+    """Saves tensors as a safetensors file, straight out of their memory; returns the report.
+
+    The bytes are those that `safetensors.torch.save_file` writes, except that metadata of several
+    entries stays in its order, and that the elements of conjugated and negated views are written as
+    they are, and not as they lie in memory: these are copied first, as are tensors of other devices
+    to this one's memory. The file is replaced whole or not at all, and on the disk when this
+    returns.
+
+    Args:
+        tensors: The tensors by name: dense, contiguous, and without memory in common, as there.
+        filename: The file.
+        metadata: Texts by name, for the header.
+        options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
+            `progress`.
+
+    Raises:
+        ValueError: A tensor is none, is sparse, or is not contiguous.
+        RuntimeError: Tensors share memory.
+        TypeError: The format does not know the type of a tensor.
+        Error: As `dmafile.save`.
+    """
+    kept, rows = _rows(tensors)
+    try:
+        return _save(parts(rows, metadata), filename, **options)
+    finally:
+        del kept
+
+
+def save(tensors: Mapping[str, _Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """What `save_file` writes, as bytes."""
+    kept, rows = _rows(tensors)
+    try:
+        return b"".join(parts(rows, metadata))
+    finally:
+        del kept
+
+
+def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
+    """What keeps the memory of the tensors alive, and what is saved of them."""
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"tensors: wanted a dictionary of tensors, got a {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name}: it is no tensor but a {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name}: it is sparse; save its .to_dense()")
+    if shared := _sharing(tensors):
+        raise RuntimeError(
+            f"tensors share memory: {', '.join(shared)}; save one of them, or .clone() the others"
+        )
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: it is not contiguous; save its .contiguous()")
+    kept, rows = [], []
+    for name, tensor in tensors.items():
+        here = tensor.detach().to("cpu").resolve_conj().resolve_neg()
+        kept.append(here)
+        dtype = name_of(str(here.dtype).removeprefix("torch."))
+        shape = tuple(here.shape)
+        if dtype == "F4" and shape:
+            # Two elements are a byte, and one of PyTorch's.
+            shape = (*shape[:-1], 2 * shape[-1])
+        data = at_address(here.data_ptr(), here.numel() * here.element_size())
+        rows.append((name, dtype, shape, data))
+    return kept, rows
+
+
+def _sharing(tensors: Mapping[str, _Tensor]) -> list[str]:
+    """Which tensors have memory in common, in pairs."""
+    storages = defaultdict(list)
+    for name, tensor in tensors.items():
+        if tensor.device.type == "meta":
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() and storage.nbytes():
+            last = sum(
+                (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+            elements = last + 1 if tensor.numel() else 0
+            start = tensor.data_ptr()
+            end = start + elements * tensor.element_size()
+            storages[tensor.device, storage.data_ptr()].append((start, end, name))
+    shared = []
+    for areas in storages.values():
+        areas.sort()
+        _, reached, before = areas[0]
+        for start, end, name in areas[1:]:
+            if start < reached:
+                shared.append(f"{name} with {before}")
+            if end > reached:
+                reached, before = end, name
+    return shared

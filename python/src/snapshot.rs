@@ -50,10 +50,10 @@ pub(crate) fn save_snapshot(
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let verify: Verify = verify.parse().map_err(|error| raise(py, &error, None))?;
-    if verify.expected.is_some() {
+    if verify.expected.is_some() || verify.hub {
         return Err(usage(
             py,
-            "verify: a snapshot has a digest for each source: leave =HEX away",
+            "verify: a snapshot has a digest for each source: name an algorithm without =HEX",
         ));
     }
     // What is wrong with the options is found here, where it can be raised.

@@ -31,6 +31,31 @@ def test_every_method_gives_the_range(file: Path, to: str, method: str) -> None:
         assert buffer.report is not None and buffer.report["bytes"] == buffer.nbytes == 1 << 20
 
 
+def test_a_file_of_a_hugging_face_cache_is_compared_with_its_name(
+    file: Path, tmp_path: Path
+) -> None:
+    blobs, snapshot = (tmp_path / "models--a--b" / name for name in ("blobs", "snapshots/0f"))
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    blob = blobs / file_sha256(file)
+    blob.write_bytes(file.read_bytes())
+    path = snapshot / "model.bin"
+    path.symlink_to(f"../../blobs/{blob.name}")
+    with dmafile.load(path, verify="hub") as buffer:
+        assert buffer.report is not None
+        told = buffer.report["verify"]
+        assert (told["digest"], told["matched"]) == (blob.name, True)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    with pytest.raises(dmafile.Error) as bad:
+        dmafile.load(path, verify="hub")
+    assert bad.value.errno == errno.EBADMSG
+    with pytest.raises(dmafile.Error, match="it lies in no Hugging Face cache") as none:
+        dmafile.load(file, verify="hub")
+    assert none.value.errno == errno.EINVAL and 'verify="sha256=HEX"' in str(none.value)
+
+
 def test_all_options_are_taken(file: Path) -> None:
     digest = file_sha256(file)
     buffer = dmafile.load(

@@ -2,7 +2,7 @@
 
 use super::cannot_map;
 use super::memory::{CopyOut, Filled, Filling, Finish};
-use super::pages::Tactic;
+use super::pages::{self, Tactic};
 use crate::error::Result;
 use crate::options::Pages;
 use crate::plan::Plan;
@@ -145,7 +145,10 @@ impl FilledMemfd {
         }
         let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
         let mapped = match sealed {
-            true => View::sealed(fd.as_fd(), len).map(Some),
+            true => {
+                let view = View::sealed(fd.as_fd(), len, alignment(stat.is_hugetlb(), len));
+                view.inspect(View::want_huge).map(Some)
+            }
             // The sender may punch holes, which gives its pages back to the pool, and where that is
             // empty the next touch is SIGBUS: it is read through its descriptor.
             false if stat.is_hugetlb() => Ok(None),
@@ -160,6 +163,13 @@ impl FilledMemfd {
     }
 }
 
+/// Where to map a memfd so that its huge pages can be mapped as such.
+fn alignment(hugetlb: bool, len: usize) -> usize {
+    let huge = pages::huge() as usize;
+    // hugetlb memory brings its own.
+    if hugetlb || len < huge { 1 } else { huge }
+}
+
 /// Seals against any change. Writable mappings forbid that, so this one is taken off and mapped again
 /// in its place, where its addresses may still be known: as it was if the seal is refused, else with
 /// bytes that nobody can change.
@@ -171,7 +181,7 @@ pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Res
     let len = len as usize;
     let shown = match (view.take(), sealed) {
         (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
-        (None, Ok(())) => View::sealed(fd, len),
+        (None, Ok(())) => View::sealed(fd, len, 1),
         // What was not mapped stays so: a touch of it might raise a signal.
         (None, Err(errno)) => return Err(errno),
     };
@@ -215,6 +225,15 @@ impl Filled for FilledMemfd {
 
     fn bytes(&self) -> Option<&[u8]> {
         self.view.as_ref()?.bytes()
+    }
+
+    fn has_huge_mapping(&self) -> Option<bool> {
+        let huge = pages::huge();
+        let view = self
+            .view
+            .as_ref()
+            .filter(|view| huge > 0 && view.len() >= huge)?;
+        view.first_is_huge(huge)
     }
 
     fn seal(&mut self) -> Result<(), Errno> {

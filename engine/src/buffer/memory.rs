@@ -115,6 +115,11 @@ pub(crate) trait Filled: CopyOut {
         None
     }
 
+    /// Whether its first huge page is mapped as such; None where there is none, or nobody can say.
+    fn has_huge_mapping(&self) -> Option<bool> {
+        None
+    }
+
     /// The bytes, where nobody else can reach them.
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         None

@@ -179,6 +179,12 @@ impl Buffer {
         Some(start.wrapping_add(self.range().0))
     }
 
+    /// Whether this process has the first huge page of received memory mapped as one; None where it has none,
+    /// or nobody can say.
+    pub(crate) fn has_huge_mapping(&self) -> Option<bool> {
+        self.memory.has_huge_mapping()
+    }
+
     fn range(&self) -> (usize, usize) {
         (self.offset as usize, (self.offset + self.len) as usize)
     }

@@ -20,13 +20,17 @@ pub(super) struct Tactic {
 /// After this many huge pages in a row that could not be had, memory is taken to be fragmented.
 const GIVE_UP_AFTER: u64 = 8;
 
+/// The size of transparent huge pages; 0 without.
+pub(super) fn huge() -> u64 {
+    host::number("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").unwrap_or(0)
+}
+
 impl Tactic {
     pub(super) fn new(pages: Pages, collapse: bool) -> Self {
         let pool = || host::kilobytes("/proc/meminfo", "Hugepagesize");
-        let thp = || host::number("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
         let huge = match pages {
             Pages::Huge => pool().unwrap_or(0),
-            Pages::Thp => thp().unwrap_or(0),
+            Pages::Thp => huge(),
             Pages::Auto | Pages::Small => 0,
         };
         Self {

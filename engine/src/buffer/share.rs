@@ -106,6 +106,33 @@ impl Buffer {
     }
 }
 
+impl Buffer {
+    /// What a peer sent, and says of it: the kind of memory, where its bytes lie (offset and length), and
+    /// whether nobody can change them. Why not, where that is not so.
+    #[cfg(feature = "hold")]
+    pub(crate) fn of_peer(
+        fds: Vec<OwnedFd>,
+        kind: &str,
+        (offset, len): (u64, u64),
+        sealed: bool,
+    ) -> Result<Self, String> {
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        let end = end.ok_or("its range is empty or has no end")?;
+        let is_memfd = kind == Kind::Memfd.to_string();
+        if is_memfd && fds.len() != 1 {
+            return Err(format!("{} descriptors for a memfd", fds.len()));
+        }
+        let (memory, found) = adopt(fds, end)?;
+        if is_memfd != (found == Kind::Memfd.to_string()) {
+            return Err(format!("it is a {found} and not what its holder says"));
+        }
+        if sealed && memory.bytes().is_none() {
+            return Err("it is not sealed, as its holder says".to_string());
+        }
+        Ok(Self::new(memory, found.to_string(), offset, len))
+    }
+}
+
 /// Takes over what somebody sent, and says what it is; why not, where it does not hold `end` bytes
 /// that stay. Descriptors that do not belong to it are closed.
 fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static str), String> {

@@ -111,6 +111,14 @@ impl Load {
         self
     }
 
+    /// Whether a memfd shall end where the bytes do, as programs expect that open it as a file:
+    /// [`Pages::Auto`] then leaves the hugetlb pool alone, whose memory comes in whole pages. Default
+    /// false.
+    pub fn exact_size(mut self, exact: bool) -> Self {
+        self.request.exact_size = exact;
+        self
+    }
+
     /// How bytes move; default [`Method::Auto`].
     pub fn method(mut self, method: Method) -> Self {
         self.request.method = method;

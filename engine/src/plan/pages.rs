@@ -93,6 +93,7 @@ fn best_pages(
 ) -> (Pages, String) {
     // Memory that exists is not the pool's, and hugetlbfs has no write(2).
     let from_pool = target.existing.is_none()
+        && !request.exact_size
         && !matches!(request.method, Method::Sendfile | Method::Splice)
         && (1..=bytes).contains(&host.pool_page);
     // A mapping takes from the pool for all of it, holes too.

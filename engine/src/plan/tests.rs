@@ -64,6 +64,7 @@ fn premapping(size: u64, translated: bool) -> File {
 struct Asked {
     kind: Kind,
     pages: Pages,
+    exact_size: bool,
     method: Method,
     io: Io,
     offset: u64,
@@ -83,6 +84,7 @@ impl Default for Asked {
         let Request {
             kind,
             pages,
+            exact_size,
             method,
             io,
             reach: _,
@@ -97,6 +99,7 @@ impl Default for Asked {
         Self {
             kind,
             pages,
+            exact_size,
             method,
             io,
             offset,
@@ -118,6 +121,7 @@ impl Asked {
         Request {
             kind: self.kind.clone(),
             pages: self.pages,
+            exact_size: self.exact_size,
             method: self.method,
             io: self.io,
             reach: Reach::Asked,
@@ -550,6 +554,12 @@ fn pages_are_the_largest_that_can_be_had() {
     };
     assert_eq!(pages(&Asked::default(), &pool, GIB), Pages::Huge);
     assert_eq!(pages(&Asked::default(), &pool, GIB + 1), Pages::Thp);
+    // Its memory ends with a whole page.
+    let exact = Asked {
+        exact_size: true,
+        ..Asked::default()
+    };
+    assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
     // hugetlbfs cannot be written, which is what these do.
     for method in [Method::Sendfile, Method::Splice] {
         let request = Asked {

@@ -28,7 +28,7 @@ impl<'a> Hash<'a> {
         Self {
             origin,
             runs,
-            hasher: Hasher::new(algorithm),
+            hasher: Hasher::new(algorithm, origin.bytes.unwrap_or(0)),
             next: origin.start,
         }
     }

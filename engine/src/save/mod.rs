@@ -13,11 +13,11 @@ mod to;
 mod write;
 
 use crate::control::{CancelToken, Progress, ProgressFn};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{Builder, Names, Opt};
 use crate::options::{Io, Method};
 use crate::request::in_range;
-use crate::verify::Verify;
+use crate::verify::{Algorithm, Verify};
 use std::path::PathBuf;
 
 pub use origin::Origin;
@@ -200,6 +200,11 @@ impl<'m> Save<'m> {
         if let Some(depth) = depth {
             let (low, high) = crate::options::QUEUE_DEPTH_RANGE.into_inner();
             in_range(Opt::QueueDepth, depth.into(), low.into()..=high.into())?;
+        }
+        let verify = self.verify.as_ref();
+        if verify.is_some_and(|verify| verify.hub || !Algorithm::ALL.contains(&verify.algorithm)) {
+            let why = "a Hugging Face cache names the files that are loaded, none that is saved";
+            return Err(Error::usage(Opt::Verify, why));
         }
         Ok(())
     }

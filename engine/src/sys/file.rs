@@ -348,3 +348,15 @@ pub(crate) fn pread_all(
     }
     Ok(())
 }
+
+/// Takes over a descriptor that this process was started with, and closes it on exec from now on.
+///
+/// EBADF where the number is not open. Nothing else in this process may own it.
+pub(crate) fn inherited(number: i32) -> Result<OwnedFd, Errno> {
+    // As in `duplicate`: it may be any number. A copy, so that what the number is to others stays.
+    let own = duplicate(number)?;
+    // SAFETY: the number is open, as was just seen, and this program has no other use for it, as its starter
+    // said.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+    Ok(own)
+}

@@ -221,12 +221,12 @@ pub(crate) struct View(Mapping);
 
 impl View {
     /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
-    /// it is not.
-    pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+    /// it is not. `align` as in [`Mapping::shared`].
+    pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
         if !super::memfd::is_sealed(fd)? {
             return Err(Errno::PERM);
         }
-        let mut map = Mapping::shared(fd, len, 1, false)?;
+        let mut map = Mapping::shared(fd, len, align, false)?;
         map.share = Share::Sealed;
         Ok(Self(map))
     }
@@ -276,6 +276,24 @@ impl View {
 
     pub(crate) fn len(&self) -> u64 {
         self.0.len as u64
+    }
+
+    /// Asks for transparent huge pages where it is touched later.
+    pub(crate) fn want_huge(&self) {
+        // Advice: pages are mapped as they come where the kernel does not take it.
+        let _ = self.0.region().want_huge();
+    }
+
+    /// Whether the first `huge` bytes are mapped as one huge page, once they are touched; None where nobody
+    /// can say.
+    pub(crate) fn first_is_huge(&self, huge: u64) -> Option<bool> {
+        let first = self.0.region().part(0, huge);
+        // SAFETY: it makes pages present that are there in the file, and changes no contents.
+        let touched = unsafe {
+            rustix::mm::madvise(first.base.as_ptr().cast(), 1, Advice::LinuxPopulateRead)
+        };
+        touched.ok()?;
+        super::pagemap::huge_bytes(&first).map(|bytes| bytes == huge)
     }
 
     /// Copies bytes out; other processes may be writing to them.

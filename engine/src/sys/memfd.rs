@@ -1,7 +1,7 @@
 //! memfd: memory with a descriptor, and its seals (memfd_create(2), fcntl(2)).
 
 use super::{Errno, file, retry};
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A sealable memfd named `name`; `huge` takes its pages from the hugetlb pool.
@@ -39,6 +39,12 @@ pub(crate) fn appends(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// The seals of a memfd; EINVAL for what is none.
 pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
     rustix::fs::fcntl_get_seals(fd)
+}
+
+/// A second descriptor that is open for reading alone: who gets it can't add seals.
+pub(crate) fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let link = super::place::link_of(fd);
+    retry(|| rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping or a pin lives.

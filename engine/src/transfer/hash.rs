@@ -25,7 +25,7 @@ impl Work<'_> {
         let mut scratch = vec![0; 64 << 10];
         let mut digests = Vec::new();
         for check in self.checks {
-            let mut hasher = Hasher::new(check.algorithm);
+            let mut hasher = Hasher::new(check.algorithm, check.range.1 - check.range.0);
             let (mut at, end) = (self.at(check.range.0), self.at(check.range.1));
             while at < end {
                 let Some(upto) = self.meter.wait_landed(at) else {

@@ -9,15 +9,20 @@ pub(crate) enum Hasher {
     Xxh3(Box<xxhash_rust::xxh3::Xxh3>),
     Blake3(Box<blake3::Hasher>),
     Sha256(sha2::Sha256),
+    GitSha1(sha1::Sha1),
 }
 
 impl Hasher {
-    pub(crate) fn new(algorithm: Algorithm) -> Self {
+    /// One of so many bytes.
+    pub(crate) fn new(algorithm: Algorithm, bytes: u64) -> Self {
         match algorithm {
             Algorithm::Crc32c => Self::Crc32c(0),
             Algorithm::Xxh3 => Self::Xxh3(Box::default()),
             Algorithm::Blake3 => Self::Blake3(Box::default()),
             Algorithm::Sha256 => Self::Sha256(sha2::Sha256::default()),
+            Algorithm::GitSha1 => {
+                Self::GitSha1(sha1::Sha1::new_with_prefix(format!("blob {bytes}\0")))
+            }
         }
     }
 
@@ -29,6 +34,7 @@ impl Hasher {
                 hasher.update(bytes);
             }
             Self::Sha256(hasher) => hasher.update(bytes),
+            Self::GitSha1(hasher) => hasher.update(bytes),
         }
     }
 
@@ -39,6 +45,7 @@ impl Hasher {
             Self::Xxh3(hasher) => format!("{:016x}", hasher.digest()),
             Self::Blake3(hasher) => hex(hasher.finalize().as_bytes()),
             Self::Sha256(hasher) => hex(&hasher.finalize()),
+            Self::GitSha1(hasher) => hex(&hasher.finalize()),
         }
     }
 }
@@ -48,11 +55,11 @@ mod tests {
     use super::*;
 
     /// Published digests of "abc" (RFC 3720's polynomial; FIPS 180-4; the XXH3 and BLAKE3
-    /// reference programs).
+    /// reference programs), and what `git hash-object` says of it.
     #[test]
     fn digests_are_the_published_ones() {
         let of = |algorithm| {
-            let mut hasher = Hasher::new(algorithm);
+            let mut hasher = Hasher::new(algorithm, 3);
             hasher.update(b"a");
             hasher.update(b"bc");
             hasher.hex()
@@ -62,6 +69,10 @@ mod tests {
         assert_eq!(
             of(Algorithm::Blake3),
             "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85"
+        );
+        assert_eq!(
+            of(Algorithm::GitSha1),
+            "f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f"
         );
         assert_eq!(
             of(Algorithm::Sha256),

@@ -9,18 +9,16 @@ mod hasher;
 pub(crate) use hasher::Hasher;
 
 use crate::error::{Error, Result};
-use crate::message::Opt;
+use crate::message::{Opt, message};
 use crate::source::Source;
 use crate::sys::Errno;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use strum::{Display, EnumString, IntoStaticStr, VariantArray};
+use strum::{Display, EnumString, IntoStaticStr};
 
 /// A checksum algorithm.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr)]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
@@ -33,11 +31,15 @@ pub enum Algorithm {
     Blake3,
     /// SHA-256, 64 digits: what `sha256sum` prints.
     Sha256,
+    /// What git names a file by, 40 digits: SHA-1 of its size and its bytes (`git hash-object`). Small
+    /// files of a Hugging Face cache are compared with it ([`Verify::hub`]); it can't be asked for.
+    #[strum(serialize = "git-sha1")]
+    GitSha1,
 }
 
 impl Algorithm {
-    /// Every algorithm.
-    pub const ALL: &'static [Self] = Self::VARIANTS;
+    /// Every algorithm that can be asked for.
+    pub const ALL: &'static [Self] = &[Self::Crc32c, Self::Xxh3, Self::Blake3, Self::Sha256];
 
     /// Its name on the command line and in JSON.
     pub fn name(self) -> &'static str {
@@ -48,6 +50,7 @@ impl Algorithm {
         match self {
             Self::Crc32c => 8,
             Self::Xxh3 => 16,
+            Self::GitSha1 => 40,
             Self::Blake3 | Self::Sha256 => 64,
         }
     }
@@ -62,14 +65,27 @@ pub struct Verify {
     /// The digest in lower-case hexadecimal. Without one it is only computed and reported, but for
     /// the SHA-256 of files in a Hugging Face cache, which are named by theirs.
     pub expected: Option<String>,
+    /// Each file must lie in a Hugging Face cache, and is compared with the digest that names it there.
+    pub hub: bool,
 }
 
 impl Verify {
+    /// Compares each file with the digest that a Hugging Face cache names it by, and fails the load where
+    /// it has none: SHA-256, and git's SHA-1 of small files.
+    pub fn hub() -> Self {
+        Self {
+            algorithm: Algorithm::Sha256,
+            expected: None,
+            hub: true,
+        }
+    }
+
     /// Computes a checksum, and reports it.
     pub fn compute(algorithm: Algorithm) -> Self {
         Self {
             algorithm,
             expected: None,
+            hub: false,
         }
     }
 
@@ -87,6 +103,7 @@ impl Verify {
         Ok(Self {
             algorithm,
             expected: Some(hex),
+            hub: false,
         })
     }
 }
@@ -94,17 +111,21 @@ impl Verify {
 impl FromStr for Verify {
     type Err = Error;
 
-    /// `ALGO` or `ALGO=HEX`, where ALGO is crc32c, xxh3 (or xxh3-64), blake3 or sha256.
+    /// `ALGO` or `ALGO=HEX`, where ALGO is crc32c, xxh3 (or xxh3-64), blake3 or sha256; or `hub`.
     fn from_str(text: &str) -> Result<Self> {
+        if text == "hub" {
+            return Ok(Self::hub());
+        }
         let (name, expected) = match text.split_once('=') {
             Some((name, hex)) => (name, Some(hex)),
             None => (text, None),
         };
         let wanted = if name == "xxh3-64" { "xxh3" } else { name };
-        let algorithm: Algorithm = wanted.parse().map_err(|_| {
+        let known = Algorithm::ALL.iter().find(|one| one.name() == wanted);
+        let algorithm = *known.ok_or_else(|| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
             let names = names.join(", ");
-            Error::usage(Opt::Verify, format!("'{name}' is none of {names}"))
+            Error::usage(Opt::Verify, format!("'{name}' is none of {names}, hub"))
         })?;
         match expected {
             Some(hex) => Self::expect(algorithm, hex),
@@ -143,30 +164,40 @@ pub(crate) struct Check {
 impl Check {
     /// What `verify` asks of a source of which `[start, end)` is wanted: one digest a file.
     pub(crate) fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
-        let algorithm = verify.algorithm;
-        let check = |(path, at, size): (&Path, u64, u64)| {
+        let mut checks = Vec::new();
+        for (path, at, size) in source.files() {
             let range = (start.max(at), end.min(at + size));
+            if range.0 >= range.1 {
+                continue;
+            }
             let whole = range == (at, at + size);
-            let named = match verify.expected {
-                None if whole && algorithm == Algorithm::Sha256 => blob_digest(path),
+            let named = match verify {
+                Verify { hub: true, .. } => Some(named_in_hub(path, whole)?),
+                Verify { expected: None, .. } if whole => named_in_cache(path)
+                    .ok()
+                    .filter(|(algorithm, _)| *algorithm == verify.algorithm),
                 _ => None,
             };
-            Self {
+            let by_name = named.is_some();
+            let (algorithm, expected) = match named {
+                Some((algorithm, digest)) => (algorithm, Some(digest)),
+                None => (verify.algorithm, verify.expected.clone()),
+            };
+            checks.push(Self {
                 file: path.to_path_buf(),
                 range,
                 algorithm,
-                by_name: named.is_some(),
-                expected: verify.expected.clone().or(named),
-            }
-        };
-        let checks = source.files().map(check);
-        let checks: Vec<_> = checks
-            .filter(|check| check.range.0 < check.range.1)
-            .collect();
+                expected,
+                by_name,
+            });
+        }
         if verify.expected.is_some() && checks.len() > 1 {
             return Err(Error::usage(
                 Opt::Verify,
-                format!("{algorithm}=HEX is of one file, and these are several"),
+                format!(
+                    "{}=HEX is of one file, and these are several",
+                    verify.algorithm
+                ),
             ));
         }
         Ok(checks)
@@ -192,20 +223,51 @@ impl Check {
     }
 }
 
-/// The SHA-256 that the Hugging Face cache names a large file by:
-/// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/SHA256`.
-fn blob_digest(path: &Path) -> Option<String> {
-    let blob = path.canonicalize().ok()?;
-    let name = blob.file_name()?.to_str()?;
-    let hex = name.len() == Algorithm::Sha256.digits()
-        && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let blobs = blob.parent()?;
-    let repository = blobs.parent()?.file_name()?.to_str()?;
-    let cache = blobs.file_name()? == "blobs"
-        && ["models--", "datasets--", "spaces--"]
-            .iter()
-            .any(|kind| repository.starts_with(kind));
-    (hex && cache).then(|| name.to_string())
+/// As [`named_in_cache`], of a file that has to have such a name.
+fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
+    let named = match whole {
+        true => named_in_cache(path),
+        false => Err("a part of a file has no name"),
+    };
+    named.map_err(|why| {
+        Error::new("cannot verify", why)
+            .with_errno(Errno::INVAL)
+            .at(path.display().to_string())
+            .with_remedy(message![
+                "name its digest: ",
+                Opt::Verify.set("sha256=HEX"),
+                ", or load the whole file from such a cache"
+            ])
+    })
+}
+
+/// The digest that a Hugging Face cache names a file by, or why there is none:
+/// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/DIGEST`, which is the SHA-256 of a
+/// large file (Git LFS) and git's own name of any other.
+fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
+    const NONE: &str = "it lies in no Hugging Face cache (models--…/blobs), whose files are named by their digests";
+    let blob = path.canonicalize().map_err(|_| NONE)?;
+    let folder = |path: &Path| {
+        let parent = path.parent()?;
+        Some((
+            parent.to_path_buf(),
+            parent.file_name()?.to_str()?.to_string(),
+        ))
+    };
+    let (blobs, name) = folder(&blob).ok_or(NONE)?;
+    let (_, repository) = folder(&blobs).ok_or(NONE)?;
+    let kinds = ["models--", "datasets--", "spaces--"];
+    if name != "blobs" || !kinds.iter().any(|kind| repository.starts_with(kind)) {
+        return Err(NONE);
+    }
+    let digest = blob.file_name().and_then(|name| name.to_str());
+    let digest = digest.filter(|name| name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
+    let known = [Algorithm::Sha256, Algorithm::GitSha1];
+    let named = digest.and_then(|name| {
+        let algorithm = known.into_iter().find(|one| one.digits() == name.len())?;
+        Some((algorithm, name.to_string()))
+    });
+    named.ok_or("the Hugging Face cache names it by no digest that is known here")
 }
 
 #[cfg(test)]
@@ -216,7 +278,16 @@ mod tests {
     fn digests_are_parsed_strictly() {
         let verify: Verify = "xxh3-64=78AF5F94892F3950".parse().unwrap();
         assert_eq!(verify.expected.as_deref(), Some("78af5f94892f3950"));
-        for bad in ["md5", "crc32c=12", "sha256=", "crc32c=0000000g", ""] {
+        for bad in [
+            "md5",
+            "crc32c=12",
+            "sha256=",
+            "crc32c=0000000g",
+            "",
+            "git-sha1",
+            "hub=",
+            "Hub",
+        ] {
             assert!(bad.parse::<Verify>().is_err(), "{bad}");
         }
     }

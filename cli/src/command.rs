@@ -1,0 +1,232 @@
+//! COMMAND: what it inherits, and the path by which it can open that.
+
+use crate::{Failure, Launcher, folder};
+use dmafile::{Buffer, one_line};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What stands for the path in the arguments of COMMAND, as in those of find(1).
+const PLACE: &[u8] = b"{}";
+/// The variable that has the path.
+const PATH: &str = "DMAFILE_PATH";
+
+/// A buffer, and the name of its file or of its source in a snapshot.
+pub(crate) struct Named {
+    pub name: OsString,
+    pub buffer: Buffer,
+}
+
+/// What the path leads to, in a private folder.
+pub(crate) enum Shape {
+    /// The file whose buffer it is.
+    File,
+    /// A folder of this name, with a file for each buffer and links to `others`.
+    Folder {
+        name: OsString,
+        others: Vec<PathBuf>,
+    },
+    /// This file, in a folder with a file for each buffer and links to `others`.
+    Within {
+        name: OsString,
+        others: Vec<PathBuf>,
+    },
+}
+
+/// Variables of COMMAND's environment.
+pub(crate) type Variables = Vec<(&'static str, OsString)>;
+
+/// What a file or folder is called.
+pub(crate) fn name_of(path: &Path) -> OsString {
+    let own = path.file_name().map(OsStr::to_os_string);
+    // `.` and `..` have no name of their own.
+    let real = || Some(path.canonicalize().ok()?.file_name()?.to_os_string());
+    own.or_else(real).unwrap_or_else(|| "model".into())
+}
+
+/// Whether an argument asks for the path.
+pub(crate) fn wants_path(command: &[OsString]) -> bool {
+    command.iter().any(|word| find(word.as_bytes()).is_some())
+}
+
+/// Becomes COMMAND, each buffer being a file at its path or in the folder there; what it returns says
+/// why not.
+pub(crate) fn hand_over_by_path(
+    launcher: &Launcher,
+    command: &[OsString],
+    named: Vec<Named>,
+    shape: Shape,
+) -> Result<Failure, Failure> {
+    named.iter().try_for_each(check)?;
+    // Started before any descriptor can be inherited: it would keep the memory.
+    let top = folder::private(launcher)?;
+    let (place, path, others) = match shape {
+        Shape::File => (top.clone(), top.join(&named[0].name), Vec::new()),
+        Shape::Folder { name, others } => (top.join(&name), top.join(&name), others),
+        Shape::Within { name, others } => (top.clone(), top.join(&name), others),
+    };
+    fs::create_dir_all(&place).map_err(|error| cannot_link(&place, &error))?;
+    for other in others {
+        link(&other, &place, other.file_name().unwrap_or_default())?;
+    }
+    let mut variables = Variables::new();
+    if place != top || named.len() > 1 {
+        let names: Vec<_> = named.iter().map(|one| one.name.as_os_str()).collect();
+        variables.push(("DMAFILE_NAMES", names.join(OsStr::new(","))));
+    }
+    variables.extend(ranges(named.iter().map(|one| &one.buffer)));
+    let mut fds = Vec::new();
+    for Named { name, buffer } in named {
+        // A memfd is one descriptor.
+        for fd in buffer.into_inherited_fds()? {
+            link(&opened_again(&fd)?, &place, &name)?;
+            fds.push(fd);
+        }
+    }
+    variables.push(("DMAFILE_FD", numbers(&fds)));
+    let words: Vec<_> = command.iter().map(|word| with_path(word, &path)).collect();
+    variables.push((PATH, path.into()));
+    Ok(become_command(&words, variables))
+}
+
+/// Where the bytes lie in their descriptors.
+pub(crate) fn ranges<'b>(buffers: impl Iterator<Item = &'b Buffer> + Clone) -> Variables {
+    let list = |of: fn(&Buffer) -> u64| {
+        let all: Vec<_> = buffers.clone().map(|one| of(one).to_string()).collect();
+        all.join(",").into()
+    };
+    vec![
+        ("DMAFILE_BYTES", list(Buffer::len)),
+        ("DMAFILE_OFFSET", list(Buffer::offset)),
+    ]
+}
+
+/// The numbers of descriptors, with commas between.
+pub(crate) fn numbers(fds: &[OwnedFd]) -> OsString {
+    let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
+    numbers.join(",").into()
+}
+
+/// The variable with a path to the only buffer, where it has one.
+pub(crate) fn path_variable(has_path: bool, fds: &[OwnedFd]) -> Option<(&'static str, OsString)> {
+    let path = fds.first().filter(|_| has_path).map(opened_again);
+    Some((PATH, path?.ok()?.into()))
+}
+
+/// Refuses a buffer that can't be opened by a path as the file it is of.
+fn check(named: &Named) -> Result<(), Failure> {
+    match named.buffer.dma_bufs().is_empty() {
+        true => starts_at(&named.name, named.buffer.offset()),
+        false => Err(no_path(
+            &named.name,
+            "the kernel opens no dma-buf by one (ENXIO); use --to memfd, or DMAFILE_FD",
+        )),
+    }
+}
+
+/// Refuses a buffer that has other bytes before those of the file.
+pub(crate) fn starts_at(name: &OsStr, offset: u64) -> Result<(), Failure> {
+    match offset {
+        0 => Ok(()),
+        _ => Err(no_path(
+            name,
+            &format!(
+                "its bytes begin at byte {offset} of the buffer (EINVAL); choose an --offset that is \
+                 a multiple of the file's direct alignment, or use DMAFILE_FD"
+            ),
+        )),
+    }
+}
+
+fn no_path(name: &OsStr, why: &str) -> Failure {
+    let name = one_line(&name.to_string_lossy());
+    Failure {
+        line: format!("cannot give COMMAND a path: {name}: {why}"),
+        status: 1,
+    }
+}
+
+/// Opens the memory behind a descriptor again, in any process that may look at this one: COMMAND has
+/// its number.
+fn opened_again(fd: &OwnedFd) -> Result<PathBuf, Failure> {
+    let proc = "/proc/self";
+    let number = fs::read_link(proc)
+        .map_err(|error| Failure::os("cannot give COMMAND a path", proc, &error, "mount /proc"))?;
+    Ok(Path::new("/proc")
+        .join(number)
+        .join(format!("fd/{}", fd.as_raw_fd())))
+}
+
+fn link(target: &Path, place: &Path, name: &OsStr) -> Result<(), Failure> {
+    let path = place.join(name);
+    symlink(target, &path).map_err(|error| cannot_link(&path, &error))
+}
+
+fn cannot_link(path: &Path, error: &io::Error) -> Failure {
+    Failure::os(
+        "cannot give COMMAND a path",
+        &one_line(&path.to_string_lossy()),
+        error,
+        "",
+    )
+}
+
+fn find(word: &[u8]) -> Option<usize> {
+    word.windows(PLACE.len()).position(|part| part == PLACE)
+}
+
+/// A word with the path wherever it is asked for.
+fn with_path(word: &OsStr, path: &Path) -> OsString {
+    let (mut rest, mut all) = (word.as_bytes(), Vec::new());
+    while let Some(at) = find(rest) {
+        all.extend_from_slice(&rest[..at]);
+        all.extend_from_slice(path.as_os_str().as_bytes());
+        rest = &rest[at + PLACE.len()..];
+    }
+    all.extend_from_slice(rest);
+    OsString::from_vec(all)
+}
+
+/// Becomes a command with these variables in its environment; what it returns says why not.
+pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
+    let error = Command::new(&command[0])
+        .args(&command[1..])
+        // That of a dmafile around this one.
+        .env_remove(PATH)
+        .envs(variables)
+        .exec();
+    let name = command[0].to_string_lossy();
+    let mut failure = Failure::os("cannot run", &name, &error, "");
+    failure.status = match error.kind() {
+        io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_takes_each_of_its_places() {
+        let path = Path::new("/run/a b/{}");
+        for (word, want) in [
+            ("{}", "/run/a b/{}"),
+            ("-m{}", "-m/run/a b/{}"),
+            ("{}:{}", "/run/a b/{}:/run/a b/{}"),
+            ("{{}}", "{/run/a b/{}}"),
+            ("{ }", "{ }"),
+            ("", ""),
+        ] {
+            assert_eq!(with_path(OsStr::new(word), path), want, "{word}");
+            assert_eq!(wants_path(&[word.into()]), word != want, "{word}");
+        }
+    }
+}

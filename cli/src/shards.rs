@@ -1,0 +1,117 @@
+//! `dmafile load` of a model's files, each into memory of its own, for a COMMAND that opens them by a path.
+
+use crate::args::LoadArgs;
+use crate::command::{self, Named, Shape};
+use crate::load::{interrupted, one};
+use crate::output::{Text, write_wanted_json};
+use crate::{Failure, Launcher, text};
+use dmafile::{CancelToken, Model, Report, Shard, one_line};
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The JSON object of several loads.
+#[derive(Serialize)]
+struct Reports {
+    files: Vec<FileReport>,
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    file: String,
+    #[serde(flatten)]
+    report: Report,
+}
+
+pub(crate) fn load(
+    args: &LoadArgs,
+    out: Text,
+    token: &CancelToken,
+    launcher: &Launcher,
+) -> Result<u8, Failure> {
+    let knobs = &args.knobs;
+    let model = Model::open(&knobs.file)?;
+    let shards = model.shards();
+    refuse(args, shards.len())?;
+    let shape = shape(&knobs.file, &shards)?;
+    // Before the first is loaded: whether there is room for all of them.
+    knobs.tune(model.load(), &args.tuning)?.plan()?;
+    let (mut named, mut files) = (Vec::new(), Vec::new());
+    for shard in shards {
+        out.print(&text::file_head(&shard.file))?;
+        let mut load = knobs.tune(dmafile::Load::new(&shard.file), &args.tuning)?;
+        if let Some(verify) = &knobs.verify {
+            load = load.verify(verify.clone());
+        }
+        let loaded = one(args, load.exact_size(true), out, token)?;
+        files.push(FileReport {
+            file: shard.file.to_string_lossy().into_owned(),
+            report: loaded.report,
+        });
+        named.push(Named {
+            name: command::name_of(&shard.file),
+            buffer: loaded.buffer,
+        });
+    }
+    write_wanted_json(&args.json, &Reports { files })?;
+    match token.is_set() {
+        true => Err(interrupted()),
+        false => {
+            let command = &args.command;
+            Err(command::hand_over_by_path(launcher, command, named, shape)?)
+        }
+    }
+}
+
+/// What is of one file.
+fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
+    let verify = args.knobs.verify.as_ref();
+    let expected = verify.is_some_and(|verify| verify.expected.is_some());
+    let refused = [
+        (args.trace.is_some(), "--trace is of one file"),
+        (
+            files > 1 && expected,
+            "--verify ALGO=HEX is of one file, and these are several",
+        ),
+        (
+            files > 1 && args.knobs.to.starts_with("fd:"),
+            "--to fd:N is memory for one file, and these are several",
+        ),
+    ];
+    match refused.into_iter().find(|reason| reason.0) {
+        Some((_, why)) => Err(Failure::usage(why)),
+        None => Ok(()),
+    }
+}
+
+/// The model as its path names it, with everything that lies beside its weights.
+fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
+    let name = command::name_of(path);
+    let folder = match path.is_dir() {
+        true => path,
+        false => path
+            .parent()
+            .filter(|at| *at != Path::new(""))
+            .unwrap_or(Path::new(".")),
+    };
+    let others = others(folder, shards).map_err(|error| {
+        let place = one_line(&folder.to_string_lossy());
+        Failure::os("cannot list", &place, &error, "")
+    })?;
+    Ok(match path.is_dir() {
+        true => Shape::Folder { name, others },
+        false => Shape::Within { name, others },
+    })
+}
+
+fn others(folder: &Path, shards: &[Shard]) -> std::io::Result<Vec<PathBuf>> {
+    let weights: Vec<_> = shards.iter().map(|shard| shard.file.file_name()).collect();
+    let mut others = Vec::new();
+    for entry in fs::read_dir(folder.canonicalize()?)? {
+        let entry = entry?;
+        if !weights.contains(&Some(&entry.file_name())) {
+            others.push(entry.path());
+        }
+    }
+    Ok(others)
+}

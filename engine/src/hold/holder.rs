@@ -1,0 +1,416 @@
+//! Hold: the request, as a builder, and the holder that it becomes.
+
+use super::folder::LinkFolder;
+use super::load::Wanted;
+use super::place::{self, Access, Bound};
+use super::protocol::HeldInfo;
+use super::serve::{Ended, Server};
+use super::set::Set;
+use super::store;
+use super::systemd::{self, Manager};
+use super::{list, name};
+use crate::control::{CancelToken, Progress};
+use crate::error::{Error, Result};
+use crate::load::Load;
+use crate::message::{Names, Opt};
+use crate::options::{Kind, Pages};
+use crate::sys::{Errno, file, socket};
+use crate::verify::Verify;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A hold in the making: files, how they come into memory, and where and to whom they are handed out.
+///
+/// ```no_run
+/// use dmafile::Hold;
+///
+/// let holder = Hold::of(["model/"]).name("llama").start()?;
+/// // Others take it now: Held::take("llama"), or the command `dmafile take llama`.
+/// holder.wait();
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[must_use = "nothing is held before `start`"]
+pub struct Hold {
+    wanted: Wanted,
+    name: Option<String>,
+    at: Option<PathBuf>,
+    mode: Option<u32>,
+    group: Option<u32>,
+    idle: Option<Duration>,
+    folder: Option<PathBuf>,
+    notify: bool,
+    inherit: bool,
+    replace: bool,
+}
+
+impl Hold {
+    /// A hold of files and models: a model's folder or index stands for all of its files. Each file comes into
+    /// memory of its own, as it is.
+    pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
+        Self {
+            wanted: Wanted::new(paths.into_iter().map(Into::into).collect()),
+            name: None,
+            at: None,
+            mode: None,
+            group: None,
+            idle: None,
+            folder: None,
+            notify: false,
+            inherit: false,
+            replace: false,
+        }
+    }
+
+    /// What it is called: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
+    /// name of the folder, or that of the file without its ending, where there is only one.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The path of the socket; default its name in `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`.
+    /// Its folder must be one that not everybody can write to.
+    pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.at = Some(socket.into());
+        self
+    }
+
+    /// The kind of memory, any that has a descriptor; default [`Kind::Memfd`].
+    pub fn to(mut self, kind: Kind) -> Self {
+        self.wanted.kind = kind;
+        self
+    }
+
+    /// The size of its pages; default [`Pages::Auto`], which leaves the hugetlb pool alone
+    /// ([`Load::exact_size`]).
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.wanted.pages = pages;
+        self
+    }
+
+    /// Computes a checksum of each file while it is loaded, as [`Load::verify`] does.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.wanted.verify = Some(verify);
+        self
+    }
+
+    /// Leaves a memfd open for writing by all who take it; its size is sealed all the same. Default false:
+    /// nobody can change the bytes. dma-bufs have no seals, and can always be written to.
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.wanted.writable = writable;
+        self
+    }
+
+    /// The permissions of the socket: who may write to it may take what is held. Default 0600, with a
+    /// [`Hold::group`] 0660.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// The group of the socket, by number.
+    pub fn group(mut self, gid: u32) -> Self {
+        self.group = Some(gid);
+        self
+    }
+
+    /// Ends when for so long nobody has taken it or been connected; default never.
+    pub fn idle(mut self, most: Duration) -> Self {
+        self.idle = Some(most);
+        self
+    }
+
+    /// Makes a folder that any loader of this user reads as the model, as long as the holder runs: the files
+    /// that are held are links to their memory (`/proc/PID/fd/N`), the rest links to the originals. It must
+    /// be empty or not there.
+    pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// Tells the service manager when it serves, and has it keep the descriptors for the next start
+    /// (sd_notify(3)); default false.
+    pub fn notify(mut self, notify: bool) -> Self {
+        self.notify = notify;
+        self
+    }
+
+    /// Takes over descriptors that the process was started with (sd_listen_fds(3)): a socket to serve on,
+    /// and memory that the service manager has kept of an earlier start. If the files on the disk are the
+    /// same still, they are not read again. Default false.
+    pub fn inherit(mut self, inherit: bool) -> Self {
+        self.inherit = inherit;
+        self
+    }
+
+    /// Takes the place of another holder at the same socket, which ends; what was taken from it stays with
+    /// those who have it. Default false.
+    pub fn replace(mut self, replace: bool) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Has `with` set further options of each file's load. What a hold has for itself (`verify`, `cancel`,
+    /// `progress`) is set after it.
+    pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
+        self.wanted.each = Box::new(with);
+        self
+    }
+
+    /// Lets `token` end the loads early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.wanted.cancel = token;
+        self
+    }
+
+    /// As [`Load::progress`], of all files together.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.wanted.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// How reasons name options; default as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.wanted.names = names;
+        self
+    }
+
+    /// Loads the files, and serves them on a thread.
+    ///
+    /// # Errors
+    /// As [`Load::run`], for each file; EADDRINUSE where another holder serves there; EPERM for a folder that
+    /// anybody can write to; EEXIST for two files of the same name, and for a folder of links that is not
+    /// empty; ENOENT for [`Hold::notify`] without a service manager.
+    pub fn start(mut self) -> Result<Holder> {
+        self.wanted.check()?;
+        let name = self.chosen_name()?;
+        self.check_folder()?;
+        let manager = self.notify.then(Manager::of_environment).transpose()?;
+        let mut inherited = match self.inherit {
+            true => systemd::inherited()?,
+            false => Vec::new(),
+        };
+        let stored = store::own(&name, &mut inherited);
+        let listener = self.listener(inherited)?;
+        let at = match (&listener, &self.at) {
+            (Some(_), _) => None,
+            (None, Some(at)) => Some(at.clone()),
+            (None, None) => Some(place::own_folder()?.join(&name)),
+        };
+        if let Some(at) = &at {
+            // Before it loads for minutes.
+            place::check(at, self.replace)?;
+        }
+        let forgotten: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
+        let found = store::find(&name, stored, &self.wanted);
+        let is_stored = found.is_some();
+        let set = match found {
+            Some(set) => set,
+            None => {
+                if let Some(manager) = &manager {
+                    for name in &forgotten {
+                        manager.forget(name)?;
+                    }
+                }
+                self.wanted.set(&name)?
+            }
+        };
+        let access = Access {
+            mode: self
+                .mode
+                .unwrap_or(if self.group.is_some() { 0o660 } else { 0o600 }),
+            group: self.group,
+        };
+        let (bound, replaced) = match (listener, at) {
+            (Some(listener), _) => (Bound::inherited(listener), None),
+            (None, Some(at)) => Bound::new(&at, access, self.replace)?,
+            (None, None) => unreachable!("there is a path where there is no socket"),
+        };
+        let folder = self.folder.as_ref();
+        let folder = folder.map(|path| LinkFolder::make(path, &set, &self.wanted.paths));
+        let folder = folder.transpose()?;
+        if let Some(manager) = manager.as_ref().filter(|_| !is_stored) {
+            store::keep(manager, &set, &self.wanted)?;
+        }
+        let mut holder = Holder::serve(set, bound, self.idle, folder, manager.clone())?;
+        holder.stored = is_stored;
+        if let Some(other) = replaced {
+            // It may be about to end by itself, or not answer: nobody finds it any more.
+            let _ = list::end(&other.0, &name);
+        }
+        if let Some(manager) = &manager {
+            manager.tell("READY=1\n", &[])?;
+        }
+        Ok(holder)
+    }
+
+    fn chosen_name(&self) -> Result<String> {
+        let name = match (&self.name, &self.wanted.paths[..]) {
+            (Some(name), _) => name.clone(),
+            (None, [path]) => name::of(path).ok_or_else(|| {
+                let why = format!("'{}' gives none: choose one", path.display());
+                Error::usage("name", why)
+            })?,
+            (None, _) => return Err(Error::usage("name", "several paths need one")),
+        };
+        name::check(&name)?;
+        Ok(name)
+    }
+
+    /// The files behind links must be as they are on the disk.
+    fn check_folder(&self) -> Result<()> {
+        let whole = matches!(self.wanted.kind, Kind::Memfd) && self.wanted.pages != Pages::Huge;
+        if self.folder.is_some() && !whole {
+            let why = "readers of files need a memfd without hugetlb pages";
+            return Err(Error::usage(Opt::To, why));
+        }
+        Ok(())
+    }
+
+    /// The socket among inherited descriptors, if there is one.
+    fn listener(&self, inherited: Vec<(String, OwnedFd)>) -> Result<Option<OwnedFd>> {
+        for (name, fd) in inherited {
+            match socket::is_listener(fd.as_fd()) {
+                Ok(true) => return Ok(Some(fd)),
+                // Memory that was kept for a hold of another name, and is no use to this one.
+                Ok(false) | Err(Errno::NOTSOCK) if name.starts_with("dmafile-") => {}
+                _ => {
+                    return Err(Error::new(
+                        "cannot use an inherited descriptor",
+                        "it is no socket for this",
+                    )
+                    .with_errno(Errno::PROTOTYPE)
+                    .at(format!("LISTEN_FDS, {name}"))
+                    .with_remedy("use ListenSequentialPacket= in its unit"));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Files that are held, and served on a thread until this is dropped.
+///
+/// What was taken stays with those who have it.
+#[must_use = "it ends where it is dropped"]
+#[derive(Debug)]
+pub struct Holder {
+    name: String,
+    at: PathBuf,
+    files: Vec<HeldInfo>,
+    stored: bool,
+    thread: Option<JoinHandle<Ended>>,
+    stop: OwnedFd,
+    /// The process that the thread is of: forks have none.
+    pid: u32,
+}
+
+impl Holder {
+    pub(super) fn serve(
+        set: Set,
+        bound: Bound,
+        idle: Option<Duration>,
+        folder: Option<LinkFolder>,
+        manager: Option<Manager>,
+    ) -> Result<Self> {
+        let failed = |errno| Error::os("cannot serve", errno);
+        let flags = rustix::pipe::PipeFlags::CLOEXEC;
+        let (stopped, stop) = rustix::pipe::pipe_with(flags).map_err(failed)?;
+        let (name, at) = (set.name.clone(), bound.path.clone());
+        let files = set
+            .members
+            .iter()
+            .map(|member| member.info.clone())
+            .collect();
+        let server = Server::new(set, bound, stopped, idle);
+        let serve = move || {
+            let (ended, set) = server.run();
+            drop(folder);
+            if let (Ended::Released, Some(manager)) = (ended, manager) {
+                // What it keeps of it goes with the service at the latest.
+                let _ = store::forget(&manager, &set);
+            }
+            ended
+        };
+        let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
+        let thread = thread
+            .spawn(serve)
+            .map_err(|error| failed(crate::sys::errno(error)))?;
+        Ok(Self {
+            name,
+            at,
+            files,
+            stored: false,
+            thread: Some(thread),
+            stop,
+            pid: std::process::id(),
+        })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The socket; empty for one that was inherited and has no path.
+    pub fn at(&self) -> &Path {
+        &self.at
+    }
+
+    /// The files, as they were when it began to serve.
+    pub fn files(&self) -> &[HeldInfo] {
+        &self.files
+    }
+
+    /// The memory was kept by the service manager, and nothing was read.
+    pub fn is_stored(&self) -> bool {
+        self.stored
+    }
+
+    /// Whether it serves still: nobody has released it, and it has not been idle for too long.
+    pub fn is_serving(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// A descriptor that stops it when a byte is written to it: for handlers of signals.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn stopper(&self) -> Result<OwnedFd> {
+        file::twin(self.stop.as_fd()).map_err(|errno| Error::os("cannot serve", errno))
+    }
+
+    /// Waits until it ends, and says why it did.
+    pub fn wait(mut self) -> Ended {
+        self.join()
+    }
+
+    /// Ends it.
+    pub fn stop(self) {}
+
+    fn join(&mut self) -> Ended {
+        match self.thread.take() {
+            Some(thread) if std::process::id() == self.pid => {
+                thread.join().unwrap_or(Ended::Stopped)
+            }
+            // A child of the process that serves: the thread is its parent's.
+            other => {
+                std::mem::forget(other);
+                Ended::Stopped
+            }
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if std::process::id() == self.pid {
+            let _ = rustix::io::write(&self.stop, &[0]);
+        }
+        self.join();
+    }
+}

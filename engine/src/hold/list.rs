@@ -1,0 +1,144 @@
+//! What is held, and an end of it.
+
+use super::name;
+use super::place;
+use super::protocol::{HeldInfo, Op};
+use super::take::Talk;
+use crate::error::{Error, Result};
+use crate::sys::errno;
+use serde::Serialize;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What a holder says of what it holds.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Holding {
+    /// What it is called.
+    pub name: String,
+    /// The socket.
+    #[serde(serialize_with = "crate::error::lossy")]
+    pub at: PathBuf,
+    /// The holder's process; 0 is one of another PID namespace.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// When it was loaded, in seconds since 1970.
+    pub since: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Nobody can change any of them.
+    pub sealed: bool,
+    /// Some of them have changed on the disk since.
+    pub changed: bool,
+    /// The files.
+    pub files: Vec<HeldInfo>,
+    /// How many processes have taken it and are connected.
+    pub takers: usize,
+    /// Up to a thousand of these.
+    pub some_takers: Vec<Taker>,
+}
+
+/// A process that has taken what is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Taker {
+    /// The process; 0 is one of another PID namespace.
+    pub pid: u32,
+    /// Its user when it connected.
+    pub uid: u32,
+}
+
+/// What is held at a socket, or at all of those of this user and of root. Sockets that nobody serves any
+/// more, and those that are not for this user, are left out where none is named.
+///
+/// # Errors
+/// As [`Take::run`](super::Take::run), of a socket that is named.
+pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
+    if let Some(at) = at {
+        return Ok(vec![ask(at)?]);
+    }
+    let mut all = Vec::new();
+    for folder in place::folders() {
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                let place = folder.display().to_string();
+                return Err(Error::os("cannot list the folder", errno(error)).at(place));
+            }
+        };
+        for entry in entries.flatten() {
+            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+            let name = entry.file_name();
+            let named = name.to_str().is_some_and(|name| name::check(name).is_ok());
+            if is_socket && named {
+                all.extend(ask(&entry.path()).ok());
+            }
+        }
+    }
+    all.sort_by(|one, other| (&one.name, &one.at).cmp(&(&other.name, &other.at)));
+    Ok(all)
+}
+
+/// Ends a hold. What was taken stays with those who have it.
+///
+/// # Errors
+/// EPERM for another user than the holder's and root; else as [`Take::run`](super::Take::run).
+pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
+    name::check(name)?;
+    let places = match at {
+        Some(at) => vec![at.to_path_buf()],
+        None => {
+            let folders = place::folders().into_iter();
+            folders.map(|folder| folder.join(name)).collect()
+        }
+    };
+    let mut first = None;
+    for at in places {
+        match end(&at, name) {
+            Err(error) if first.is_none() => first = Some(error),
+            Err(_) => {}
+            Ok(()) => return Ok(()),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+pub(super) fn end(at: &Path, name: &str) -> Result<()> {
+    let mut talk = Talk::begin("cannot release", at, Instant::now())?;
+    talk.ask(Op::Release, Some(name), 0).map(drop)
+}
+
+fn ask(at: &Path) -> Result<Holding> {
+    let mut talk = Talk::begin("cannot list", at, Instant::now())?;
+    let mut files = Vec::new();
+    loop {
+        let (answer, _) = talk.ask(Op::List, None, files.len())?;
+        let none = answer.files.is_empty();
+        files.extend(answer.files);
+        if files.len() >= answer.total {
+            let takers = answer.some_takers.into_iter();
+            return Ok(Holding {
+                at: at.to_path_buf(),
+                pid: talk.who.pid,
+                uid: talk.who.uid,
+                name: answer.name,
+                since: answer.since,
+                bytes: files
+                    .iter()
+                    .map(|file| file.bytes)
+                    .fold(0, u64::saturating_add),
+                sealed: files.iter().all(|file| file.sealed),
+                changed: files.iter().any(|file| file.changed),
+                takers: answer.takers,
+                some_takers: takers.map(|(pid, uid)| Taker { pid, uid }).collect(),
+                files,
+            });
+        }
+        if none {
+            return Err(talk.unsound("it has fewer files than it says"));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Files on their way into a hold.
+
+use super::identity::FileIdentity;
+use super::protocol::{Digest, HeldInfo, MOST_FILES};
+use super::set::{Member, Set, now};
+use crate::buffer::Buffer;
+use crate::control::{CancelToken, Progress, ProgressFn};
+use crate::error::{Error, Result};
+use crate::load::Load;
+use crate::message::{Builder, Names, Opt, message};
+use crate::model::Model;
+use crate::options::{Kind, Pages};
+use crate::request::Reach;
+use crate::source::Source;
+use crate::sys::{Errno, file};
+use crate::verify::Verify;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type EachFn = Box<dyn Fn(Load) -> Load + Send>;
+
+/// What is to be loaded, and how.
+pub(super) struct Wanted {
+    pub paths: Vec<PathBuf>,
+    pub kind: Kind,
+    pub pages: Pages,
+    pub verify: Option<Verify>,
+    pub writable: bool,
+    pub each: EachFn,
+    pub cancel: CancelToken,
+    pub progress: Option<ProgressFn>,
+    pub names: &'static dyn Names,
+}
+
+/// A file that is open to be loaded.
+pub(super) struct Open {
+    pub path: PathBuf,
+    pub identity: FileIdentity,
+    fd: OwnedFd,
+}
+
+impl Wanted {
+    pub(super) fn new(paths: Vec<PathBuf>) -> Self {
+        Self {
+            paths,
+            kind: Kind::Memfd,
+            pages: Pages::Auto,
+            verify: None,
+            writable: false,
+            each: Box::new(|load| load),
+            cancel: CancelToken::new(),
+            progress: None,
+            names: &Builder,
+        }
+    }
+
+    /// Checks what needs no file.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.paths.is_empty() {
+            return Err(Error::usage("paths", "name a file or a model to hold"));
+        }
+        match &self.kind {
+            Kind::Anon => Err(Error::usage(
+                Opt::To,
+                message![
+                    "private memory has no descriptor to hand out: use ",
+                    Opt::To.set(Kind::Memfd)
+                ],
+            )),
+            Kind::Fd { .. } => Err(Error::usage(
+                Opt::To,
+                "a hold makes memory of its own for each file",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the files, in the order in which they are held.
+    pub(super) fn open(&self) -> Result<Vec<Open>> {
+        let mut all: Vec<Open> = Vec::new();
+        let mut names = HashMap::new();
+        for path in &self.paths {
+            for path in files(path)? {
+                let place = || path.display().to_string();
+                let failed = |errno| Error::os("cannot open", errno).at(place());
+                // A link may lead elsewhere later, and a folder be another one.
+                let path =
+                    std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
+                let fd = file::open(&path, false).map_err(failed)?;
+                let identity = FileIdentity::of(fd.as_fd()).map_err(failed)?;
+                let name = path.file_name().unwrap_or_default().to_owned();
+                if let Some(other) = names.insert(name, path.clone()) {
+                    let why = format!("it has the same name as {}", other.display());
+                    return Err(Error::new("cannot hold", why)
+                        .with_errno(Errno::EXIST)
+                        .at(place())
+                        .with_remedy("hold them under two names"));
+                }
+                all.push(Open { path, identity, fd });
+            }
+        }
+        if all.len() > MOST_FILES {
+            let why = format!("{} files are more than {MOST_FILES}", all.len());
+            return Err(Error::new("cannot hold", why).with_errno(Errno::TOOBIG));
+        }
+        if self
+            .verify
+            .as_ref()
+            .is_some_and(|verify| verify.expected.is_some())
+            && all.len() > 1
+        {
+            let why = "a digest is of one file, and these are several";
+            return Err(Error::usage(Opt::Verify, why));
+        }
+        Ok(all)
+    }
+
+    /// Loads the files, each into memory of its own, and calls `keep` with each that is sealed.
+    pub(super) fn load(
+        &mut self,
+        files: Vec<Open>,
+        mut keep: impl FnMut(Buffer, HeldInfo),
+    ) -> Result<Vec<Member>> {
+        let total: u64 = files.iter().map(|file| file.identity.size).sum();
+        let tell = self.progress.take().map(Arc::new);
+        let before = Arc::new(AtomicU64::new(0));
+        let mut members = Vec::new();
+        for Open { path, identity, fd } in files {
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(path.display().to_string()));
+            }
+            let source = Arc::new(Source::of(&path, fd)?);
+            let load = Load::of(source, Reach::Asked)
+                .names(self.names)
+                .to(self.kind.clone())
+                .pages(self.pages)
+                // Readers of files stumble over what lies behind the last byte.
+                .exact_size(true);
+            let mut load = (self.each)(load).cancel(self.cancel.clone());
+            if let Some(verify) = &self.verify {
+                load = load.verify(verify.clone());
+            }
+            if let Some(tell) = &tell {
+                let (tell, before) = (Arc::clone(tell), Arc::clone(&before));
+                load = load.progress(move |progress| {
+                    let done = before.load(Ordering::Relaxed) + progress.done;
+                    tell(Progress { done, total });
+                });
+            }
+            let mut loaded = load.run()?;
+            before.fetch_add(identity.size, Ordering::Relaxed);
+            let digest = loaded.report.verify.first().map(|verified| Digest {
+                algorithm: verified.algorithm.name().to_string(),
+                digest: verified.digest.clone(),
+                matched: verified.matched,
+            });
+            let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
+            let member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
+            keep(loaded.buffer, member.info.clone());
+            members.push(member);
+        }
+        Ok(members)
+    }
+
+    /// Loads the files as a set.
+    pub(super) fn set(&mut self, name: &str) -> Result<Set> {
+        let files = self.open()?;
+        // What is handed out are descriptors: nothing stays mapped here.
+        let members = self.load(files, |_, _| {})?;
+        Ok(Set {
+            name: name.to_string(),
+            members,
+            since: now(),
+        })
+    }
+}
+
+/// The files that a path stands for.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !Model::is_collection(path) {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let model = Model::open(path)?;
+    Ok(model.shards().into_iter().map(|shard| shard.file).collect())
+}

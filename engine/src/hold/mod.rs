@@ -1,0 +1,30 @@
+//! Files that one process holds in memory and others take by descriptor.
+//!
+//! [`Hold`] loads each file into a buffer of its own, seals it, and serves it on a Unix socket; [`Held`] is
+//! what another process takes there: the same memory, not a copy. The kernel counts who has it, so that
+//! what was taken stays when its holder ends. [`Shared`] does without a holder: the first of several
+//! processes loads, and each one that has the memory passes it on.
+
+mod folder;
+mod holder;
+mod identity;
+mod list;
+mod load;
+mod name;
+mod peer;
+mod place;
+mod protocol;
+mod serve;
+mod set;
+mod shared;
+mod store;
+mod systemd;
+mod take;
+
+pub use holder::{Hold, Holder};
+pub use identity::FileIdentity;
+pub use list::{Holding, Taker, holds, release};
+pub use protocol::{Digest, HeldInfo};
+pub use serve::Ended;
+pub use shared::Shared;
+pub use take::{Held, HeldFile, Take};

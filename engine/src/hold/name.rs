@@ -1,0 +1,71 @@
+//! What a hold may be called.
+
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// Longest name, in bytes.
+const LONGEST: usize = 64;
+
+/// Checks that a name can be that of a file and of a descriptor that systemd keeps: letters, digits, `.`,
+/// `_` and `-`, the first of them a letter or digit.
+pub(super) fn check(name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let first = name.bytes().next();
+    if name.len() <= LONGEST
+        && first.is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && name.bytes().all(allowed)
+    {
+        return Ok(());
+    }
+    let why = format!(
+        "'{name}' is no name: 1 to {LONGEST} letters, digits, '.', '_' and '-', a letter or digit first"
+    );
+    Err(Error::usage("name", why))
+}
+
+/// The name of what a path holds, where none is given: that of the file without its ending, or of the
+/// folder.
+pub(super) fn of(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let name = match path.is_dir() {
+        true => path.file_name(),
+        false => path.file_stem(),
+    };
+    let name = name?.to_str()?.to_string();
+    check(&name).is_ok().then_some(name)
+}
+
+/// Checks that what a peer calls a file is a plain file name.
+pub(super) fn is_plain(name: &str) -> bool {
+    !matches!(name, "" | "." | "..")
+        && name.len() <= 255
+        && !name.contains('/')
+        && !name.contains(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_files_and_of_stored_descriptors() {
+        for good in ["llama", "Llama-3.1_8B", "7", &"x".repeat(LONGEST)] {
+            check(good).unwrap();
+        }
+        for bad in [
+            "",
+            ".x",
+            "-x",
+            "a/b",
+            "a:b",
+            "a b",
+            "ä",
+            &"x".repeat(LONGEST + 1),
+        ] {
+            check(bad).unwrap_err();
+        }
+        for bad in ["", ".", "..", "a/b", "a\nb", "a\0"] {
+            assert!(!is_plain(bad), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Where sockets are, who may have put them there, and how one comes to its place.
+
+use crate::error::{Error, Result};
+use crate::sys::place::look_up;
+use crate::sys::{Errno, errno, socket};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, RenameFlags, StatxFlags};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Where holds of root are.
+const OF_ROOT: &str = "/run/dmafile";
+
+/// How many peers may wait to be accepted.
+const WAITING: i32 = 1024;
+
+pub(super) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The folder for this user's sockets, made where it is missing: `/run/dmafile` for root, which others
+/// may enter, and `$XDG_RUNTIME_DIR/dmafile` for all others.
+pub(super) fn own_folder() -> Result<PathBuf> {
+    let (folder, mode) = match user() {
+        0 => (PathBuf::from(OF_ROOT), 0o755),
+        _ => (of_user()?, 0o700),
+    };
+    make(&folder, mode)?;
+    Ok(folder)
+}
+
+/// A folder that nobody else can write to.
+pub(super) fn make(folder: &Path, mode: u32) -> Result<()> {
+    let made = fs::DirBuilder::new().mode(mode).create(folder);
+    if let Err(error) = made.as_ref()
+        && error.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        return Err(
+            Error::os("cannot make the folder", errno(error)).at(folder.display().to_string())
+        );
+    }
+    trust(folder, user())
+}
+
+fn of_user() -> Result<PathBuf> {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(run) if Path::new(&run).is_absolute() => Ok(Path::new(&run).join("dmafile")),
+        _ => Err(
+            Error::new("cannot find the socket", "XDG_RUNTIME_DIR is not set")
+                .with_errno(Errno::NOENT)
+                .with_remedy("name a socket"),
+        ),
+    }
+}
+
+/// Where sockets are looked for: those of this user, then those of root.
+pub(super) fn folders() -> Vec<PathBuf> {
+    let own = of_user().ok().filter(|_| user() != 0);
+    own.into_iter().chain([OF_ROOT.into()]).collect()
+}
+
+/// Refuses a folder that someone else than root, this user and `owner` could have put things into.
+fn trust(folder: &Path, owner: u32) -> Result<()> {
+    let place = || folder.display().to_string();
+    let failed =
+        |error: std::io::Error| Error::os("cannot use the folder", errno(error)).at(place());
+    let found = fs::metadata(folder).map_err(failed)?;
+    let refuse = |why: &str, code| {
+        Error::new("cannot use the folder", why)
+            .with_errno(code)
+            .at(place())
+    };
+    if !found.is_dir() {
+        return Err(refuse("it is not a folder", Errno::NOTDIR));
+    }
+    if ![0, user(), owner].contains(&found.uid()) {
+        let why = format!("it belongs to another user ({})", found.uid());
+        return Err(refuse(&why, Errno::PERM));
+    }
+    if found.mode() & 0o002 != 0 {
+        return Err(refuse("anybody can put a socket there", Errno::PERM)
+            .with_remedy("use a folder that others can't write to"));
+    }
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether a socket can be made there: what would only be found out after a long load.
+pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
+    trust(folder_of(path), user())?;
+    match !replace && answers(path) {
+        true => Err(in_use(path)),
+        false => Ok(()),
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    Error::os("cannot make the socket", Errno::ADDRINUSE)
+        .at(path.display().to_string())
+        .with_why("another holder serves there")
+        .with_remedy("release it, replace it, or use another name")
+}
+
+/// Connects to a socket, after a look at its place.
+pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
+    let failed = |errno| cannot_connect(what, errno, path);
+    let found = fs::metadata(path).map_err(|error| failed(errno(error)))?;
+    if FileType::from_raw_mode(found.mode()) != FileType::Socket {
+        return Err(failed(Errno::NOTSOCK));
+    }
+    trust(folder_of(path), found.uid())?;
+    socket::connect(path).map_err(failed)
+}
+
+pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
+    let error = Error::os(what, errno).at(path.display().to_string());
+    match errno {
+        Errno::NOENT => error
+            .with_why("nothing is held there")
+            .with_remedy("start dmafile hold, or wait for it"),
+        Errno::CONNREFUSED => error
+            .with_why("its holder has ended")
+            .with_remedy("start dmafile hold again"),
+        Errno::ACCESS => error
+            .with_why("the socket is not for this user")
+            .with_remedy("ask its owner for --mode and --group"),
+        Errno::PROTOTYPE | Errno::NOTSOCK => error
+            .with_why("it is no socket of a holder")
+            .with_remedy("check the path"),
+        _ => error,
+    }
+}
+
+/// A socket at its place, which is taken off when it is dropped.
+pub(super) struct Bound {
+    pub path: PathBuf,
+    listener: OwnedFd,
+    /// What it is in its folder; None of one that was inherited.
+    inode: Option<u64>,
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Access {
+    pub mode: u32,
+    pub group: Option<u32>,
+}
+
+impl Bound {
+    /// One that was inherited.
+    pub(super) fn inherited(listener: OwnedFd) -> Self {
+        let name = rustix::net::getsockname(&listener).ok();
+        let name = name.and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
+        let path = name.and_then(|name| Some(name.path()?.to_string_lossy().into_owned()));
+        Self {
+            path: path.unwrap_or_default().into(),
+            listener,
+            inode: None,
+        }
+    }
+
+    /// Makes a socket, with its permissions, and brings it to its place in one step. What lies there is
+    /// replaced where nobody answers it; where somebody does, EADDRINUSE unless it is to `replace` that:
+    /// then its old place comes along, for whoever has to be told.
+    pub(super) fn new(
+        path: &Path,
+        access: Access,
+        replace: bool,
+    ) -> Result<(Self, Option<Beside>)> {
+        let failed =
+            |errno| Error::os("cannot make the socket", errno).at(path.display().to_string());
+        let folder = folder_of(path);
+        trust(folder, user())?;
+        let Some(name) = path.file_name() else {
+            return Err(failed(Errno::ISDIR));
+        };
+        let (folder_fd, _) = crate::sys::place::folder(folder).map_err(failed)?;
+        let beside = Beside::new(folder, name);
+        // Of an end that came too early.
+        let listener = socket::bind(&beside.0).map_err(failed)?;
+        let own = beside.0.file_name().expect("it was made with one");
+        let mode = Mode::from_raw_mode(access.mode);
+        if let Some(group) = access.group {
+            let group = Some(Gid::from_raw(group));
+            rustix::fs::chownat(&folder_fd, own, None, group, AtFlags::empty()).map_err(failed)?;
+        }
+        rustix::fs::chmodat(&folder_fd, own, mode, AtFlags::empty()).map_err(failed)?;
+        socket::listen(listener.as_fd(), WAITING).map_err(failed)?;
+        let inode = look_up(folder_fd.as_fd(), own)
+            .map_err(failed)?
+            .map(|own| own.inode);
+        let bound = |path: &Path, listener| Self {
+            path: path.to_path_buf(),
+            listener,
+            inode,
+        };
+        let rename = |flags| rustix::fs::renameat_with(&folder_fd, own, &folder_fd, name, flags);
+        match rename(RenameFlags::NOREPLACE) {
+            Ok(()) => return Ok((bound(path, listener), None)),
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let there = look_up(folder_fd.as_fd(), name).map_err(failed)?;
+        if there.is_some_and(|there| there.kind != FileType::Socket) {
+            return Err(failed(Errno::EXIST).with_remedy("remove it, or name another socket"));
+        }
+        if !replace && answers(path) {
+            return Err(in_use(path));
+        }
+        // Whatever is there by now changes places with ours: so nothing is removed that was not looked at.
+        rename(RenameFlags::EXCHANGE).map_err(failed)?;
+        let alive = answers(&beside.0);
+        if alive && !replace {
+            let _ = rename(RenameFlags::EXCHANGE);
+            return Err(in_use(path));
+        }
+        Ok((bound(path, listener), alive.then_some(beside)))
+    }
+
+    pub(super) fn listener(&self) -> &OwnedFd {
+        &self.listener
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // Another one may have taken its place.
+        let stat = || {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::statx(CWD, &self.path, flags, StatxFlags::INO).ok()
+        };
+        if self.inode.is_some() && stat().map(|stat| stat.stx_ino) == self.inode {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether somebody listens.
+fn answers(path: &Path) -> bool {
+    match socket::connect(path) {
+        Ok(_) => true,
+        Err(errno) => !matches!(errno, Errno::NOENT | Errno::CONNREFUSED),
+    }
+}
+
+/// A name beside that of a socket, which is removed when this is dropped.
+pub(super) struct Beside(pub PathBuf);
+
+impl Beside {
+    fn new(folder: &Path, name: &OsStr) -> Self {
+        use std::hash::{BuildHasher, RandomState};
+        // Nobody else writes to the folder; two of this user's processes may at once.
+        let random = RandomState::new().hash_one(std::process::id());
+        let mut own = OsString::from(".");
+        own.push(name);
+        own.push(format!(".{random:016x}"));
+        Self(folder.join(own))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,134 @@
+//! What a holder has: descriptors of memory, and what there is to say of each.
+
+use super::identity::FileIdentity;
+use super::protocol::{Digest, HeldInfo, MOST_DESCRIPTORS};
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::options::Kind;
+use crate::sys::{Errno, file, memfd, socket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The files of a hold.
+pub(super) struct Set {
+    pub name: String,
+    pub members: Vec<Member>,
+    /// When they were loaded, in seconds since 1970.
+    pub since: u64,
+}
+
+/// One of them.
+pub(super) struct Member {
+    pub info: HeldInfo,
+    /// What is handed out.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// The time, in seconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+impl Set {
+    /// The files from number `from` on that one answer carries: at least one, where there is one.
+    pub(super) fn batch(&self, from: usize) -> &[Member] {
+        let rest = self.members.get(from..).unwrap_or_default();
+        let mut sum = 0;
+        let fits = rest.iter().take_while(|member| {
+            sum += member.fds.len();
+            sum <= MOST_DESCRIPTORS
+        });
+        let count = fits.count().max(1).min(rest.len());
+        &rest[..count]
+    }
+}
+
+impl Member {
+    /// A file in a buffer that is full. Nobody can change its size, and unless it is `writable` its bytes,
+    /// as far as memory of its kind can be sealed.
+    pub(super) fn new(
+        path: PathBuf,
+        identity: FileIdentity,
+        buffer: &mut Buffer,
+        pages: &str,
+        digest: Option<Digest>,
+        writable: bool,
+    ) -> Result<Self> {
+        let is_memfd = buffer.kind() == Kind::Memfd.to_string();
+        let sealed = is_memfd && !writable;
+        if sealed {
+            buffer.seal()?;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let info = HeldInfo {
+            name: name.into_owned(),
+            kind: buffer.kind().to_string(),
+            pages: pages.to_string(),
+            bytes: buffer.len(),
+            offset: buffer.offset(),
+            sealed,
+            identity,
+            digest,
+            changed: false,
+            descriptors: 0,
+            file: path,
+        };
+        Self::of(info, buffer)
+    }
+
+    /// The same of a buffer that is as `info` says.
+    pub(super) fn of(mut info: HeldInfo, buffer: &Buffer) -> Result<Self> {
+        let failed = |errno| Error::os("cannot hold", errno).at(info.file.display().to_string());
+        let mut all: Vec<BorrowedFd<'_>> = buffer.dma_bufs().iter().map(|one| one.fd).collect();
+        if all.is_empty() {
+            all.extend(buffer.as_fd());
+        }
+        if all.len() > socket::MOST {
+            let why = format!(
+                "it consists of {} dma-bufs, and a message carries 253",
+                all.len()
+            );
+            return Err(failed(Errno::TOOBIG)
+                .with_why(why)
+                .with_remedy("raise size_limit_mb of udmabuf"));
+        }
+        let own = |fd: BorrowedFd<'_>| match info.kind == Kind::Memfd.to_string() {
+            true => seal_seals(fd, info.sealed),
+            false => file::twin(fd),
+        };
+        let fds: Result<Vec<_>, Errno> = all.into_iter().map(own).collect();
+        let fds = fds.map_err(failed)?;
+        info.descriptors = fds.len();
+        Ok(Self { info, fds })
+    }
+
+    /// What there is to say of it now.
+    pub(super) fn told(&self) -> HeldInfo {
+        let now = FileIdentity::at(&self.info.file);
+        HeldInfo {
+            changed: now != Ok(self.info.identity),
+            ..self.info.clone()
+        }
+    }
+
+    pub(super) fn borrowed(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.fds.iter().map(AsFd::as_fd)
+    }
+}
+
+/// A descriptor of a memfd to hand out, which takes no further seals. What is sealed is handed out open
+/// for reading alone: kernels before 6.7 let nobody share a mapping of it that might become writable.
+fn seal_seals(fd: BorrowedFd<'_>, sealed: bool) -> Result<OwnedFd, Errno> {
+    match memfd::seal(fd, rustix::fs::SealFlags::SEAL) {
+        // It has them all already, or was received open for reading.
+        Ok(()) | Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno),
+    }
+    match sealed {
+        // Without /proc there is no such descriptor.
+        true => memfd::read_only(fd).or_else(|_| file::twin(fd)),
+        false => file::twin(fd),
+    }
+}

@@ -1,0 +1,273 @@
+//! Memory that several processes share without a holder: the first one loads, the others take.
+//!
+//! Each process that has the memory serves it at a socket of its own, in a folder that is named by what was
+//! asked for. Whoever comes takes a lock on that folder, then takes the memory from any process that answers,
+//! or loads it; serves it; and gives the lock back. So there is somebody to take from as long as anybody has
+//! the memory. The kernel gives the lock of a process that dies to the next one, and frees the memory with
+//! the last.
+
+use super::holder::Holder;
+use super::load::{Open, Wanted};
+use super::place::{self, Access, Bound};
+use super::protocol::HeldInfo;
+use super::set::{Member, Set, now};
+use super::take::{Held, take};
+use crate::buffer::Buffer;
+use crate::control::{CancelToken, Progress};
+use crate::error::{Error, Result};
+use crate::load::Load;
+use crate::message::Names;
+use crate::options::{Kind, Pages};
+use crate::sys::{Errno, errno};
+use crate::verify::{Algorithm, Hasher, Verify};
+use rustix::fs::FlockOperation;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often a lock is tried for.
+const STEP: Duration = Duration::from_millis(5);
+
+/// Files that several processes of one user share in memory, in the making.
+///
+/// ```no_run
+/// use dmafile::Shared;
+/// use std::time::Duration;
+///
+/// // In each of several processes, at the same time or not: one of them loads.
+/// let held = Shared::of(["model/"]).wait(Duration::from_secs(600)).run()?;
+/// # Ok::<(), dmafile::Error>(())
+/// ```
+#[must_use = "nothing is loaded or taken before `run`"]
+pub struct Shared {
+    wanted: Wanted,
+    at: Option<PathBuf>,
+    wait: Duration,
+}
+
+impl Shared {
+    /// Files and models, as for [`Hold::of`](super::Hold::of).
+    pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
+        Self {
+            wanted: Wanted::new(paths.into_iter().map(Into::into).collect()),
+            at: None,
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// The folder by which processes find each other, made where it is missing; default `shared` in
+    /// `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`. It must be this user's own.
+    pub fn at(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.at = Some(folder.into());
+        self
+    }
+
+    /// How long to wait for another process that loads; default not at all.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = most;
+        self
+    }
+
+    /// As [`Hold::to`](super::Hold::to).
+    pub fn to(mut self, kind: Kind) -> Self {
+        self.wanted.kind = kind;
+        self
+    }
+
+    /// As [`Hold::pages`](super::Hold::pages).
+    pub fn pages(mut self, pages: Pages) -> Self {
+        self.wanted.pages = pages;
+        self
+    }
+
+    /// As [`Hold::verify`](super::Hold::verify); who takes it relies on the process that loaded it.
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.wanted.verify = Some(verify);
+        self
+    }
+
+    /// As [`Hold::writable`](super::Hold::writable).
+    pub fn writable(mut self, writable: bool) -> Self {
+        self.wanted.writable = writable;
+        self
+    }
+
+    /// As [`Hold::each`](super::Hold::each).
+    pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
+        self.wanted.each = Box::new(with);
+        self
+    }
+
+    /// Lets `token` end the loads, and the wait for another process, early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.wanted.cancel = token;
+        self
+    }
+
+    /// As [`Hold::progress`](super::Hold::progress), where this process loads.
+    pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.wanted.progress = Some(Box::new(progress));
+        self
+    }
+
+    /// How reasons name options; default as this crate does.
+    pub fn names(mut self, names: &'static dyn Names) -> Self {
+        self.wanted.names = names;
+        self
+    }
+
+    /// Takes the memory from a process that has it, or loads it. From then on this process passes it on, by a
+    /// thread, until the last of its files is dropped.
+    ///
+    /// # Errors
+    /// As [`Load::run`], where this process loads; ETIMEDOUT where another one has not loaded it within
+    /// `wait`; ENOENT where XDG_RUNTIME_DIR is not set, except for root.
+    pub fn run(mut self) -> Result<Held> {
+        self.wanted.check()?;
+        let files = self.wanted.open()?;
+        let key = self.key(&files);
+        let folder = match self.at.take() {
+            Some(folder) => folder,
+            None => place::own_folder()?.join("shared"),
+        };
+        place::make(&folder, 0o700)?;
+        let folder = folder.join(&key);
+        let until = Instant::now() + self.wait;
+        let _lock = Lock::take(&folder, until, &self.wanted.cancel)?;
+        let place = folder.join(format!("{}-{:x}", std::process::id(), now_in_ns()));
+        if let Some(held) = look_around(&folder, &key, &files) {
+            let members = held.files().iter();
+            let members = members.map(|file| Member::of(file.info.clone(), &file.buffer));
+            let holder = pass_on(&place, &key, members.collect::<Result<_>>()?)?;
+            return Ok(held.passed_on(holder));
+        }
+        let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();
+        let members = self
+            .wanted
+            .load(files, |buffer, info| own.push((buffer, info)))?;
+        let holder = pass_on(&place, &key, members)?;
+        Ok(Held::own(key, own, holder))
+    }
+
+    /// What all who ask for the same have in common.
+    fn key(&self, files: &[Open]) -> String {
+        let Wanted {
+            kind,
+            pages,
+            verify,
+            writable,
+            ..
+        } = &self.wanted;
+        let mut text = format!("1 {kind} {pages} {verify:?} {writable}\n");
+        for file in files {
+            let name = file.path.file_name().unwrap_or_default();
+            text.push_str(&format!("{name:?} {:?}\n", file.identity));
+        }
+        let mut hasher = Hasher::new(Algorithm::Blake3, text.len() as u64);
+        hasher.update(text.as_bytes());
+        let mut key = hasher.hex();
+        key.truncate(32);
+        key
+    }
+}
+
+/// A name that no other socket of this process has had.
+fn now_in_ns() -> u128 {
+    let since = std::time::UNIX_EPOCH.elapsed();
+    since.map_or(0, |since| since.as_nanos())
+}
+
+/// Serves what this process has.
+fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
+    let access = Access {
+        mode: 0o600,
+        group: None,
+    };
+    let (bound, _) = Bound::new(place, access, false)?;
+    let set = Set {
+        name: key.to_string(),
+        members,
+        since: now(),
+    };
+    Holder::serve(set, bound, None, None, None)
+}
+
+/// What some process has of these files. Sockets that nobody serves any more are removed.
+fn look_around(folder: &Path, key: &str, files: &[Open]) -> Option<Held> {
+    for entry in fs::read_dir(folder).ok()?.flatten() {
+        let path = entry.path();
+        if entry.file_name() == LOCK {
+            continue;
+        }
+        match take(&path, key, Instant::now()) {
+            Ok(held) if is_it(&held, files) => return Some(held),
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
+                let _ = fs::remove_file(&path);
+            }
+            // It ends just now, or is stopped: what it has can't be had from it.
+            Err(_) => {}
+        }
+    }
+    None
+}
+
+fn is_it(held: &Held, files: &[Open]) -> bool {
+    let (pid_and_uid, found) = (held.holder(), held.files().iter());
+    let same = |(file, wanted): (&super::HeldFile, &Open)| {
+        file.info.identity == wanted.identity && file.info.bytes == wanted.identity.size
+    };
+    pid_and_uid.1 == place::user() && found.len() == files.len() && found.zip(files).all(same)
+}
+
+/// The name of the file that is locked.
+const LOCK: &str = "lock";
+
+/// A lock on a folder, which is given back when it is dropped.
+struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    fn take(folder: &Path, until: Instant, cancel: &CancelToken) -> Result<Self> {
+        let path = folder.join(LOCK);
+        let place = || path.display().to_string();
+        let failed = |errno| Error::os("cannot share", errno).at(place());
+        loop {
+            place::make(folder, 0o700)?;
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .mode(0o600)
+                .open(&path)
+                .map_err(|error| failed(errno(error)))?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_at(&file, &path) => return Ok(Self { _file: file }),
+                // The last one has removed it meanwhile.
+                Ok(()) | Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+            if cancel.is_set() {
+                return Err(Error::cancelled(place()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(Errno::TIMEDOUT)
+                    .with_why("another process is still loading it")
+                    .with_remedy("wait longer"));
+            }
+            std::thread::sleep(STEP.min(left));
+        }
+    }
+}
+
+/// Whether a path leads to this open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (own, there) = (file.metadata(), fs::metadata(path));
+    own.is_ok_and(|own| {
+        there.is_ok_and(|there| (own.dev(), own.ino()) == (there.dev(), there.ino()))
+    })
+}

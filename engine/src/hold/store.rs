@@ -1,0 +1,174 @@
+//! What the service manager keeps for the next start of a holder: the descriptors, and a table of what they
+//! are, in a memfd.
+
+use super::identity::FileIdentity;
+use super::load::Wanted;
+use super::protocol::HeldInfo;
+use super::set::{Member, Set};
+use super::systemd::Manager;
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::sys::{Errno, file, memfd};
+use crate::verify::Verify;
+use rustix::fs::SealFlags;
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The longest table, in bytes.
+const LONGEST: u64 = 16 << 20;
+
+/// What the descriptors are.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    v: u32,
+    since: u64,
+    writable: bool,
+    /// The paths that were asked for, and what decided which files they are.
+    roots: Vec<(PathBuf, FileIdentity)>,
+    files: Vec<HeldInfo>,
+}
+
+fn name_of(name: &str, what: impl std::fmt::Display) -> String {
+    format!("dmafile-{name}-{what}")
+}
+
+/// The paths as they were asked for, and with a folder its indexes: as long as all are the same, they stand
+/// for the same files. Only looked at, not read.
+fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
+    let mut all = Vec::new();
+    let mut add = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        let identity = FileIdentity::at(&path).ok()?;
+        all.push((path, identity));
+        Some(())
+    };
+    for path in paths {
+        add(path)?;
+        let mut indexes: Vec<_> = match path.is_dir() {
+            true => std::fs::read_dir(path)
+                .ok()?
+                .flatten()
+                .map(|entry| entry.path())
+                .collect(),
+            false => Vec::new(),
+        };
+        indexes.retain(|path| path.to_string_lossy().ends_with(".index.json"));
+        indexes.sort();
+        for index in indexes {
+            add(&index)?;
+        }
+    }
+    Some(all)
+}
+
+/// Has the manager keep what is held.
+pub(super) fn keep(manager: &Manager, set: &Set, wanted: &Wanted) -> Result<()> {
+    let failed = |errno| Error::os("cannot store the descriptors", errno);
+    let table = Table {
+        v: 1,
+        since: set.since,
+        writable: wanted.writable,
+        roots: roots(&wanted.paths).unwrap_or_default(),
+        files: set
+            .members
+            .iter()
+            .map(|member| member.info.clone())
+            .collect(),
+    };
+    let text = serde_json::to_vec(&table).map_err(|_| failed(Errno::INVAL))?;
+    let fd = memfd::create("dmafile-table", false).map_err(failed)?;
+    memfd::resize(fd.as_fd(), text.len() as u64).map_err(failed)?;
+    file::pwrite_all(fd.as_fd(), &text, 0).map_err(failed)?;
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    memfd::seal(fd.as_fd(), seals).map_err(failed)?;
+    let members = set.members.iter().flat_map(Member::borrowed);
+    for (number, fd) in members.enumerate() {
+        manager.store(&name_of(&set.name, number), fd)?;
+    }
+    manager.store(&name_of(&set.name, "table"), &fd)
+}
+
+/// Has the manager close all that it keeps for a hold.
+pub(super) fn forget(manager: &Manager, set: &Set) -> Result<()> {
+    let count = set.members.iter().map(|member| member.fds.len()).sum();
+    for number in 0..count {
+        manager.forget(&name_of(&set.name, number))?;
+    }
+    manager.forget(&name_of(&set.name, "table"))
+}
+
+/// What the manager has kept for a hold of this name, without what it keeps otherwise.
+pub(super) fn own(name: &str, fds: &mut Vec<(String, OwnedFd)>) -> Vec<(String, OwnedFd)> {
+    let prefix = name_of(name, "");
+    let is_own = |what: &str| what == "table" || what.parse::<usize>().is_ok();
+    let (own, others) = std::mem::take(fds)
+        .into_iter()
+        .partition(|(name, _)| name.strip_prefix(&prefix).is_some_and(is_own));
+    *fds = others;
+    own
+}
+
+/// That as it was held, where all of it is still what was asked for and its files are the same.
+pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &Wanted) -> Option<Set> {
+    let prefix = name_of(name, "");
+    let own = own.into_iter();
+    let mut own: Vec<_> = own
+        .filter_map(|(name, fd)| Some((name.strip_prefix(&prefix)?.to_string(), fd)))
+        .collect();
+    let table = own.iter().position(|(what, _)| what == "table")?;
+    let table = read(own.swap_remove(table).1.as_fd())?;
+    if Some(&table.roots) != roots(&wanted.paths).as_ref() || table.writable != wanted.writable {
+        return None;
+    }
+    let mut sorted: Vec<Option<OwnedFd>> = own.iter().map(|_| None).collect();
+    for (what, fd) in own {
+        *sorted.get_mut(what.parse::<usize>().ok()?)? = Some(fd);
+    }
+    let mut sorted = sorted.into_iter();
+    let mut members = Vec::new();
+    for info in table.files {
+        let fds: Option<Vec<OwnedFd>> = sorted.by_ref().take(info.descriptors).collect();
+        members.push(again(info, fds?, wanted)?);
+    }
+    sorted.next().is_none().then_some(Set {
+        name: name.to_string(),
+        members,
+        since: table.since,
+    })
+}
+
+fn read(fd: BorrowedFd<'_>) -> Option<Table> {
+    let seals = memfd::seals(fd).ok()?;
+    let size = file::stat(fd).ok()?.size;
+    if !seals.contains(SealFlags::WRITE) || size > LONGEST {
+        return None;
+    }
+    let mut text = vec![0; size as usize];
+    file::pread_all(fd, &mut text, 0).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// A file again, if it is the one that was loaded, and its memory is what the table says.
+fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &Wanted) -> Option<Member> {
+    let same = FileIdentity::at(&info.file) == Ok(info.identity);
+    let kind = info.kind == wanted.kind.to_string();
+    let digest = match (&wanted.verify, &info.digest) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        // The file's name was compared when it was loaded; another one would be another file.
+        (Some(Verify { hub: true, .. }), Some(known)) => known.matched,
+        (Some(verify), Some(known)) => {
+            let expected = verify.expected.as_ref();
+            known.algorithm == verify.algorithm.name()
+                && expected.is_none_or(|digest| *digest == known.digest)
+        }
+    };
+    if !same || !kind || !digest || fds.len() != info.descriptors {
+        return None;
+    }
+    let (range, sealed) = ((info.offset, info.bytes), info.sealed);
+    let buffer = Buffer::of_peer(fds, &info.kind, range, sealed).ok()?;
+    Member::of(info, &buffer).ok()
+}

@@ -1,0 +1,69 @@
+//! systemd's protocols: descriptors it starts a service with (sd_listen_fds(3)), and what a service tells it
+//! (sd_notify(3)).
+
+use crate::error::{Error, Result};
+use crate::sys::{Errno, file, socket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The first descriptor (SD_LISTEN_FDS_START).
+const FIRST: i32 = 3;
+
+/// The descriptors that this process was started with, and their names. They are here once.
+pub(super) fn inherited() -> Result<Vec<(String, OwnedFd)>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    if number("LISTEN_PID") != Some(std::process::id()) || TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(Vec::new());
+    }
+    let count = number("LISTEN_FDS").and_then(|count| i32::try_from(count).ok());
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let mut all = Vec::new();
+    for number in FIRST..FIRST.saturating_add(count.unwrap_or(0)) {
+        let fd = file::inherited(number).map_err(|errno| {
+            Error::os("cannot use an inherited descriptor", errno)
+                .at(format!("LISTEN_FDS, descriptor {number}"))
+        })?;
+        all.push((names.next().unwrap_or_default().to_string(), fd));
+    }
+    Ok(all)
+}
+
+/// A connection to the service manager, where there is one.
+#[derive(Clone)]
+pub(super) struct Manager(PathBuf);
+
+impl Manager {
+    /// The one that NOTIFY_SOCKET names.
+    ///
+    /// # Errors
+    /// ENOENT where it names none.
+    pub(super) fn of_environment() -> Result<Self> {
+        let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
+        name.map(|name| Self(name.into())).ok_or_else(|| {
+            Error::new("cannot notify", "NOTIFY_SOCKET is not set")
+                .with_errno(Errno::NOENT)
+                .with_remedy("start it as a service with Type=notify")
+        })
+    }
+
+    /// Tells it, one line each.
+    pub(super) fn tell(&self, lines: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        socket::send_datagram(&self.0, lines.as_bytes(), fds)
+            .map_err(|errno| Error::os("cannot notify", errno).at(self.0.display().to_string()))
+    }
+
+    /// Has it keep a descriptor under a name, until it is told to forget that.
+    pub(super) fn store(&self, name: &str, fd: impl AsFd) -> Result<()> {
+        // Of a memfd there is nothing to wait for.
+        let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
+        self.tell(&lines, &[fd.as_fd()])
+    }
+
+    /// Has it close what it keeps under a name.
+    pub(super) fn forget(&self, name: &str) -> Result<()> {
+        self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[])
+    }
+}

@@ -1,0 +1,409 @@
+//! Taking what is held.
+
+use super::holder::Holder;
+use super::name;
+use super::place;
+use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, MOST_FILES, Op, Request, VERSION};
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::sys::socket::{self, Credentials};
+use crate::sys::{Errno, file};
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an answer may take of a holder that is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a holder is looked for.
+const STEP: Duration = Duration::from_millis(10);
+
+/// A take in the making: which hold, where, and how long to wait for it.
+#[must_use = "nothing is taken before `run`"]
+pub struct Take {
+    name: String,
+    at: Option<PathBuf>,
+    wait: Duration,
+}
+
+/// Files in memory that another process loaded, taken from its holder.
+///
+/// The memory stays for as long as anybody has it, whatever becomes of the holder. Until this is dropped the
+/// holder knows this process as one that has taken it.
+#[derive(Debug)]
+pub struct Held {
+    name: String,
+    files: Vec<HeldFile>,
+    from: From,
+}
+
+/// One of them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct HeldFile {
+    /// Its name, without a folder.
+    pub name: String,
+    /// The memory.
+    pub buffer: Buffer,
+    /// What its holder tells of it.
+    pub info: HeldInfo,
+    /// Whether this process has its huge pages mapped as such, where the memory has any: None where it
+    /// has none, or nobody can say.
+    pub huge: Option<bool>,
+    /// Keeps the connection, or a share of passing it on, as long as the memory is in use.
+    _from: Arc<Kept>,
+}
+
+/// Where it came from.
+#[derive(Clone, Debug)]
+struct From {
+    at: PathBuf,
+    who: Credentials,
+}
+
+/// What lasts as long as the memory is in use here.
+pub(super) enum Kept {
+    /// The holder counts the connection.
+    Connection { socket: OwnedFd },
+    /// This process passes it on.
+    Serving { _holder: Holder },
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Connection { .. } => "Connection",
+            Self::Serving { .. } => "Serving",
+        })
+    }
+}
+
+impl Held {
+    /// Takes what is held under a name.
+    ///
+    /// ```no_run
+    /// use dmafile::Held;
+    /// use std::time::Duration;
+    ///
+    /// let held = Held::take("llama").wait(Duration::from_secs(60)).run()?;
+    /// for file in held.files() {
+    ///     println!("{}: {} bytes", file.name, file.buffer.len());
+    /// }
+    /// # Ok::<(), dmafile::Error>(())
+    /// ```
+    pub fn take(name: impl Into<String>) -> Take {
+        Take {
+            name: name.into(),
+            at: None,
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its files, in the order in which their holder loaded them.
+    pub fn files(&self) -> &[HeldFile] {
+        &self.files
+    }
+
+    /// The files alone.
+    pub fn into_files(self) -> Vec<HeldFile> {
+        self.files
+    }
+
+    /// A second descriptor of the connection to its holder, which programs that this process executes
+    /// inherit: the holder knows them as having taken it. None where this process serves it itself.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
+        let failed = |errno| Error::os("cannot hand the connection on", errno);
+        let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
+            return Ok(None);
+        };
+        let twin = file::twin(socket.as_fd()).map_err(failed)?;
+        file::inherit(twin.as_fd()).map_err(failed)?;
+        Ok(Some(twin))
+    }
+
+    /// The socket it was taken at.
+    pub fn at(&self) -> &Path {
+        &self.from.at
+    }
+
+    /// The process that served it and its user; process 0 is one of another PID namespace.
+    pub fn holder(&self) -> (u32, u32) {
+        (self.from.who.pid, self.from.who.uid)
+    }
+
+    /// What this process has loaded itself.
+    pub(super) fn own(name: String, files: Vec<(Buffer, HeldInfo)>, holder: Holder) -> Self {
+        let from = From {
+            at: holder.at().to_path_buf(),
+            who: Credentials {
+                pid: std::process::id(),
+                uid: place::user(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+        };
+        let kept = Arc::new(Kept::Serving { _holder: holder });
+        let files = files.into_iter();
+        let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
+        Self {
+            name,
+            files: files.collect(),
+            from,
+        }
+    }
+
+    /// The same, passed on by this process from now on.
+    pub(super) fn passed_on(mut self, holder: Holder) -> Self {
+        let kept = Arc::new(Kept::Serving { _holder: holder });
+        for file in &mut self.files {
+            file._from = Arc::clone(&kept);
+        }
+        self
+    }
+}
+
+impl HeldFile {
+    fn new(buffer: Buffer, info: HeldInfo, from: Arc<Kept>) -> Self {
+        Self {
+            name: info.name.clone(),
+            huge: match info.pages.contains("thp") {
+                true => buffer.has_huge_mapping(),
+                false => None,
+            },
+            buffer,
+            info,
+            _from: from,
+        }
+    }
+}
+
+impl Take {
+    /// The socket; default the one with this name of this user, or else of root.
+    pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.at = Some(socket.into());
+        self
+    }
+
+    /// How long to wait until something is held there; default not at all.
+    pub fn wait(mut self, most: Duration) -> Self {
+        self.wait = most;
+        self
+    }
+
+    /// Takes it: maps the memory, reads nothing.
+    ///
+    /// The holder is not trusted: what comes must be memory of the kind that it says, that cannot shrink,
+    /// and hold the bytes of each file.
+    ///
+    /// # Errors
+    /// ENOENT or ECONNREFUSED where nothing is held under that name, also after `wait`; EACCES where the
+    /// socket is not for this user; EPERM where somebody else could have put it there; EPROTO for an answer that is
+    /// not sound; ETIMEDOUT for none in 10 seconds; EMFILE where this process has no room for the descriptors.
+    pub fn run(self) -> Result<Held> {
+        name::check(&self.name)?;
+        let places = match &self.at {
+            Some(at) => vec![at.clone()],
+            None => {
+                let folders = place::folders().into_iter();
+                folders.map(|folder| folder.join(&self.name)).collect()
+            }
+        };
+        let until = Instant::now() + self.wait;
+        loop {
+            let mut first = None;
+            for at in &places {
+                match take(at, &self.name, until) {
+                    Ok(held) => return Ok(held),
+                    Err(error) if is_absent(&error) => first = first.or(Some(error)),
+                    Err(error) => return Err(error),
+                }
+            }
+            let error = first.expect("there is a place to look at");
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(error);
+            }
+            std::thread::sleep(STEP.min(left));
+        }
+    }
+}
+
+/// Nothing is held there, yet or any more.
+fn is_absent(error: &Error) -> bool {
+    [
+        libc::ENOENT,
+        libc::ECONNREFUSED,
+        libc::ECONNRESET,
+        libc::EPIPE,
+        libc::EUSERS,
+    ]
+    .map(Some)
+    .contains(&error.raw_os_error())
+}
+
+/// Takes it once.
+pub(super) fn take(at: &Path, name: &str, until: Instant) -> Result<Held> {
+    let mut talk = Talk::begin("cannot take", at, until)?;
+    let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
+    loop {
+        let (answer, fds) = talk.ask(Op::Take, Some(name), files.len())?;
+        let mut fds = fds.into_iter();
+        let count = answer.files.len();
+        for info in answer.files {
+            let own: Vec<_> = fds.by_ref().take(info.descriptors).collect();
+            if own.len() != info.descriptors {
+                return Err(talk.unsound("not all descriptors came with it"));
+            }
+            let buffer = Buffer::of_peer(own, &info.kind, (info.offset, info.bytes), info.sealed)
+                .map_err(|why| {
+                talk.unsound(&why)
+                    .at(format!("{}, {}", at.display(), info.name))
+            })?;
+            files.push((buffer, info));
+        }
+        if fds.next().is_some() {
+            return Err(talk.unsound("more descriptors came than belong to it"));
+        }
+        if files.len() == answer.total {
+            break;
+        }
+        if count == 0 || files.len() > answer.total {
+            return Err(talk.unsound("it has another number of files than it says"));
+        }
+    }
+    let mut names = HashSet::new();
+    if let Some((_, info)) = files
+        .iter()
+        .find(|(_, info)| !name::is_plain(&info.name) || !names.insert(info.name.clone()))
+    {
+        let why = format!("{:?} is no name of a file, or of two", info.name);
+        return Err(talk.unsound(&why));
+    }
+    let from = From {
+        at: at.to_path_buf(),
+        who: talk.who,
+    };
+    let kept = Arc::new(Kept::Connection {
+        socket: talk.socket,
+    });
+    let files = files.into_iter();
+    let files = files.map(|(buffer, info)| HeldFile::new(buffer, info, Arc::clone(&kept)));
+    Ok(Held {
+        name: name.to_string(),
+        files: files.collect(),
+        from,
+    })
+}
+
+/// A connection to a holder.
+pub(super) struct Talk {
+    socket: OwnedFd,
+    at: PathBuf,
+    pub who: Credentials,
+    until: Instant,
+    what: &'static str,
+}
+
+impl Talk {
+    /// Connects; errors say that they can't do `what`. The last answer has come by `until`, or in reasonable
+    /// time.
+    pub(super) fn begin(what: &'static str, at: &Path, until: Instant) -> Result<Self> {
+        let until = until.max(Instant::now() + PATIENCE);
+        let socket = loop {
+            match place::connect(what, at) {
+                // Many wait to be accepted.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EAGAIN) && Instant::now() < until =>
+                {
+                    std::thread::sleep(STEP);
+                }
+                done => break done?,
+            }
+        };
+        let who = socket::credentials(socket.as_fd())
+            .map_err(|errno| place::cannot_connect(what, errno, at))?;
+        Ok(Self {
+            socket,
+            at: at.to_path_buf(),
+            who,
+            until,
+            what,
+        })
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn ask(
+        &mut self,
+        op: Op,
+        name: Option<&str>,
+        from: usize,
+    ) -> Result<(Answer, Vec<OwnedFd>)> {
+        let request = Request {
+            v: VERSION,
+            op,
+            name: name.map(str::to_string),
+            from,
+        };
+        let bytes =
+            serde_json::to_vec(&request).map_err(|error| self.unsound(&error.to_string()))?;
+        let failed = |errno| {
+            let error = Error::os(self.what, errno).at(self.at.display().to_string());
+            match errno {
+                Errno::MFILE => error.with_why("not all of its descriptors could be taken"),
+                Errno::CONNRESET | Errno::PIPE => error.with_why("its holder has ended"),
+                Errno::TIMEDOUT => error
+                    .with_why("its holder does not answer")
+                    .with_remedy("see whether it still runs"),
+                _ => error,
+            }
+        };
+        socket::send(self.socket.as_fd(), &bytes, &[], false).map_err(failed)?;
+        let mut bytes = vec![0; LONGEST_ANSWER + 1];
+        let (got, fds) = loop {
+            match socket::receive_up_to(self.socket.as_fd(), &mut bytes, false) {
+                Err(Errno::AGAIN) => {}
+                Err(Errno::MSGSIZE) => return Err(self.unsound("it is too long")),
+                done => break done.map_err(failed)?,
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(Errno::TIMEDOUT));
+            }
+            file::wait_readable(self.socket.as_fd(), left).map_err(failed)?;
+        };
+        if got == 0 {
+            return Err(failed(Errno::CONNRESET));
+        }
+        let answer: Answer = serde_json::from_slice(&bytes[..got])
+            .map_err(|error| self.unsound(&error.to_string()))?;
+        if let Some(refusal) = answer.error {
+            let errno = Errno::from_raw_os_error(refusal.errno.clamp(1, 4095));
+            return Err(
+                Error::new(self.what, format!("its holder says: {}", refusal.why))
+                    .with_errno(errno)
+                    .at(self.at.display().to_string()),
+            );
+        }
+        if answer.v != VERSION || answer.total > MOST_FILES {
+            return Err(self.unsound("it is of another version, or claims too many files"));
+        }
+        Ok((answer, fds))
+    }
+
+    pub(super) fn unsound(&self, why: &str) -> Error {
+        Error::new(
+            self.what,
+            format!("the holder's answer is not sound: {why}"),
+        )
+        .with_errno(Errno::PROTO)
+        .at(self.at.display().to_string())
+    }
+}

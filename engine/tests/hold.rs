@@ -1,0 +1,618 @@
+//! What one process holds and others take: the same bytes, whoever else talks to the holder.
+
+mod common;
+#[path = "common/models.rs"]
+mod models;
+
+use common::{bytes_digest, cold, descriptor_digest, dir, file_digest, memfd, noise};
+use dmafile::{Algorithm, Ended, ErrorKind, Held, Hold, Kind, Verify, holds, release};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use std::fs::{self, Permissions};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Nothing here takes this long unless it hangs.
+const LONG: Duration = Duration::from_secs(60);
+
+fn digest(file: &dmafile::HeldFile) -> String {
+    let fd = file.buffer.as_fd().unwrap().try_clone_to_owned().unwrap();
+    descriptor_digest(fd, file.buffer.offset(), file.buffer.len())
+}
+
+/// A socket as any other program makes one.
+fn seqpacket() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+fn connect(at: &Path) -> OwnedFd {
+    let socket = seqpacket();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(at).unwrap()).unwrap();
+    socket
+}
+
+fn say(socket: &OwnedFd, text: &str) -> rustix::io::Result<()> {
+    rustix::net::send(socket, text.as_bytes(), SendFlags::NOSIGNAL).map(drop)
+}
+
+/// The next message; empty at the end.
+fn hear(socket: &OwnedFd) -> String {
+    let mut bytes = vec![0; 1 << 20];
+    match rustix::net::recv(socket, &mut bytes, RecvFlags::empty()) {
+        Ok((got, _)) => String::from_utf8(bytes[..got].to_vec()).unwrap(),
+        Err(rustix::io::Errno::CONNRESET) => String::new(),
+        Err(errno) => panic!("{errno}"),
+    }
+}
+
+fn send_with(socket: &OwnedFd, text: &str, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let text = [IoSlice::new(text.as_bytes())];
+    rustix::net::sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+fn taken_is_equal(at: &Path, name: &str, files: &[PathBuf]) {
+    let held = Held::take(name).at(at).run().unwrap();
+    assert_eq!(held.files().len(), files.len());
+    for (file, path) in held.files().iter().zip(files) {
+        assert_eq!(file.name, path.file_name().unwrap().to_str().unwrap());
+        let bytes = fs::metadata(path).unwrap().len();
+        assert_eq!(digest(file), file_digest(path, 0, bytes));
+    }
+}
+
+#[test]
+fn what_is_taken_is_the_file_and_nobody_can_change_it() {
+    let dir = dir();
+    let path = cold(dir.path(), (5 << 20) + 123);
+    let at = dir.path().join("socket");
+    let verify = Verify::compute(Algorithm::Sha256);
+    let holder = Hold::of([&path])
+        .name("a")
+        .at(&at)
+        .verify(verify)
+        .start()
+        .unwrap();
+    assert_eq!(
+        fs::metadata(&at).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let held = Held::take("a").at(&at).run().unwrap();
+    let file = &held.files()[0];
+    let want = file_digest(&path, 0, (5 << 20) + 123);
+    assert_eq!(digest(file), want);
+    assert_eq!(file.info.digest.as_ref().unwrap().digest, want);
+    assert_eq!(bytes_digest(file.buffer.as_slice().unwrap()), want);
+    let fd = file.buffer.as_fd().unwrap();
+    let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    assert!(rustix::fs::fcntl_get_seals(fd).unwrap().contains(all));
+    // Not by this descriptor, nor by another that leads to the same memory.
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+    let again = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(again)
+        .unwrap();
+    for fd in [fd, again.as_fd()] {
+        rustix::io::pwrite(fd, b"x", 0).unwrap_err();
+        rustix::fs::ftruncate(fd, 0).unwrap_err();
+    }
+    // It outlives its holder.
+    holder.stop();
+    assert!(!at.exists());
+    assert_eq!(digest(file), want);
+    let error = Held::take("a").at(&at).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}");
+}
+
+#[test]
+fn each_file_of_a_model_has_memory_of_its_own() {
+    let dir = dir();
+    // More than one answer carries.
+    let shards: Vec<_> = (0..40)
+        .map(|no| models::tensors(&format!("layer{no}"), 2, 5000 + no * 7))
+        .collect();
+    models::sharded(dir.path(), &shards);
+    let at = dir.path().join("socket");
+    let holder = Hold::of([dir.path()])
+        .name("model")
+        .at(&at)
+        .start()
+        .unwrap();
+    let files: Vec<_> = (1..=40)
+        .map(|no| {
+            dir.path()
+                .join(format!("model-{no:05}-of-00040.safetensors"))
+        })
+        .collect();
+    taken_is_equal(&at, "model", &files);
+    let all = holds(Some(&at)).unwrap();
+    assert_eq!((all.len(), all[0].files.len()), (1, 40));
+    assert!(all[0].sealed && !all[0].changed);
+    drop(holder);
+}
+
+#[test]
+fn a_writable_hold_shows_what_its_takers_write() {
+    let dir = dir();
+    let path = cold(dir.path(), 100_000);
+    let at = dir.path().join("socket");
+    let _holder = Hold::of([&path])
+        .name("a")
+        .at(&at)
+        .writable(true)
+        .start()
+        .unwrap();
+    let take = || {
+        Held::take("a")
+            .at(&at)
+            .run()
+            .unwrap()
+            .into_files()
+            .remove(0)
+    };
+    let (mut one, other) = (take(), take());
+    assert!(!one.info.sealed && one.buffer.as_slice().is_none());
+    one.buffer
+        .access_mut()
+        .unwrap()
+        .write_at(7, b"written")
+        .unwrap();
+    let mut got = [0; 7];
+    other.buffer.access().unwrap().read_at(7, &mut got).unwrap();
+    assert_eq!(&got, b"written");
+    // The size stays, and nobody adds seals that keep the others from writing.
+    let fd = one.buffer.as_fd().unwrap();
+    rustix::fs::ftruncate(fd, 0).unwrap_err();
+    rustix::fs::fcntl_add_seals(fd, SealFlags::WRITE).unwrap_err();
+}
+
+#[test]
+fn a_name_that_is_held_is_refused_and_replaced_on_request() {
+    let dir = dir();
+    let path = dir.path().join("file");
+    fs::write(&path, noise(300_000, 1)).unwrap();
+    let old = file_digest(&path, 0, 300_000);
+    let at = dir.path().join("socket");
+    let hold = || Hold::of([&path]).name("a").at(&at);
+    let first = hold().start().unwrap();
+    let error = hold().start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE), "{error}");
+    let held = Held::take("a").at(&at).run().unwrap();
+    fs::write(&path, noise(200_000, 2)).unwrap();
+    assert!(holds(Some(&at)).unwrap()[0].changed);
+    assert!(
+        Held::take("a").at(&at).run().unwrap().files()[0]
+            .info
+            .changed
+    );
+    let second = hold().replace(true).start().unwrap();
+    assert_eq!(first.wait(), Ended::Released);
+    taken_is_equal(&at, "a", std::slice::from_ref(&path));
+    assert_eq!(digest(&held.files()[0]), old);
+    assert!(!holds(Some(&at)).unwrap()[0].changed);
+    let others = common::names(dir.path());
+    assert_eq!(others, ["file", "socket"]);
+    release("b", Some(&at)).unwrap_err();
+    release("a", Some(&at)).unwrap();
+    assert_eq!(second.wait(), Ended::Released);
+    assert!(!at.exists());
+}
+
+#[test]
+fn a_socket_that_a_killed_holder_left_is_taken_over() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let left = seqpacket();
+    rustix::net::bind(&left, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+    rustix::net::listen(&left, 1).unwrap();
+    drop(left);
+    let error = Held::take("a").at(&at).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
+    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    taken_is_equal(&at, "a", &[path]);
+    // What is no socket stays.
+    let file = dir.path().join("precious");
+    fs::write(&file, "x").unwrap();
+    let path = cold(dir.path(), 10_001);
+    let error = Hold::of([path]).name("a").at(&file).start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
+    assert_eq!(fs::read(&file).unwrap(), b"x");
+}
+
+#[test]
+fn folders_that_anybody_can_write_to_are_refused() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let open = dir.path().join("open");
+    fs::create_dir(&open).unwrap();
+    let at = open.join("socket");
+    let holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
+    let error = Held::take("a").at(&at).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
+    drop(holder);
+    let error = Hold::of([&path]).name("a").at(&at).start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
+}
+
+#[test]
+fn requests_that_make_no_sense_are_usage_errors() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let hold = || Hold::of([&path]).name("a").at(&at);
+    let none: [&Path; 0] = [];
+    for (what, hold) in [
+        ("no file", Hold::of(none).name("a")),
+        ("two, no name", Hold::of([&path, &path])),
+        ("a bad name", hold().name("a:b")),
+        ("private memory", hold().to(Kind::Anon)),
+        ("memory that exists", hold().to(Kind::fd(memfd(10_000)))),
+        (
+            "links to a dma-buf",
+            hold().to(Kind::Udmabuf).folder(dir.path().join("links")),
+        ),
+    ] {
+        let error = hold.start().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{what}: {error}");
+    }
+    let twice = Hold::of([&path, &path])
+        .name("a")
+        .at(&at)
+        .start()
+        .unwrap_err();
+    assert_eq!(twice.raw_os_error(), Some(libc::EEXIST), "{twice}");
+    let gone = Hold::of([dir.path().join("missing")])
+        .name("a")
+        .at(&at)
+        .start()
+        .unwrap_err();
+    assert_eq!(gone.raw_os_error(), Some(libc::ENOENT), "{gone}");
+    assert_eq!(common::names(dir.path()), ["noise-10000"]);
+}
+
+#[test]
+fn an_idle_holder_ends_when_nobody_has_it() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let idle = Duration::from_millis(50);
+    let holder = Hold::of([&path])
+        .name("a")
+        .at(&at)
+        .idle(Duration::from_secs(3600))
+        .start()
+        .unwrap();
+    drop(holder);
+    let holder = Hold::of([&path])
+        .name("a")
+        .at(&at)
+        .idle(idle)
+        .start()
+        .unwrap();
+    // It may have ended before it could be taken.
+    if let Ok(held) = Held::take("a").at(&at).run() {
+        thread::sleep(idle * 4);
+        assert!(holder.is_serving(), "it is connected");
+        drop(held);
+    }
+    assert_eq!(holder.wait(), Ended::Idle);
+    assert!(!at.exists());
+}
+
+#[test]
+fn a_take_waits_until_something_is_held() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let taker = {
+        let at = at.clone();
+        thread::spawn(move || Held::take("a").at(at).wait(LONG).run())
+    };
+    thread::sleep(Duration::from_millis(30));
+    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let held = taker.join().unwrap().unwrap();
+    assert_eq!(digest(&held.files()[0]), file_digest(&path, 0, 10_000));
+    let error = Held::take("b")
+        .at(&at)
+        .wait(Duration::from_millis(30))
+        .run()
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}");
+}
+
+#[test]
+fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let _holder = Hold::of([&path]).name("a").at(&at).start().unwrap();
+    let served = || taken_is_equal(&at, "a", std::slice::from_ref(&path));
+    let take = r#"{"v":1,"op":"take","name":"a"}"#;
+
+    // Silent ones, and one that asks and does not listen.
+    let silent: Vec<_> = (0..50).map(|_| connect(&at)).collect();
+    let deaf = connect(&at);
+    for _ in 0..10 {
+        if say(&deaf, take).is_err() {
+            break;
+        }
+    }
+    served();
+
+    // Nonsense is refused with a reason, and that is the end.
+    let long = format!(r#"{{"v":1,"op":"take","name":"{}"}}"#, "a".repeat(8000));
+    for (text, errno) in [
+        ("{", libc::EPROTO),
+        ("half a li", libc::EPROTO),
+        ("[]", libc::EPROTO),
+        ("\u{0}", libc::EPROTO),
+        (r#"{"v":1,"op":"steal","name":"a"}"#, libc::EPROTO),
+        (r#"{"v":1,"op":"take","name":"a","more":1}"#, libc::EPROTO),
+        (r#"{"v":1,"op":"take","name":"a","from":-1}"#, libc::EPROTO),
+        (r#"{"v":2,"op":"take","name":"a"}"#, libc::EPROTO),
+        (r#"{"v":1,"op":"take"}"#, libc::ENOENT),
+        (r#"{"v":1,"op":"take","name":"b"}"#, libc::ENOENT),
+        (r#"{"v":1,"op":"take","name":"a","from":1}"#, libc::EINVAL),
+        (
+            r#"{"v":1,"op":"list","from":18446744073709551615}"#,
+            libc::EINVAL,
+        ),
+        (&long, libc::EMSGSIZE),
+        (&"[".repeat(4000), libc::EPROTO),
+    ] {
+        let peer = connect(&at);
+        say(&peer, text).unwrap();
+        let answer = hear(&peer);
+        assert!(
+            answer.contains(&format!(r#""errno":{errno},"#)),
+            "{text}: {answer}"
+        );
+        assert_eq!(hear(&peer), "", "{text}");
+        served();
+    }
+
+    // With as many descriptors as a message carries.
+    let peer = connect(&at);
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let many: Vec<_> = (0..253).map(|_| pipe.as_fd()).collect();
+    send_with(&peer, r#"{"v":1,"op":"list"}"#, &many);
+    assert!(hear(&peer).contains(r#""total":1"#));
+    served();
+
+    // A flood ends with a refusal, whether its answers are read or not.
+    let flood = connect(&at);
+    let begin = Instant::now();
+    let mut asked = 0;
+    while say(&flood, r#"{"v":1,"op":"list"}"#).is_ok() && hear(&flood).contains(r#""total":1"#) {
+        asked += 1;
+        assert!(asked < 1000 && begin.elapsed() < LONG, "{asked} requests");
+    }
+    served();
+
+    // Who has taken it has nothing more to say.
+    let taker = connect(&at);
+    say(&taker, take).unwrap();
+    assert!(hear(&taker).contains(r#""total":1"#));
+    say(&taker, take).unwrap();
+    assert_eq!(hear(&taker), "");
+    served();
+
+    // The silent ones have their end, too.
+    for peer in silent {
+        assert_eq!(hear(&peer), "");
+    }
+    served();
+}
+
+/// An answer about one file of 10,000 bytes, with something in it replaced.
+fn answer(from: &str, to: &str) -> String {
+    let good = r#"{"v":1,"name":"a","since":1,"total":1,"takers":0,"files":[{"name":"f","file":"/f",
+        "kind":"memfd","pages":"4k","bytes":10000,"offset":0,"sealed":true,"identity":{"device":[0,1],
+        "inode":1,"size":10000,"mtime_ns":0,"ctime_ns":0},"digest":null,"changed":false,"descriptors":1}]}"#;
+    assert!(good.contains(from), "{from}");
+    good.replace(from, to)
+}
+
+#[test]
+fn a_holder_is_not_trusted() {
+    let dir = dir();
+    let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let sealed = |len, seals| {
+        let fd = memfd(len);
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let good = || vec![sealed(10_000, all)];
+    let pipe = || vec![rustix::pipe::pipe().unwrap().0];
+    let unsealable = || {
+        let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 10_000).unwrap();
+        vec![fd]
+    };
+    let file = || vec![OwnedFd::from(fs::File::open("/proc/self/exe").unwrap())];
+    type Case<'a> = (&'a str, String, Vec<OwnedFd>);
+    let same = || answer("v", "v");
+    let cases: Vec<Case<'_>> = vec![
+        ("sound", same(), good()),
+        ("no descriptor", same(), vec![]),
+        ("two descriptors", same(), [good(), good()].concat_owned()),
+        ("a pipe", same(), pipe()),
+        ("a file", same(), file()),
+        ("a memfd without seals", same(), unsealable()),
+        (
+            "a memfd that shrinks",
+            same(),
+            vec![sealed(10_000, SealFlags::GROW)],
+        ),
+        (
+            "a memfd that can be written",
+            same(),
+            vec![sealed(10_000, SealFlags::SHRINK)],
+        ),
+        ("too short", same(), vec![sealed(9_999, all)]),
+        (
+            "an offset",
+            answer(r#""offset":0"#, r#""offset":1"#),
+            good(),
+        ),
+        (
+            "an overflow",
+            answer(r#""offset":0"#, r#""offset":18446744073709551615"#),
+            good(),
+        ),
+        ("no bytes", answer("\"bytes\":10000", "\"bytes\":0"), good()),
+        (
+            "a dma-buf, it says",
+            answer("\"kind\":\"memfd\"", "\"kind\":\"udmabuf\""),
+            good(),
+        ),
+        (
+            "more files than come",
+            answer("\"total\":1", "\"total\":2"),
+            good(),
+        ),
+        (
+            "fewer files than come",
+            answer("\"total\":1", "\"total\":0"),
+            good(),
+        ),
+        (
+            "very many files",
+            answer("\"total\":1", "\"total\":1000000000"),
+            good(),
+        ),
+        (
+            "very many descriptors",
+            answer("\"descriptors\":1", "\"descriptors\":1000000"),
+            good(),
+        ),
+        (
+            "a path for a name",
+            answer("\"name\":\"f\"", "\"name\":\"../f\""),
+            good(),
+        ),
+        ("half an answer", same()[..200].to_string(), good()),
+        ("nothing", String::new(), vec![]),
+        ("too much", "x".repeat(100_000), vec![]),
+        ("another version", answer("\"v\":1", "\"v\":9"), good()),
+        (
+            "an error with an odd number",
+            r#"{"v":1,"error":{"errno":-7,"why":"\u001b[2J"}}"#.into(),
+            vec![],
+        ),
+    ];
+    for (number, (what, text, fds)) in cases.into_iter().enumerate() {
+        let at = dir.path().join(format!("socket-{number}"));
+        let listener = seqpacket();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let fake = thread::spawn(move || {
+            let peer = rustix::net::accept(&listener).unwrap();
+            hear(&peer);
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            send_with(&peer, &text, &fds);
+            // A further request has no answer.
+            if what == "more files than come" {
+                hear(&peer);
+            }
+        });
+        let taken = Held::take("a").at(&at).run();
+        fake.join().unwrap();
+        match (what, taken) {
+            ("sound", taken) => assert_eq!(taken.unwrap().files()[0].buffer.len(), 10_000),
+            (_, Ok(_)) => panic!("{what} was taken"),
+            (_, Err(error)) => {
+                let line = error.to_string();
+                assert!(
+                    line.starts_with("cannot take: ") && !line.contains('\u{1b}'),
+                    "{what}: {line}"
+                );
+            }
+        }
+    }
+}
+
+/// `concat` for what can't be cloned.
+trait ConcatOwned {
+    fn concat_owned(self) -> Vec<OwnedFd>;
+}
+
+impl<const N: usize> ConcatOwned for [Vec<OwnedFd>; N] {
+    fn concat_owned(self) -> Vec<OwnedFd> {
+        self.into_iter().flatten().collect()
+    }
+}
+
+#[test]
+fn a_folder_of_links_reads_as_the_model() {
+    let dir = dir();
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    let shards: Vec<_> = (0..2)
+        .map(|no| models::tensors(&format!("l{no}"), 3, 9000))
+        .collect();
+    models::sharded(&model, &shards);
+    fs::write(model.join("config.json"), "{}").unwrap();
+    let links = dir.path().join("links");
+    let at = dir.path().join("socket");
+    let hold = || Hold::of([&model]).name("m").at(&at).folder(&links);
+    let holder = hold().start().unwrap();
+    assert_eq!(
+        common::names(&links),
+        [
+            ".dmafile-hold",
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+        ]
+    );
+    for name in common::names(&model) {
+        let (link, original) = (links.join(&name), model.join(&name));
+        assert_eq!(
+            fs::read(&link).unwrap(),
+            fs::read(&original).unwrap(),
+            "{name}"
+        );
+        let held = fs::canonicalize(&link).is_err();
+        let weights = name.ends_with(".safetensors");
+        assert_eq!(
+            held || fs::canonicalize(&link).unwrap() != original,
+            weights,
+            "{name}"
+        );
+    }
+    drop(holder);
+    assert!(!links.exists());
+    // One that a killed holder has left is replaced, any other is not.
+    fs::create_dir(&links).unwrap();
+    fs::write(links.join(".dmafile-hold"), "").unwrap();
+    std::os::unix::fs::symlink(
+        "/proc/1/fd/3",
+        links.join("model-00001-of-00002.safetensors"),
+    )
+    .unwrap();
+    drop(hold().start().unwrap());
+    fs::create_dir(&links).unwrap();
+    fs::write(links.join("mine"), "x").unwrap();
+    let error = hold().start().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EEXIST), "{error}");
+    assert_eq!(common::names(&links), ["mine"]);
+    assert!(!at.exists());
+}

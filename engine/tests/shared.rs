@@ -1,0 +1,228 @@
+//! Memory shared without a holder: whoever dies while it loads, the others get the same bytes, once.
+
+mod common;
+
+use common::{cold, dir, file_digest};
+use dmafile::{Io, Load, Method, Shared};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes this long unless it hangs.
+const LONG: Duration = Duration::from_secs(120);
+const LEN: u64 = 4 << 20;
+
+fn env(name: &str) -> PathBuf {
+    std::env::var_os(name).unwrap().into()
+}
+
+/// A process of the tests below, which start it.
+#[test]
+#[ignore = "started by the other tests"]
+fn member() {
+    let (file, folder) = (env("MEMBER_FILE"), env("MEMBER_FOLDER"));
+    let mark = folder.join(format!("loading-{}", std::process::id()));
+    let slowly = |load: Load| load.method(Method::Read).io(Io::Buffered).block(64 << 10);
+    let shared = Shared::of([file])
+        .at(folder.join("shared"))
+        .wait(LONG)
+        .each(slowly)
+        .progress(move |_| {
+            // Long enough to be killed in.
+            if !mark.exists() {
+                fs::write(&mark, "").unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+    let held = shared.run().unwrap();
+    fs::write(folder.join(format!("has-{}", std::process::id())), "").unwrap();
+    let file = &held.files()[0];
+    let number = file.buffer.as_fd().unwrap().as_raw_fd();
+    let link = format!("/proc/self/fd/{number}");
+    let sum = Command::new("sha256sum")
+        .stdin(fs::File::open(&link).unwrap())
+        .output()
+        .unwrap();
+    let sum = String::from_utf8(sum.stdout).unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&link).unwrap());
+    println!("member {} {inode}", sum.split(' ').next().unwrap());
+    std::io::stdout().flush().unwrap();
+    // It has the memory until it is told to let go.
+    let mut rest = String::new();
+    std::io::stdin().read_to_string(&mut rest).unwrap();
+}
+
+fn start(file: &Path, folder: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "member", "--nocapture"])
+        .env("MEMBER_FILE", file)
+        .env("MEMBER_FOLDER", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// The digest and the inode that a member tells of; None of one that was killed before it told.
+fn told(child: &mut Child) -> Option<(String, String)> {
+    let mut out = BufReader::new(child.stdout.as_mut().unwrap());
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if out.read_line(&mut line).unwrap() == 0 {
+            return None;
+        }
+        // The harness may write in front of it.
+        if let Some((_, told)) = line.trim().split_once("member ")
+            && let Some((digest, inode)) = told.split_once(' ')
+        {
+            return Some((digest.to_string(), inode.to_string()));
+        }
+    }
+}
+
+/// The members that have left a mark.
+fn marked(folder: &Path, mark: &str) -> BTreeSet<u32> {
+    let names = common::names(folder).into_iter();
+    names
+        .filter_map(|name| name.strip_prefix(mark)?.parse().ok())
+        .collect()
+}
+
+/// A number below `most`, another one each time.
+fn random(most: u64) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) % most
+}
+
+#[test]
+fn loaders_that_are_killed_are_followed_by_others() {
+    let rounds = std::env::var("DMAFILE_ROUNDS").map_or(3, |text| text.parse().unwrap());
+    for round in 0..rounds {
+        let dir = dir();
+        let file = cold(dir.path(), LEN as usize);
+        let want = file_digest(&file, 0, LEN);
+        let mut members: Vec<_> = (0..20).map(|_| start(&file, dir.path())).collect();
+        let mut killed = BTreeSet::new();
+        let deaths = random(4) as usize;
+        let begin = Instant::now();
+        while killed.len() < deaths {
+            assert!(begin.elapsed() < LONG, "nobody loads");
+            let next = marked(dir.path(), "loading-")
+                .difference(&killed)
+                .next()
+                .copied();
+            if let Some(pid) = next {
+                // It may have done its load by then.
+                std::thread::sleep(Duration::from_micros(random(30_000)));
+                let member = members.iter_mut().find(|member| member.id() == pid);
+                member.unwrap().kill().unwrap();
+                killed.insert(pid);
+            } else if !marked(dir.path(), "has-").is_subset(&killed) {
+                // One that lives has it: nobody will load again.
+                break;
+            } else {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let mut inodes = BTreeSet::new();
+        for member in &mut members {
+            match told(member) {
+                Some((digest, inode)) => {
+                    assert_eq!(digest, want, "round {round}");
+                    if !killed.contains(&member.id()) {
+                        inodes.insert(inode);
+                    }
+                }
+                None => assert!(killed.contains(&member.id()), "round {round}: one failed"),
+            }
+        }
+        assert_eq!(inodes.len(), 1, "round {round}: more than one copy");
+        for member in &mut members {
+            drop(member.stdin.take());
+            let status = member.wait().unwrap();
+            assert_eq!(
+                status.success(),
+                !killed.contains(&member.id()),
+                "round {round}"
+            );
+        }
+    }
+}
+
+#[test]
+fn files_that_change_and_other_options_are_not_shared() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let at = dir.path().join("shared");
+    let take = |shared: Shared| {
+        let held = shared.at(&at).wait(LONG).run().unwrap();
+        let fd = held.files()[0].buffer.as_fd().unwrap();
+        let inode = rustix::fs::fstat(fd).unwrap().st_ino;
+        (held, inode)
+    };
+    let plain = || Shared::of([&file]);
+    let (first, inode) = take(plain());
+    assert_eq!(take(plain()).1, inode);
+    let (written, other) = take(plain().writable(true));
+    assert_ne!(other, inode);
+    fs::write(&file, common::noise(100_000, 7)).unwrap();
+    let (changed, third) = take(plain());
+    assert!(third != inode && third != other);
+    let fd = changed.files()[0]
+        .buffer
+        .as_fd()
+        .unwrap()
+        .try_clone_to_owned()
+        .unwrap();
+    assert_eq!(
+        common::descriptor_digest(fd, 0, 100_000),
+        file_digest(&file, 0, 100_000)
+    );
+    drop((first, written, changed));
+    let left: Vec<_> = fs::read_dir(&at).unwrap().flatten().collect();
+    for folder in left {
+        assert_eq!(common::names(&folder.path()), ["lock"], "a socket is left");
+    }
+}
+
+#[test]
+fn a_loader_that_takes_too_long_is_an_error_of_the_others() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let at = dir.path().join("shared");
+    let (at_loader, of_loader) = (at.clone(), file.clone());
+    let (begun, has_begun) = std::sync::mpsc::sync_channel(0);
+    let (go_on, wait) = std::sync::mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    let loader = std::thread::spawn(move || {
+        let shared = Shared::of([of_loader]).at(at_loader).progress(move |_| {
+            let _ = begun.send(());
+            let _ = wait.lock().unwrap().recv();
+        });
+        shared.run()
+    });
+    has_begun.recv().unwrap();
+    drop(has_begun);
+    let error = Shared::of([&file])
+        .at(&at)
+        .wait(Duration::from_millis(30))
+        .run()
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT), "{error}");
+    let token = dmafile::CancelToken::new();
+    token.cancel();
+    let error = Shared::of([&file])
+        .at(&at)
+        .wait(LONG)
+        .cancel(token)
+        .run()
+        .unwrap_err();
+    assert_eq!(error.kind(), dmafile::ErrorKind::Cancelled, "{error}");
+    drop(go_on);
+    loader.join().unwrap().unwrap();
+}

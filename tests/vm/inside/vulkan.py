@@ -1,0 +1,25 @@
+"""Vulkan imports what is loaded, and sees the file.
+
+vulkan.py DMAFILE HELPERS PROGRAM FOLDER KIND...    in the machine, as root
+"""
+
+import sys
+from pathlib import Path
+
+from tests.vm.inside.importers import FRAME
+from tests.vm.inside.loads import File, Loads, difference
+
+
+def main(dmafile: str, helpers: str, program: str, folder: str, *kinds: str) -> None:
+    loads = Loads(dmafile, helpers)
+    # Whole pages: what is imported by its descriptor may not be shorter than what Vulkan is told.
+    file = File.of(Path(folder) / "file", FRAME)
+    for kind in kinds:
+        for how in ("fd", "host"):
+            seen = loads.command(file, kind, command=[program, how])
+            assert seen == file.data, f"{kind}, {how}: {difference(seen, file.data)}"
+    print(f"{loads.count} imports checked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
