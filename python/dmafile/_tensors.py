@@ -1,7 +1,6 @@
 """Tensors that are read when they are asked for."""
 
 import operator
-import os
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
@@ -9,7 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from . import _dmafile
 from ._errors import make
-from ._load import Options, StrPath
+from ._load import ModelPath, Options, open_model
 
 Index: TypeAlias = Any
 """What a NumPy array or a PyTorch tensor takes: integers, slices, `...`, None, arrays, masks."""
@@ -35,7 +34,7 @@ def _integer(index: object) -> int | None:
 class TensorFile:
     """An open model whose tensors are read when they are asked for; see `open_tensors`."""
 
-    def __init__(self, path: StrPath, framework: str, options: Options) -> None:
+    def __init__(self, path: ModelPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
             text = f"framework: {framework!r} is none of numpy, torch"
             raise make("usage", None, text, None, "")
@@ -46,7 +45,7 @@ class TensorFile:
         self._array: Callable[..., Any] = arrays._array
         self._check: Callable[[str], None] = arrays._check
         self._options = options
-        self._open: _dmafile.Model | None = _dmafile.Model(os.fsdecode(path))
+        self._open: _dmafile.Model | None = open_model(path)
 
     @property
     def _model(self) -> _dmafile.Model:
@@ -171,7 +170,7 @@ class TensorSlice:
 
 
 def open_tensors(
-    path: StrPath, *, framework: Framework = "numpy", **options: Unpack[Options]
+    path: ModelPath, *, framework: Framework = "numpy", **options: Unpack[Options]
 ) -> TensorFile:
     """Opens a model and reads its headers; a tensor is read when it is asked for.
 
@@ -186,7 +185,7 @@ def open_tensors(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these.
+            GGUF, or a folder with one of these; or a list of files, all of one model.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
             `block`, `queue_depth`, `memory_check`.

@@ -1,18 +1,18 @@
 """Tensors of safetensors and GGUF files as NumPy arrays."""
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _dmafile
-from ._load import Options, StrPath, check_empty
+from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
 from ._safetensors import Row, name_of, parts, serialize, serialize_file
 from ._save import Path, SaveOptions
 from ._save import save as _save
+from ._stream import Tensors, chosen
 
 __all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
 
@@ -63,9 +63,9 @@ _DTYPES = _Dtypes(
 
 
 def load_file(
-    path: StrPath,
+    path: ModelPath,
     *,
-    tensors: Iterable[str] | None = None,
+    tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
     **options: Unpack[Options],
@@ -81,9 +81,10 @@ def load_file(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these.
-        tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression. Only what they
-            name is read and takes memory; all tensors if None.
+            GGUF, or a folder with one of these; or a list of files, all of one model.
+        tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
+            says of each name whether it is wanted. Only what is chosen is read and takes memory;
+            all tensors if None.
         verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
             file's. Nor can tensors that are all empty (ENODATA).
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
@@ -97,9 +98,8 @@ def load_file(
             (FileNotFoundError) for a pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
-    model = _dmafile.Model(os.fsdecode(path))
-    patterns = None if tensors is None else _names(tensors)
-    table = model.table(patterns)
+    model = open_model(path)
+    patterns, table = chosen(model, tensors)
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     if not any(row[4] for row in table):
         check_empty(path, options, verify)
@@ -113,11 +113,6 @@ def load_file(
         name: array(shape, dtypes[dtype], whole, at) if nbytes else empty(shape, dtypes[dtype])
         for name, dtype, shape, at, nbytes in table
     }
-
-
-def _names(tensors: Iterable[str]) -> list[str]:
-    """A single text is no list of its letters."""
-    return [tensors] if isinstance(tensors, str) else list(tensors)
 
 
 def _array(

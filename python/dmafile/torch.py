@@ -1,32 +1,35 @@
 """Tensors of safetensors and GGUF files as PyTorch tensors."""
 
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
 import torch
 
 from . import _dmafile
-from ._load import Options, StrPath, check_empty
+from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
 from ._safetensors import NAMES, Row, at_address, name_of, parts, serialize, serialize_file
 from ._save import Path, SaveOptions
 from ._save import save as _save
+from ._stream import Batch, Placed, Tensors, chosen
+from ._stream import stream as _batches
 
-__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
+__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file", "stream"]
 
 # PyTorch is not there to type-check against.
 _Tensor: TypeAlias = Any
+_View: TypeAlias = Callable[[memoryview | None, int, Placed], _Tensor]
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items() if name != "F4"}
 
 
 def load_file(
-    path: StrPath,
-    *,
+    filename: ModelPath,
     device: Any = "cpu",
-    tensors: Iterable[str] | None = None,
+    *,
+    tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
     **options: Unpack[Options],
@@ -34,32 +37,104 @@ def load_file(
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
     """
-    where = torch.device(device)
-    # A device that this PyTorch lacks is an error before anything is read.
-    torch.empty(0, device=where)
-    model = _dmafile.Model(os.fsdecode(path))
-    patterns = [tensors] if isinstance(tensors, str) else tensors
-    patterns = None if patterns is None else list(patterns)
-    table = model.table(patterns)
-    dtypes = {name: _dtype(name) for name in {row[1] for row in table}}
-    sizes = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in dtypes.items()}
+    where = _device(device)
+    model = open_model(filename)
+    patterns, rows = chosen(model, tensors)
+    view = _viewer(rows)
     # PyTorch gives the export back and keeps only the object: so it gets one that is an export.
     whole: memoryview | None = None
-    if any(row[4] for row in table):
+    if any(row[4] for row in rows):
         with callback(progress) as tell:
             whole = memoryview(model.load(patterns, {**options, "verify": verify}, tell))
     else:
-        check_empty(path, options, verify)
-    view = torch.frombuffer
-    loaded = {
-        name: view(whole, dtype=dtypes[dtype], count=nbytes // sizes[dtype], offset=at).view(shape)
-        if nbytes
-        else torch.empty(shape, dtype=dtypes[dtype])
-        for name, dtype, shape, at, nbytes in table
-    }
+        check_empty(filename, options, verify)
+    loaded = {row[0]: view(whole, 0, row) for row in rows}
     if where.type != "cpu":
         loaded = {name: tensor.to(where) for name, tensor in loaded.items()}
     return loaded
+
+
+def stream(
+    path: ModelPath,
+    *,
+    device: Any = "cpu",
+    tensors: Tensors = None,
+    budget: int = 1 << 30,
+    verify: str | None = None,
+    progress: Callback | bool | None = None,
+    **options: Unpack[Options],
+) -> Generator[tuple[str, _Tensor], None, None]:
+    """Gives the tensors of a model one after the other, each once its bytes are there, while later
+    ones are being read.
+
+    >>> for name, tensor in dmafile.torch.stream("model/", tensors=parameters.__contains__):
+    ...     parameters[name].copy_(tensor)
+
+    On the CPU the tensors are writable views of private buffers of at most 64 MiB, or of one
+    tensor: a buffer is given back when the last tensor in it goes, so whoever keeps all tensors
+    keeps the memory of all. For another `device` each is copied there.
+
+    Leaving the loop early, and `close()`, cancel what is being read and give its memory back.
+
+    Args:
+        path, tensors: As in `dmafile.numpy.load_file`.
+        device: Where the tensors are wanted.
+        budget: At most so many bytes, 1 or more, have been or are being read and are not consumed:
+            a part of the file counts until the tensor behind its last one is asked for. A tensor
+            that is larger is read alone.
+        verify: As in `dmafile.load`. The digest of a file is known at its end only: where it
+            differs the error is raised *after the last tensor* (EBADMSG), and says that tensors
+            have been given out. Chosen tensors cannot be verified.
+        progress: As in `dmafile.load`, called where the next tensor is waited for.
+        options: As in `dmafile.numpy.load_file`.
+
+    Returns:
+        A generator of names and tensors, in the order of their bytes in the files.
+
+    Raises:
+        Error: As `dmafile.numpy.load_file`: at once for what the arguments and headers tell, while
+            it is iterated for all else.
+    """
+    where = _device(device)
+    rows, batches = _batches(open_model(path), tensors, budget, verify, progress, options)
+    return _each(_viewer(rows), batches, where)
+
+
+def _each(
+    view: _View, batches: Generator[Batch, None, None], where: Any
+) -> Generator[tuple[str, _Tensor], None, None]:
+    with closing(batches):
+        for buffer, start, rows in batches:
+            whole = None if buffer is None else memoryview(buffer)
+            for row in rows:
+                yield row[0], view(whole, start, row).to(where)
+            # Not to be kept while the next one is waited for.
+            del buffer, whole
+
+
+def _viewer(rows: list[Placed]) -> _View:
+    """What makes a tensor of memory, what its first byte is, and a row; raises a TypeError where
+    this PyTorch has no tensors for one of them."""
+    dtypes = {name: _dtype(name) for name in {row[1] for row in rows}}
+    sizes = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in dtypes.items()}
+    frombuffer = torch.frombuffer
+
+    def view(whole: memoryview | None, start: int, row: Placed) -> _Tensor:
+        _, name, shape, at, nbytes = row
+        dtype = dtypes[name]
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        count = nbytes // sizes[name]
+        return frombuffer(whole, dtype=dtype, count=count, offset=at - start).view(shape)
+
+    return view
+
+
+def _device(device: Any) -> Any:
+    """A device that this PyTorch lacks is an error before anything is read."""
+    where = torch.device(device)
+    torch.empty(0, device=where)
+    return where
 
 
 def _dtype(name: str) -> Any:

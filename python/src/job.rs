@@ -235,14 +235,43 @@ impl Running {
 
     /// The buffer, or the exception that ended the load; waits for its end. Once only.
     fn result(&self, py: Python<'_>) -> PyResult<Buffer> {
-        let job = self.lock().take();
-        let job =
-            job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))?;
-        job.outcome(py).map(Buffer::of)
+        self.take()?.outcome(py).map(Buffer::of)
+    }
+
+    /// As `result`, for a thread that waits: looks after signals, and calls `progress` meanwhile.
+    fn attend(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
+        self.take()?.attend(py, progress).map(Buffer::of)
     }
 }
 
 impl Running {
+    fn take(&self) -> PyResult<Job<Loaded>> {
+        let job = self.lock().take();
+        job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))
+    }
+
+    /// Begins; `then` is called without arguments, from another thread, when it is done.
+    pub(crate) fn start(
+        py: Python<'_>,
+        load: Load,
+        path: &Path,
+        then: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let then = move || {
+            // An interpreter that shuts down waits for nobody.
+            Python::try_attach(|py| {
+                if let Err(error) = then.call0(py) {
+                    error.write_unraisable(py, Some(then.bind(py)));
+                }
+                drop(then);
+            });
+        };
+        let job = Job::start(py, load, path, then)?;
+        Ok(Self {
+            job: Mutex::new(Some(job)),
+        })
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Job<Loaded>>> {
         self.job.lock().expect("no holder of this lock panics")
     }
@@ -280,19 +309,7 @@ pub(crate) fn start(
     then: Py<PyAny>,
 ) -> PyResult<Running> {
     let load = request::apply(Load::new(&path), options, FILE)?;
-    let then = move || {
-        // An interpreter that shuts down waits for nobody.
-        Python::try_attach(|py| {
-            if let Err(error) = then.call0(py) {
-                error.write_unraisable(py, Some(then.bind(py)));
-            }
-            drop(then);
-        });
-    };
-    let job = Job::start(py, load, &path, then)?;
-    Ok(Running {
-        job: Mutex::new(Some(job)),
-    })
+    Running::start(py, load, &path, then)
 }
 
 /// What is saved: a descriptor and the first byte of it that is, a file, or pieces one behind the other.

@@ -1,5 +1,7 @@
 //! A model: one or several files that hold named tensors.
 
+#[cfg(feature = "checksums")]
+mod digests;
 mod pattern;
 mod shards;
 
@@ -12,9 +14,11 @@ use crate::sys::Errno;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "checksums")]
+pub use digests::Digests;
 pub use pattern::Pattern;
 
 /// How much [`Model::read_part`] reads in less time than a load takes to prepare, in bytes.
@@ -73,7 +77,22 @@ impl Model {
     /// reason; EISDIR for a folder without one; EINVAL for one with several; else as [`Load::run`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let found = shards::find(path)?;
+        Self::of(path, &shards::find(path)?)
+    }
+
+    /// Opens the files of one model, in this order. Errors that are of no file name the first.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; EINVAL for no file.
+    pub fn open_files(files: &[PathBuf]) -> Result<Self> {
+        let Some(first) = files.first() else {
+            let why = "the list of files is empty";
+            return Err(Error::new("cannot load", why).with_errno(Errno::INVAL));
+        };
+        Self::of(first, &shards::Found::plain(files.to_vec()))
+    }
+
+    fn of(path: &Path, found: &shards::Found) -> Result<Self> {
         let source = Arc::new(Source::open_all(path, &found.files)?);
         let mut model: Option<Self> = None;
         let mut headers = 0;
