@@ -2,13 +2,13 @@
 /*
  * pin_moves TEST...
  *
- * What pins keep in its place: sealing, migration, CMA and offlining of memory are refused, the
- * kernel can say afterwards who was in the way, and all succeed once the pins are undone. And what
- * only many references seem to keep, reclaim takes.
+ * What pins keep in its place: sealing, migration, CMA and offlining of memory are refused, equal
+ * pages stay two and huge ones whole, the kernel can say afterwards who was in the way, and all
+ * succeed once the pins are undone. And what only many references seem to keep, reclaim takes.
  *
  * `nodes` needs two of them, `cma` an area (cma=512M), `offline` a movable zone
- * (kernelcore=1G), `reclaimed` swap, and `stacks` pin_owner=on,stack; `off` is for a kernel that
- * does not track pins.
+ * (kernelcore=1G), `soft_offline` CONFIG_MEMORY_FAILURE, `reclaimed` swap, and `stacks`
+ * pin_owner=on,stack; `off` is for a kernel that does not track pins.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -17,6 +17,13 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25
+#endif
+#ifndef MADV_SOFT_OFFLINE
+#define MADV_SOFT_OFFLINE	101
+#endif
 
 static char **names;
 
@@ -147,23 +154,21 @@ static void nodes(void)
 	}
 }
 
-/* A page of this process between two others, of as many as it takes. */
-static __u8 *page_between(__u64 from, __u64 to)
+/* A page of this process for which this holds, of as many as it takes. */
+static __u8 *page_that(bool (*is_right)(__u64 pfn))
 {
 	/* Some memory is only used when there is not much of other. */
 	const unsigned int pages = number_in("/proc/meminfo", "MemFree") / 4 / 10 * 9;
 	__u8 *map = map_at(pages * PAGE, MAP_PRIVATE | MAP_ANONYMOUS, -1), *there;
 	unsigned int i;
-	__u64 pfn;
 
 	madvise(map, pages * PAGE, MADV_NOHUGEPAGE);
 	for (i = 0; i < pages; i++) {
 		map[i * PAGE] = 1;
-		pfn = pfn_at(map + i * PAGE);
-		if (pfn >= from && pfn < to)
+		if (is_right(pfn_at(map + i * PAGE)))
 			break;
 	}
-	must(i < pages, "no page of %u is between %llx and %llx", pages, from, to);
+	must(i < pages, "none of %u pages is where it should be", pages);
 	there = map + i * PAGE;
 	if (i)
 		munmap(map, i * PAGE);
@@ -173,17 +178,28 @@ static __u8 *page_between(__u64 from, __u64 to)
 
 #define AREA	"/sys/kernel/debug/cma/reserved/"
 
+static struct {
+	__u64 first, count;
+} area;
+
+static bool in_area(__u64 pfn)
+{
+	return pfn >= area.first && pfn - area.first < area.count;
+}
+
 static void cma(void)
 {
-	const __u64 first = strtoull(text_of(AREA "base_pfn"), NULL, 0);
-	const __u64 count = strtoull(text_of(AREA "count"), NULL, 0);
-	__u8 *there = page_between(first, first + count);
-	const __u64 pfn = pfn_at(there);
 	char all[32];
 	__u32 handle;
+	__u8 *there;
 	enum by by;
+	__u64 pfn;
 
-	snprintf(all, sizeof(all), "%llu", count);
+	area.first = strtoull(text_of(AREA "base_pfn"), NULL, 0);
+	area.count = strtoull(text_of(AREA "count"), NULL, 0);
+	there = page_that(in_area);
+	pfn = pfn_at(there);
+	snprintf(all, sizeof(all), "%llu", area.count);
 	for (by = BY_SHORT; by < BYS; by++) {
 		note_counts();
 		handle = hold_by(by, there);
@@ -198,7 +214,7 @@ static void cma(void)
 	}
 	/* A long-term pin moves it out itself. */
 	handle = hold_by(BY_REGION, there);
-	must(pfn_at(there) < first || pfn_at(there) >= first + count, "it is still there");
+	must(!in_area(pfn_at(there)), "it is still there");
 	must(write_to(AREA "alloc", all), "the area is not allocated: %s", strerror(errno));
 	must(write_to(AREA "free", all), "the area is not freed: %s", strerror(errno));
 	unpin(handle, 1);
@@ -208,12 +224,47 @@ static void cma(void)
 
 #define BLOCKS	"/sys/devices/system/memory/"
 
+static struct {
+	__u64 pages;	/* of each */
+	bool movable[1024];
+} blocks;
+
+/*
+ * Part of a movable zone is what the firmware, the kernel's early allocations or, at an address
+ * drawn at boot (KASLR), the kernel itself have.
+ */
+static bool has_reserved(__u64 block)
+{
+	static __u64 flags[1 << 15];
+	int fd = open("/proc/kpageflags", O_RDONLY | O_CLOEXEC);
+	bool found = false;
+	__u64 done, i;
+
+	must(fd >= 0, "/proc/kpageflags: %s", strerror(errno));
+	for (done = 0; done < blocks.pages && !found; done += ARRAY_SIZE(flags)) {
+		const off_t at = (block * blocks.pages + done) * sizeof(*flags);
+
+		must(pread(fd, flags, sizeof(flags), at) == sizeof(flags), "/proc/kpageflags: %s",
+		     strerror(errno));
+		for (i = 0; i < ARRAY_SIZE(flags) && !found; i++)
+			found = flags[i] >> KPF_RESERVED & 1;
+	}
+	close(fd);
+	return found;
+}
+
 static bool is_movable(__u64 block)
 {
 	char path[96];
 
 	snprintf(path, sizeof(path), BLOCKS "memory%llu/valid_zones", block);
-	return !access(path, F_OK) && !strcmp(text_of(path), "Movable\n");
+	return !access(path, F_OK) && !strcmp(text_of(path), "Movable\n") && !has_reserved(block);
+}
+
+static bool in_movable_block(__u64 pfn)
+{
+	return pfn / blocks.pages < ARRAY_SIZE(blocks.movable) &&
+	       blocks.movable[pfn / blocks.pages];
 }
 
 /*
@@ -234,17 +285,17 @@ static bool offline(const char *path)
 
 static void take_offline(void)
 {
-	const __u64 size = strtoull(text_of(BLOCKS "block_size_bytes"), NULL, 16) / PAGE;
-	__u64 first = 0, last;
+	unsigned int number, count = 0;
 	enum by by;
 
-	while (!is_movable(first))
-		must(++first < 1024, "no block of memory is movable");
-	/* The last one has a part that the firmware has taken. */
-	for (last = first; is_movable(last + 1); last++)
-		;
+	blocks.pages = strtoull(text_of(BLOCKS "block_size_bytes"), NULL, 16) / PAGE;
+	for (number = 0; number < ARRAY_SIZE(blocks.movable); number++) {
+		blocks.movable[number] = is_movable(number);
+		count += blocks.movable[number];
+	}
+	must(count, "no block of memory is movable");
 	for (by = BY_SHORT; by < BY_NOBODY; by++) {
-		__u8 *map = page_between(first * size, last * size);
+		__u8 *map = page_that(in_movable_block);
 		const __u64 pfn = pfn_at(map);
 		unsigned int turn;
 		char path[96];
@@ -254,7 +305,7 @@ static void take_offline(void)
 
 		note_counts();
 		handle = hold_by(by, map);
-		snprintf(path, sizeof(path), BLOCKS "memory%llu/state", pfn / size);
+		snprintf(path, sizeof(path), BLOCKS "memory%llu/state", pfn / blocks.pages);
 		must(!strcmp(text_of(path), "online\n"), "%s: %s", path, text_of(path));
 		child = fork();
 		if (!child)
@@ -303,6 +354,114 @@ static void unmovable(void)
 	must(LINE(BOOKS "blocked", " unmovable pfn=", " of="), "%s", text_of(BOOKS "blocked"));
 	munmap((void *)map, size);
 	as_before();
+}
+
+#define SPLIT	"/sys/kernel/debug/split_huge_pages"
+#define KSM	"/sys/kernel/mm/ksm/"
+
+static void wait_for_scans(unsigned int count)
+{
+	const __u64 before = strtoull(text_of(KSM "full_scans"), NULL, 10);
+	unsigned int turn;
+
+	for (turn = 0; turn < 6000; turn++) {
+		if (strtoull(text_of(KSM "full_scans"), NULL, 10) > before + count)
+			return;
+		usleep(100000);
+	}
+	must(false, "%u scans for equal pages did not happen", count);
+}
+
+/* Of two equal pages none that is held may become the other. */
+static void ksm(void)
+{
+	enum by by;
+
+	must(write_to(KSM "smart_scan", "0") && write_to(KSM "sleep_millisecs", "10") &&
+	     write_to(KSM "pages_to_scan", "1000") && write_to(KSM "run", "1"), "%s",
+	     strerror(errno));
+	for (by = 0; by < BYS; by++) {
+		__u8 *map = small_pages(2);
+		unsigned int turn;
+		__u32 handle;
+		__u64 pfn;
+
+		note_counts();
+		memset(map, 0x80 + by, 2 * PAGE);
+		handle = hold_by(by, map);
+		pfn = pfn_at(map);
+		must(!madvise(map, 2 * PAGE, MADV_MERGEABLE), "madvise: %s", strerror(errno));
+		if (by != BY_NOBODY) {
+			/* It is looked at twice before it is tried. */
+			wait_for_scans(4);
+			must(pfn_at(map) == pfn && pfn_at(map + PAGE) != pfn, "they are one");
+			unpin(handle, 1);
+		}
+		for (turn = 0; turn < 1200 && pfn_at(map) != pfn_at(map + PAGE); turn++)
+			usleep(100000);
+		must(pfn_at(map) == pfn_at(map + PAGE), "they are still two");
+		munmap(map, 2 * PAGE);
+		as_before();
+	}
+	must(write_to(KSM "run", "0"), "%s", strerror(errno));
+}
+
+/* A huge page stays one while a small part of it is held. */
+static void huge(void)
+{
+	enum by by;
+
+	for (by = 0; by < BYS; by++) {
+		__u8 *map = huge_pages(1);
+		char range[96];
+		__u32 handle;
+		__u64 pfn;
+
+		note_counts();
+		madvise(map, HUGE, MADV_COLLAPSE);
+		must(is_huge(map), "it is not huge");
+		snprintf(range, sizeof(range), "%d,0x%lx,0x%lx,0", getpid(), (long)map,
+			 (long)map + HUGE);
+		handle = hold_by(by, map + 7 * PAGE);
+		pfn = pfn_at(map);
+		if (by != BY_NOBODY) {
+			must(write_to(SPLIT, range), "%s", strerror(errno));
+			must(is_huge(map) && pfn_at(map) == pfn, "it is split");
+			unpin(handle, 1);
+		}
+		must(write_to(SPLIT, range), "%s", strerror(errno));
+		must(!is_huge(map) && !is_huge(map + HUGE - PAGE), "it is not split");
+		munmap(map, HUGE);
+		as_before();
+	}
+}
+
+/* A page that is to be used no more, as its memory may fail, must be given up first. */
+static void soft_offline(void)
+{
+	enum by by;
+
+	for (by = 0; by < BYS; by++) {
+		__u8 *map = small_pages(1);
+		__u32 handle;
+		__u64 pfn;
+
+		note_counts();
+		handle = hold_by(by, map);
+		pfn = pfn_at(map);
+		if (by != BY_NOBODY) {
+			must(madvise(map, PAGE, MADV_SOFT_OFFLINE) == -1 && errno == EBUSY,
+			     "it is offline: %s", strerror(errno));
+			must(pfn_at(map) == pfn, "it has moved");
+			must_say("memory_failure", pfn, said_of(by, pfn));
+			unpin(handle, 1);
+		}
+		must(!madvise(map, PAGE, MADV_SOFT_OFFLINE), "%s", strerror(errno));
+		must(pfn_at(map) != pfn && flags_of(pfn) >> KPF_HWPOISON & 1, "it is not offline");
+		must(map[0] == 1 && map[PAGE - 1] == 1, "%x", map[0]);
+		munmap(map, PAGE);
+		as_before();
+	}
 }
 
 /* With pin_owner=on,stack each region has a stack, from its maker on. */
@@ -434,6 +593,9 @@ static const struct test all[] = {
 	{ "cma", cma },
 	{ "offline", take_offline },
 	{ "unmovable", unmovable },
+	{ "ksm", ksm },
+	{ "huge", huge },
+	{ "soft_offline", soft_offline },
 	{ "stacks", stacks },
 	{ "reclaimed", reclaimed },
 	{ "off", off },

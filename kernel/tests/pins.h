@@ -28,8 +28,10 @@
 /* Of /proc/kpageflags. */
 #define KPF_HEAD	15
 #define KPF_TAIL	16
+#define KPF_HWPOISON	19
 #define KPF_THP		22
 #define KPF_ZERO	24
+#define KPF_RESERVED	32
 #define KPF_PINNED	43
 
 static int pinner = -1;

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm.programs import Programs
 from vm import kernels, ko, machine
 from vm.compiled import static
 from vm.fixtures import Result, passed, vm
@@ -173,6 +174,8 @@ MACHINES = {
     "cma": ("--append=cma=512M",),
     "offline": ("--append=kernelcore=1G",),
     "unmovable": (),
+    "ksm": (),
+    "huge": (),
 }
 """By what pin_moves.c tries, what it takes."""
 
@@ -181,6 +184,36 @@ MACHINES = {
 @pytest.mark.parametrize("what", MACHINES)
 def test_who_was_in_the_way(run: Run, kernel: str, what: str) -> None:
     ran(run(kernel, PLAIN, "pin_moves", what, options=(ON, *MACHINES[what])))
+
+
+SENTENCES = """
+/tmp/pins/pin_moves seal >/tmp/said || { cat /tmp/said; exit 1; }
+exec "$1" pins --blocked
+"""
+SEALED = (
+    r".+ ago: 4\.00 KiB of a file, page 0x[0-9a-f]+, kept a memfd from being sealed against "
+    "writing: "
+)
+HELD = (
+    "1 long-term pin, whose region is gone by now",
+    r"1 short pin, the first by \d+, pin_once, .+ before",
+    "1 reference that no pin, mapping or cache explains",
+)
+"""By whom pin_moves.c has a page held, what `dmafile pins --blocked` says of it."""
+
+
+def test_who_was_in_the_way_in_sentences(run: Run, programs: Programs) -> None:
+    result = run("series", SENTENCES, str(programs.dmafile))
+    said = result.stdout.decode() + result.stderr.decode()
+    assert result.returncode == 0, said
+    sentences = result.stdout.decode().splitlines()
+    assert len(sentences) == len(HELD), said
+    for sentence, held in zip(sentences, HELD, strict=True):
+        assert re.fullmatch(SEALED + held, sentence), said
+
+
+def test_memory_that_fails_is_given_up_unless_it_is_pinned(run: Run) -> None:
+    ran(run("series-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
 # No pairs
