@@ -196,7 +196,7 @@ fn by_index(path: &Path) -> Result<Found> {
 }
 
 impl Found {
-    fn plain(files: Vec<PathBuf>) -> Self {
+    pub(super) fn plain(files: Vec<PathBuf>) -> Self {
         Self {
             files,
             placed: BTreeMap::new(),
