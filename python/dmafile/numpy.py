@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _dmafile
+from ._hold import HeldModel, held_name
 from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
 from ._safetensors import layout
@@ -81,7 +82,8 @@ def load_file(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these.
+            GGUF, or a folder with one of these. `held:NAME` is the model that another process holds
+            under that name: read-only views of its memory, which stays as long as an array does.
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression. Only what they
             name is read and takes memory; all tensors if None.
         verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
@@ -97,8 +99,15 @@ def load_file(
             (FileNotFoundError) for a pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
-    model = _dmafile.Model(os.fsdecode(path))
     patterns = None if tensors is None else _names(tensors)
+    name = held_name(path)
+    if name is not None:
+        held = HeldModel(name, {**options, "verify": verify}, private=False)
+        return {
+            name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape)
+            for name, dtype, shape, at, nbytes in held.table(patterns)
+        }
+    model = _dmafile.Model(os.fsdecode(path))
     table = model.table(patterns)
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     if not any(row[4] for row in table):
@@ -121,7 +130,7 @@ def _names(tensors: Iterable[str]) -> list[str]:
 
 
 def _array(
-    buffer: _dmafile.Buffer | bytearray | None, dtype: str, shape: tuple[int, ...]
+    buffer: _dmafile.Buffer | bytearray | memoryview | None, dtype: str, shape: tuple[int, ...]
 ) -> NDArray[Any]:
     """The whole of a buffer as one array; None for an array without elements."""
     if buffer is None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 
 from . import _dmafile
+from ._hold import HeldModel, held_name
 from ._load import Options, StrPath, check_empty
 from ._progress import Callback, callback
 
@@ -49,13 +50,24 @@ def load_file(
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
+
+    Tensors of `held:NAME` are views of the held memory that can be written to: what is written
+    stays in this process, in pages of its own. Memory that others can change
+    (`hold(writable=True)`, dma-bufs) is refused (EPERM).
     """
     where = torch.device(device)
     # A device that this PyTorch lacks is an error before anything is read.
     torch.empty(0, device=where)
-    model = _dmafile.Model(os.fsdecode(path))
     patterns = [tensors] if isinstance(tensors, str) else tensors
     patterns = None if patterns is None else list(patterns)
+    name = held_name(path)
+    if name is not None:
+        held = HeldModel(name, {**options, "verify": verify}, private=True)
+        return {
+            name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape).to(where)
+            for name, dtype, shape, at, nbytes in held.table(patterns)
+        }
+    model = _dmafile.Model(os.fsdecode(path))
     table = model.table(patterns)
     dtypes = {name: _dtype(name) for name in {row[1] for row in table}}
     sizes = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in dtypes.items()}
@@ -86,7 +98,7 @@ def _dtype(name: str) -> Any:
 
 
 def _array(
-    buffer: _dmafile.Buffer | bytearray | None, dtype: str, shape: tuple[int, ...]
+    buffer: _dmafile.Buffer | bytearray | memoryview | None, dtype: str, shape: tuple[int, ...]
 ) -> _Tensor:
     """The whole of a buffer as one tensor; None for a tensor without elements."""
     if buffer is None:
