@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::border::{self, Failure, Result};
-use dmafile::{Load, Progress};
+use dmafile::{Allocation, Io, Load, Method, Progress};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::str::FromStr;
@@ -175,20 +175,12 @@ impl Options {
 
     /// All but the kind of memory.
     unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
-        let mut load = load.names(&crate::border::Header);
+        // SAFETY: as `apply` asks for.
+        let mut load = unsafe { self.tuning()? }.tune(load.names(&crate::border::Header));
         // SAFETY: as `apply` asks for.
         unsafe {
             if let Some(pages) = word(self.pages, "options.pages")? {
                 load = load.pages(pages);
-            }
-            if let Some(method) = word(self.method, "options.method")? {
-                load = load.method(method);
-            }
-            if let Some(io) = word(self.io, "options.io")? {
-                load = load.io(io);
-            }
-            if let Some(allocation) = word(self.allocation, "options.allocation")? {
-                load = load.allocation(allocation);
             }
             if let Some(verify) = word(self.verify, "options.verify")? {
                 load = load.verify(verify);
@@ -200,6 +192,78 @@ impl Options {
         if self.length != 0 {
             load = load.length(self.length);
         }
+        if let Some(tell) = self.told() {
+            load = load.progress(tell);
+        }
+        // SAFETY: as `apply` asks for.
+        if let Some(token) = unsafe { self.cancel.as_ref() } {
+            load = load.cancel(token.0.clone());
+        }
+        Ok(load)
+    }
+
+    /// How bytes move.
+    ///
+    /// # Safety
+    /// Its strings are null or end in NUL.
+    pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
+        if self.flags & !DMAFILE_NO_MEMORY_CHECK != 0 {
+            let why = format!("it has bits that mean nothing: {:#x}", self.flags);
+            return Err(Failure::new(libc::EINVAL, "options.flags", &why));
+        }
+        // SAFETY: as this function asks for.
+        unsafe {
+            Ok(Tuning {
+                method: word(self.method, "options.method")?,
+                io: word(self.io, "options.io")?,
+                allocation: word(self.allocation, "options.allocation")?,
+                gather: self.gather,
+                block: self.block,
+                queue_depth: self.queue_depth,
+                check_memory: self.flags & DMAFILE_NO_MEMORY_CHECK == 0,
+            })
+        }
+    }
+
+    /// What tells the caller how far it is.
+    pub(crate) fn told(&self) -> Option<impl Fn(Progress) + Send + Sync + 'static> {
+        let call = self.progress?;
+        let (user, told) = (User(self.user), Mutex::new(0));
+        Some(move |progress: Progress| {
+            // A call that takes long is not joined by another: the next ones are left out, but for the
+            // last, which comes when all threads are done.
+            if let Ok(mut told) = told.try_lock()
+                && *told <= progress.done
+            {
+                *told = progress.done;
+                call(progress.done, progress.total, user.pointer());
+            }
+        })
+    }
+}
+
+/// The options of a load that say how its bytes move, without pointers of the caller.
+pub(crate) struct Tuning {
+    method: Option<Method>,
+    io: Option<Io>,
+    allocation: Option<Allocation>,
+    gather: u64,
+    block: u64,
+    queue_depth: u32,
+    check_memory: bool,
+}
+
+impl Tuning {
+    pub(crate) fn tune(&self, mut load: Load) -> Load {
+        if let Some(method) = self.method {
+            load = load.method(method);
+        }
+        if let Some(io) = self.io {
+            load = load.io(io);
+        }
+        if let Some(allocation) = self.allocation {
+            load = load.allocation(allocation);
+        }
         if self.gather != 0 {
             load = load.gather(self.gather);
         }
@@ -209,29 +273,7 @@ impl Options {
         if self.queue_depth != 0 {
             load = load.queue_depth(self.queue_depth);
         }
-        if self.flags & !DMAFILE_NO_MEMORY_CHECK != 0 {
-            let why = format!("it has bits that mean nothing: {:#x}", self.flags);
-            return Err(Failure::new(libc::EINVAL, "options.flags", &why));
-        }
-        load = load.check_memory(self.flags & DMAFILE_NO_MEMORY_CHECK == 0);
-        if let Some(call) = self.progress {
-            let (user, told) = (User(self.user), Mutex::new(0));
-            load = load.progress(move |progress: Progress| {
-                // A call that takes long is not joined by another: the next ones are left out, but
-                // for the last, which comes when all threads are done.
-                if let Ok(mut told) = told.try_lock()
-                    && *told <= progress.done
-                {
-                    *told = progress.done;
-                    call(progress.done, progress.total, user.pointer());
-                }
-            });
-        }
-        // SAFETY: as `apply` asks for.
-        if let Some(token) = unsafe { self.cancel.as_ref() } {
-            load = load.cancel(token.0.clone());
-        }
-        Ok(load)
+        load.check_memory(self.check_memory)
     }
 }
 
