@@ -182,5 +182,5 @@ def test_four_takers_of_one_hold(files: list[Path], folder: Path) -> None:
                 one.end()
         with pytest.raises(FileNotFoundError):
             (links / tensors.name).open("rb")
-    shell = subprocess.run(["cat", *files], capture_output=True, check=True)
-    assert both == hashlib.sha256(shell.stdout).hexdigest()
+    whole = subprocess.run(["cat", *files], capture_output=True, check=True).stdout
+    assert both == hashlib.sha256(whole).hexdigest()
