@@ -13,16 +13,19 @@ BINDIR      ?= $(PREFIX)/bin
 LIBDIR      ?= $(PREFIX)/lib
 INCLUDEDIR  ?= $(PREFIX)/include
 MANDIR      ?= $(PREFIX)/share/man
+# Of services; systemd looks below /usr and /usr/local.
+UNITDIR     ?= $(PREFIX)/lib/systemd/system
 DESTDIR     ?=
+UNIT        := dmafile-hold@.service
 # From here, and whole: the C library is installed from its own folder.
 STAGE = $(if $(DESTDIR),$(abspath $(DESTDIR)))
 CAPI = $(MAKE) --no-print-directory -C capi ARCHIVE=$(abspath $(TARGET))/release/libdmafile_capi.a \
 	PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) INCLUDEDIR=$(INCLUDEDIR) DESTDIR=$(STAGE)
 
 # make(1) has no names with spaces: half of one would be another folder.
-PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR
+PLACES := DESTDIR PREFIX BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR
 $(foreach place,$(PLACES),$(if $(word 2,$($(place))),$(error $(place) has a space in it: '$($(place))')))
-$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR,$(if $(filter /%,$($(place))),,\
+$(foreach place,BINDIR LIBDIR INCLUDEDIR MANDIR UNITDIR,$(if $(filter /%,$($(place))),,\
 	$(error $(place) is no absolute path: '$($(place))'; DESTDIR may be relative)))
 
 # How long each reader of model files is fuzzed; what it learns stays in $(FUZZ)/corpus for the next time.
@@ -43,7 +46,12 @@ VM_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=loadfile --no
 # These take minutes each: whoever is free takes the next.
 KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --maxschedchunk=1
 
-.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench lint features docs install uninstall build built extension \
+# Where the packages of `make loaders-test` are kept: an environment each, 1.4 and 1.9 GB.
+LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
+LOADER_TESTS := python/tests/loaders
+
+.PHONY: loaders-test loaders-contract
+.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -97,8 +105,27 @@ fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds e
 	done
 
 vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on Debian's 6.12, 6.1 and newest kernels in QEMU
-	@echo "vm-test: boots some 90 virtual machines, two at a time, without KVM (an hour and a half on two idle cores)"
+	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
+
+loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (15 minutes; 1.3 GB to download, once)
+	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
+	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
+	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
+		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_docs.py $(ARGS)
+	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
+
+loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)
+	python3 $(LOADER_TESTS)/contract.py $(ARGS)
+
+$(LOADERS)/%/ready: $(LOADER_TESTS)/requirements-%.txt $(LOADER_TESTS)/cuda_stubs.py
+	@scripts/need python3-venv python3 -c "import ensurepip, venv"
+	@scripts/need binutils command -v readelf
+	rm -rf $(@D)
+	python3 -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --requirement $<
+	python3 $(LOADER_TESTS)/cuda_stubs.py $(@D)/lib/python3*/site-packages/torch/lib
+	@touch $@
 
 vm-bench: need-rust .venv/dev ## count instructions, user and kernel, of every way into memory, in QEMU (10 minutes)
 	@echo "vm-bench: one virtual machine; results in .bench (ARGS=--keep: in bench/results and docs)"
@@ -109,6 +136,12 @@ bench: build .venv/dev ## measure the ways of loading on this machine: 3 minutes
 	@scripts/need fio command -v fio
 	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
 	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) $(ARGS)
+
+save-bench: build .venv/dev ## measure saves and recorders beside fio, the page cache and other writers (as root; 10 minutes)
+	@echo "save-bench: on the disk of this folder, which needs room for 8 GiB; results in .bench (ARGS='--keep saves': in bench/results and docs)"
+	@scripts/need fio command -v fio
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) -m bench --program $(abspath $(DMAFILE)) --table saves $(ARGS)
 
 lint: need-rust-tools .venv/dev ## check formatting, lints, documentation and types
 	@echo "lint: rustfmt, clippy, rustdoc, ruff, mypy"
@@ -141,17 +174,20 @@ docs: build ## write the man pages, shell completions and API documentation unde
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
 
-install: built ## install the command, its man pages and the C library (PREFIX=/usr/local DESTDIR=)
+install: built ## install the command, its man pages, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
-	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1
+	install -d $(STAGE)$(BINDIR) $(STAGE)$(MANDIR)/man1 $(STAGE)$(UNITDIR)
 	install -m 755 $(DMAFILE) $(STAGE)$(BINDIR)/dmafile
 	install -m 644 $(PAGES)/*.1 $(STAGE)$(MANDIR)/man1
+	sed 's|@BINDIR@|$(BINDIR)|' 'cli/systemd/$(UNIT).in' > '$(STAGE)$(UNITDIR)/$(UNIT)'
+	chmod 644 '$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) install
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
 uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 	@echo "uninstall: from $(STAGE)$(PREFIX)"
-	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1
+	rm -f $(STAGE)$(BINDIR)/dmafile $(STAGE)$(MANDIR)/man1/dmafile.1 $(STAGE)$(MANDIR)/man1/dmafile-*.1 \
+		'$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
 
@@ -271,7 +307,7 @@ need-rust-tools: need-rust
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
 	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
-		qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
+		systemd:systemd-socket-activate qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
 		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs dmsetup:/sbin/dmsetup; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \
 	done

@@ -73,6 +73,63 @@ CHECKSUMS = {
 }
 
 
+# Saves, by the clock: docs/saving.md.
+
+IN_MEMORY = "from=memfd pages=huge pool=made"
+SAVED = "dmafile save"
+BY_PAGE_CACHE = "`write()`, `fsync()`"
+TO_DISK = {
+    SAVED: f"store {IN_MEMORY}",
+    BY_PAGE_CACHE: f"save {IN_MEMORY} method=write io=buffered",
+    "`O_DIRECT`, one `write()` of 8 MiB after the other, `fsync()`": (
+        f"save {IN_MEMORY} method=write io=direct block={8 << 20}"
+    ),
+}
+FIO_TO_DISK = {
+    f"fio, {engine}, {block.upper()} × {depth}": (engine, block, depth)
+    for engine, block, depth in (
+        ("io_uring", "1m", 32),
+        ("io_uring", "4m", 8),
+        ("io_uring", "4m", 32),
+        # As DeepNVMe writes, with its usual block and queue.
+        ("libaio", "1m", 128),
+    )
+}
+"""Engine, block size, and queue depth."""
+IN_FLIGHT = 2
+RECORDS = {
+    f"{IN_FLIGHT} buffers of {mib} MiB{note}": (
+        f"record {IN_MEMORY} block={mib << 20} queue-depth={IN_FLIGHT}{words}"
+    )
+    for mib in (2, 8, 32)
+    for note, words in (("", ""), (", no checksum", " verify=none"))
+}
+"""By a recorder."""
+
+
+# Instructions of saves, on a stock kernel with the module: docs/saving.md. The last of each is what
+# the others are compared with.
+
+RW_TO_DISK = "save from=dmafile method=rw io=direct"
+WRITE_FROM_ITS_MAPPING = "save from=dmafile method=write io=buffered"
+FROM_MODULE = {
+    "`RW`, direct": RW_TO_DISK,
+    "`RW`, buffered": "save from=dmafile method=rw io=buffered",
+    "`dmafile save`, direct": "store from=dmafile method=module io=direct",
+    "`dmafile save`, bounce, direct": "store from=dmafile method=bounce io=direct",
+    "`write()` from its mapping, `fsync()`": WRITE_FROM_ITS_MAPPING,
+}
+"""A dma-buf of dmafile.ko."""
+FROM_MEMORY = {
+    "`dmafile save`, direct": "store from=memfd pages=huge method=uring io=direct",
+    "one direct `write()` from its mapping": "save from=memfd pages=huge method=write io=direct",
+    "`write()` from its mapping, `fsync()`": "save from=memfd pages=huge method=write io=buffered",
+}
+"""A memfd on huge pages."""
+TO_DISK_GOAL = (RW_TO_DISK, WRITE_FROM_ITS_MAPPING, 1 / 16)
+"""How little the first shall take, of the second."""
+
+
 # Instructions, on a stock kernel: docs/instructions.md, docs/kernel.md.
 
 WAYS = (

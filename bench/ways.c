@@ -22,14 +22,21 @@
  *	copy to=dmafile method=alloc-read|rw|read io=direct|buffered
  *				by dmafile.ko: in one step; into a dma-buf of its own that is there; by read() into the
  *				mapping of one
- *	save from=heap method=write|copy-file-range io=direct|buffered
- *				a dma-buf that is there, into a file of its size, and to the disk (fsync); only in rounds
+ *	save from=heap|dmafile|memfd method=write|copy-file-range|rw io=direct|buffered
+ *				without dmafile: memory that is there, to the disk (fsync); `block` bytes a call, all if
+ *				that is left out; rw by dmafile.ko. In rounds into a file of its size, by the clock to a new
+ *				one, FILE.saved
+ *	store from=heap|dmafile|memfd ...
+ *				the same by dmafile, with its words: method, io, verify, block, queue-depth
+ *	record from=memfd block=BYTES queue-depth=BUFFERS
+ *				by a recorder of dmafile: records of so many bytes out of so many buffers in turn, as
+ *				many as FILE holds, to its end (finish); without checksums with verify=none; by the clock
  *	make to=anon|memfd|heap|dmafile|udmabuf|nothing pages=4k|thp|huge
  *				creates and closes only; a udmabuf over a memfd that is there already; with
  *				method=fallocate a memfd's pages come without being mapped
  *
- * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed;
- * otherwise, in rounds, they have been there before, all zeroed, reserved for this.
+ * With pool=made, huge pages are taken from the system when the memory is created and given back when it is closed
+ * (before and after what is measured of a save); otherwise, in rounds, they have been there before, all zeroed, reserved for this.
  *
  * What `rounds` prints; a round before the others compares what has been read, byte for byte, and is not counted:
  *
@@ -263,7 +270,8 @@ static void evict(void)
 
 static void expect_none_cached(const struct candidate *c)
 {
-	int fd = open(is(c->verb, "save") ? saved_path : path, O_RDONLY);
+	bool saves = is(c->verb, "save") || is(c->verb, "store");
+	int fd = open(saves ? saved_path : path, O_RDONLY);
 	size_t number = fd < 0 ? 0 : cached(fd);
 
 	if (fd < 0 || number)
@@ -287,19 +295,51 @@ static int check_load(const struct dmafile_buffer *buffer)
 	return 0;
 }
 
-/* The pool of huge pages, as long as it is kept. */
-static void set_pool(unsigned long pages)
+static const char pool_node[] = "/proc/sys/vm/nr_hugepages";
+
+/* Asks for a pool of so many huge pages; how many there are then. */
+static unsigned long ask_pool(unsigned long pages)
 {
-	static const char node[] = "/proc/sys/vm/nr_hugepages";
-	FILE *file = fopen(node, "r+");
+	FILE *file = fopen(pool_node, "r+");
 	unsigned long there = -1;
 
 	if (!file || fprintf(file, "%lu\n", pages) < 0 || fflush(file))
-		err(1, "%s", node);
+		err(1, "%s", pool_node);
 	rewind(file);
-	if (fscanf(file, "%lu", &there) != 1 || there != pages)
-		errx(1, "%s: %lu huge pages, not %lu", node, there, pages);
+	if (fscanf(file, "%lu", &there) != 1)
+		err(1, "%s", pool_node);
 	fclose(file);
+	return there;
+}
+
+/* The pool of huge pages, as long as it is kept. */
+static void set_pool(unsigned long pages)
+{
+	unsigned long there = ask_pool(pages);
+
+	if (there != pages)
+		errx(1, "%s: %lu huge pages, not %lu", pool_node, there, pages);
+}
+
+/* Huge pages for FILE beside those that there are, if a candidate wants that; how many there were. */
+static int add_pool(const struct candidate *c, unsigned long *before)
+{
+	unsigned long wanted;
+	FILE *file;
+
+	if (!is(c->pool, "made"))
+		return 0;
+	file = fopen(pool_node, "r+");
+	if (!file || fscanf(file, "%lu", before) != 1)
+		return refuse(pool_node);
+	fclose(file);
+	wanted = *before + size / HUGE_PAGE;
+	if (ask_pool(wanted) == wanted)
+		return 0;
+	/* Memory is in pieces. */
+	set_pool(*before);
+	errno = ENOMEM;
+	return refuse(pool_node);
 }
 
 static int run_load(const struct candidate *c, bool check)
@@ -685,42 +725,207 @@ static void check_saved(const struct candidate *c)
 	close(fd);
 }
 
-static int run_save(const struct candidate *c, bool check)
+/* What is saved: FILE's bytes, in memory that is there. */
+static int make_source(const struct candidate *c, struct memory *m)
 {
-	struct memory m = { -1, -1, NULL };
-	int out, error = make_heap(&m) || map_dmabuf(&m);
+	size_t done = 0;
+	ssize_t n;
+	int in;
+
+	if (is(c->to, "memfd")) {
+		if (make_memfd(c, m) || map_memfd(m) || populate(m->map, is(c->pages, "thp")))
+			return -1;
+	} else if ((is(c->to, "dmafile") ? make_dmafile(m) : make_heap(m)) || map_dmabuf(m)) {
+		return -1;
+	}
+	if (!timed) {
+		memcpy(m->map, wanted, size);
+		return 0;
+	}
+	in = open(path, O_RDONLY | O_CLOEXEC | (m->memfd >= 0 ? O_DIRECT : 0));
+	for (; in >= 0 && done < size; done += n) {
+		n = read(in, m->map + done, size - done);
+		if (n <= 0)
+			err(1, "%s", path);
+	}
+	return in < 0 || close(in) ? refuse(path) : 0;
+}
+
+static int save_by_module(const struct memory *m, int out)
+{
+	struct dmafile_rw rw = {
+		.size = sizeof(rw), .flags = DMAFILE_WRITE, .fd = m->dmabuf, .file_fd = out, .length = size,
+	};
+	int node = open_module(), error = node < 0 || ioctl(node, DMAFILE_IOC_RW, &rw);
+
+	if (node >= 0)
+		close(node);
+	return error ? refuse("rw") : 0;
+}
+
+static int save(const struct candidate *c, const struct memory *m)
+{
+	int direct = is(c->io, "direct") ? O_DIRECT : 0, error = 0;
+	int out = open(saved_path, O_WRONLY | O_CLOEXEC | direct | (timed ? O_CREAT : 0), 0644);
 	size_t done = 0;
 	ssize_t n;
 
-	if (error)
-		return -1;
-	memcpy(m.map, wanted, size);
-	make_place();
-	settle();
-	reached(START);
-	reached(CREATED);
-	out = open(saved_path, O_WRONLY | O_CLOEXEC | (is(c->io, "direct") ? O_DIRECT : 0));
 	if (out < 0)
 		err(1, "%s", saved_path);
+	if (is(c->method, "rw")) {
+		error = save_by_module(m, out);
+		done = size;
+	}
 	for (; done < size && !error; done += error ? 0 : n) {
+		size_t len = c->block && c->block < size - done ? c->block : size - done;
+
 		if (is(c->method, "write"))
-			n = write(out, m.map + done, size - done);
+			n = write(out, m->map + done, len);
 		else
-			n = copy_file_range(m.dmabuf, NULL, out, NULL, size - done, 0);
+			n = copy_file_range(m->dmabuf, NULL, out, NULL, len, 0);
 		if (n <= 0)
 			error = refuse(c->method);
 	}
 	if (fsync(out))
 		err(1, "%s", saved_path);
 	close(out);
-	reached(FILLED);
+	return error;
+}
+
+static int refuse_by_dmafile(void)
+{
+	dmafile_strerror_r(why, sizeof(why));
+	return -1;
+}
+
+static int store(const struct candidate *c, const struct memory *m, char **report)
+{
+	struct dmafile_part part = { .fd = m->memfd >= 0 ? m->memfd : m->dmabuf, .bytes = size };
+	struct dmafile_save_options options = {
+		.size = sizeof(options),
+		.method = c->method,
+		.io = c->io,
+		.verify = c->verify,
+		.block = c->block,
+		.queue_depth = c->queue_depth,
+		.flags = timed ? 0 : DMAFILE_SAVE_IN_PLACE,
+	};
+
+	return dmafile_save(&part, 1, saved_path, &options, report) < 0 ? refuse_by_dmafile() : 0;
+}
+
+static int run_save(const struct candidate *c, bool check)
+{
+	struct memory m = { -1, -1, NULL };
+	unsigned long before;
+	char *report = NULL;
+	int error;
+
+	if (add_pool(c, &before))
+		return -1;
+	error = make_source(c, &m);
+	if (!error && !timed)
+		make_place();
+	else if (!error && unlink(saved_path) && errno != ENOENT)
+		err(1, "%s", saved_path);
+	settle();
+	if (!error) {
+		reached(START);
+		reached(CREATED);
+		error = is(c->verb, "store") ? store(c, &m, &report) : save(c, &m);
+		reached(FILLED);
+	}
 	if (!error && check)
 		check_saved(c);
+	if (report && timed)
+		printf("report %s\n", report);
+	else if (report && check)
+		printf("report %td %s\n", c - candidates, report);
+	dmafile_report_free(report);
 	close_memory(&m);
+	if (is(c->pool, "made"))
+		set_pool(before);
 	if (!error) {
 		settle();
 		reached(CLOSED);
 	}
+	return error;
+}
+
+/* A recorder */
+
+static int record(const struct candidate *c, const struct memory *m, struct dmafile_recorder_buffer *buffer)
+{
+	struct dmafile_recorder_options options = {
+		.size = sizeof(options),
+		.in_flight = c->queue_depth,
+		.flags = is(c->verify, "none") ? DMAFILE_RECORD_NO_CHECKSUM : 0,
+	};
+	struct dmafile_recorder *recorder;
+	size_t records = size / c->block, i;
+	int error = 0;
+
+	if (dmafile_recorder_new(saved_path, &options, &recorder))
+		return refuse_by_dmafile();
+	for (i = 0; i < records && !error; i++) {
+		size_t at = i % c->queue_depth * c->block;
+
+		/* The one that has used this buffer is written: a device may fill it again. */
+		if (i >= c->queue_depth && dmafile_recorder_wait(recorder, i - c->queue_depth, -1) != 1)
+			error = refuse_by_dmafile();
+		if (!error && dmafile_recorder_append(recorder, buffer, at, c->block, i, m->memfd) < 0)
+			error = refuse_by_dmafile();
+	}
+	if (!error && dmafile_recorder_finish(recorder, NULL))
+		error = refuse_by_dmafile();
+	dmafile_recorder_free(recorder);
+	return error;
+}
+
+static void check_recorded(const struct candidate *c, const struct memory *m)
+{
+	struct dmafile_recording *recording;
+	void *seen = malloc(c->block);
+	size_t i;
+
+	if (!seen || dmafile_recording_open(saved_path, &recording) || !dmafile_recording_is_complete(recording) ||
+	    dmafile_recording_count(recording) != size / c->block)
+		errx(1, "%s: not recorded", c->line);
+	for (i = 0; i < size / c->block; i++)
+		if (dmafile_recording_read(recording, i, seen, c->block) != (int64_t)c->block ||
+		    memcmp(seen, m->map + i % c->queue_depth * c->block, c->block))
+			errx(1, "%s: wrong bytes", c->line);
+	dmafile_recording_free(recording);
+	free(seen);
+}
+
+static int run_record(const struct candidate *c, bool check)
+{
+	struct dmafile_recorder_buffer *buffer = NULL;
+	struct memory m = { -1, -1, NULL };
+	unsigned long before;
+	int error;
+
+	if (!c->block || !c->queue_depth || c->queue_depth * c->block > size)
+		errx(1, "%s: which buffers?", c->line);
+	if (add_pool(c, &before))
+		return -1;
+	error = make_source(c, &m) || (dmafile_recorder_attach(m.memfd, &buffer) && refuse_by_dmafile());
+	if (unlink(saved_path) && errno != ENOENT)
+		err(1, "%s", saved_path);
+	if (!error) {
+		reached(START);
+		reached(CREATED);
+		error = record(c, &m, buffer);
+		reached(FILLED);
+	}
+	if (!error && check)
+		check_recorded(c, &m);
+	dmafile_recorder_detach(buffer);
+	close_memory(&m);
+	if (is(c->pool, "made"))
+		set_pool(before);
+	reached(CLOSED);
 	return error;
 }
 
@@ -734,8 +939,10 @@ static int attempt(const struct candidate *c, bool check)
 		return run_copy(c, check);
 	if (is(c->verb, "make"))
 		return run_make(c);
-	if (is(c->verb, "save") && !timed)
+	if (is(c->verb, "save") || is(c->verb, "store"))
 		return run_save(c, check);
+	if (is(c->verb, "record") && timed)
+		return run_record(c, check);
 	errx(1, "%s: what?", c->line);
 }
 
@@ -829,16 +1036,22 @@ static bool wants_pool(void)
 	return false;
 }
 
+static void name_files(const char *file)
+{
+	path = file;
+	if (snprintf(saved_path, sizeof(saved_path), "%s.saved", path) >= (int)sizeof(saved_path))
+		errx(1, "%s: too long", path);
+}
+
 static void in_rounds(char **words)
 {
 	int order[MAX_CANDIDATES], rounds, round, i;
 
-	path = words[0];
+	name_files(words[0]);
 	size = number(words[1]) * KIB;
 	rounds = number(words[2]);
 	srand48(number(words[3]));
 	read_candidates(words[4]);
-	snprintf(saved_path, sizeof(saved_path), "%s.saved", path);
 	make_file();
 	/*
 	 * Freed pages wait on a list of the CPU's, thousands of them, until a process that frees one more, or a clock,
@@ -891,7 +1104,7 @@ static void once(const char *file, const char *line, const char *same)
 	struct stat about;
 	int i;
 
-	path = file;
+	name_files(file);
 	if (stat(path, &about))
 		err(1, "%s", path);
 	size = about.st_size;

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+UNIT = "dmafile-hold@.service"
 
 
 def make(*args: str, **environment: str) -> str:
@@ -115,9 +116,23 @@ def test_install_only_copies(tree: Tree) -> None:
         assert f"prefix=/{prefix}\n" in (lib / "pkgconfig/dmafile.pc").read_text()
         for page in ("dmafile.1", "dmafile-load.1"):
             assert (tree.stage / prefix / "share/man/man1" / page).is_file()
+        unit = (lib / "systemd/system" / UNIT).read_text()
+        assert f"\nExecStart=/{prefix}/bin/dmafile hold --notify " in unit
     for prefix in ("/usr", "/opt"):
         tree.make("uninstall", f"PREFIX={prefix}")
     assert tree.installed() == []
+
+
+def test_systemd_accepts_the_unit(tree: Tree) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is missing (Debian: systemd)")
+    tree.make("install", "PREFIX=/usr")
+    # Where it is, there is a program.
+    unit = tree.stage / "usr/lib/systemd/system" / UNIT
+    unit.write_text(unit.read_text().replace("ExecStart=", f"ExecStart={tree.stage}"))
+    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    result = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
 
 def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:

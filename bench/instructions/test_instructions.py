@@ -23,13 +23,14 @@ from bench.candidates import (
     NORMAL,
     READ_INTO_ITS_MAPPING,
     RW,
+    TO_DISK_GOAL,
     Gate,
     by_size,
     load,
     on_series,
     on_stock,
 )
-from bench.instructions import pins
+from bench.instructions import pins, saves
 from bench.instructions.measure import MIB, Candidate, Measured, measure, pair, step
 from bench.instructions.series import measured_by_size, tables_by_size
 from bench.instructions.tables import Tables, above_zeroing, release
@@ -87,6 +88,15 @@ def test_above_zeroing_the_module_takes_a_seventh_of_the_normal_way(with_module:
     """On every kernel. Debian's 6.1 has no heap, where this is the normal way."""
     ratios = above_zeroing(with_module, ALLOC_READ, READ_INTO_ITS_MAPPING)
     assert statistics.median(ratios) < 1 / 7, ratios
+
+
+@pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
+@pytest.mark.usefixtures("counting")
+def test_a_save_out_of_the_module_takes_a_sixteenth_of_a_write_from_its_mapping() -> None:
+    run = saves.measured(mib=64, rounds=3, seed=1, profile="dev")
+    measured = Measured.of(run.machine["machine"], run.samples)
+    assert not [one.refused for one in measured.candidates.values() if one.refused]
+    assert statistics.median(saves.ratios(measured)) <= TO_DISK_GOAL[2]
 
 
 def holds(gate: Gate, measured: Measured) -> None:

@@ -44,6 +44,8 @@ def said_by_ways(out: Path) -> Said | str:
 def said_by_script(out: Path) -> Said | str:
     """What the scripts in programs/ print."""
     said = json.loads(out.read_text().splitlines()[-1])
+    if "refused" in said:
+        return str(said["refused"])
     phases = {name: said[name] for name in PHASES}
     return Said(said["create"] + said["fill"], said["cpu"], phases, said["report"])
 
@@ -51,9 +53,18 @@ def said_by_script(out: Path) -> Said | str:
 def said_by_fio(out: Path) -> Said | str:
     """fio's JSON. Its clock leaves out its start, and the threads that it starts."""
     job = json.loads(out.read_text())["jobs"][0]
-    seconds = job["read"]["io_bytes"] / job["read"]["bw_bytes"]
-    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["read"]["runtime"] / 1000
+    moved = job["write"] if job["write"]["io_bytes"] else job["read"]
+    seconds = moved["io_bytes"] / moved["bw_bytes"]
+    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * moved["runtime"] / 1000
     return Said(float(seconds), float(busy))
+
+
+def said_by_save(out: Path) -> Said | str:
+    """What ways.c prints of a save, whose memory is there before."""
+    said = said_by_ways(out)
+    if isinstance(said, str):
+        return said
+    return Said(said.phases["fill"], said.cpu, said.phases, said.report)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Candidate:
     """A word that makes it compare the bytes; nothing where it can't."""
     memory: int = 0
     """Bytes that it fills where its file is cold; 0: twice its size, once in the page cache."""
+    writes: bool = False
+    """It makes its file, which isn't there before."""
 
 
 def way(ways: Path, name: str, file: Path, line: str) -> Candidate:
@@ -81,6 +94,14 @@ def way(ways: Path, name: str, file: Path, line: str) -> Candidate:
     memory = 0 if line.startswith("copy ") else size
     command = [str(ways), "once", str(file), line]
     return Candidate(name, line, file, size, command, said_by_ways, str(file), memory)
+
+
+def saved(ways: Path, name: str, noise: Path, line: str) -> Candidate:
+    """A save by ways.c, of the bytes of a file."""
+    to, size = noise.with_name(f"{noise.name}.saved"), noise.stat().st_size
+    memory = 2 * size if "io=buffered" in line else size
+    command = [str(ways), "once", str(noise), line]
+    return Candidate(name, line, to, size, command, said_by_save, str(noise), memory, writes=True)
 
 
 def bare(name: str, *words: str) -> list[str]:
@@ -109,3 +130,19 @@ def fio(name: str, file: Path, block: str, depth: int, *, huge: bool) -> Candida
     command = [*before, "fio", *words, f"--filename={file}", "--output-format=json"]
     size, own = file.stat().st_size, 256 << 20
     return Candidate(name, what, file, size, command, said_by_fio, checks="", memory=own)
+
+
+def fio_to_disk(name: str, file: Path, size: int, engine: str, block: str, depth: int) -> Candidate:
+    """Direct writes by fio into a new file, whose space it reserves as dmafile does (fallocate),
+    out of the same few blocks on huge pages; to the disk."""
+    words = ["--name=write", "--rw=write", f"--ioengine={engine}", "--direct=1", "--thread"]
+    words += [f"--bs={block}", f"--iodepth={depth}", "--fallocate=native", "--end_fsync=1"]
+    # Every block is written from the same memory; nothing is generated meanwhile.
+    words += ["--scramble_buffers=0"]
+    before = ["env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"]
+    what = " ".join([*before, "fio", *words])
+    command = [*before, "fio", *words, f"--size={size}", f"--filename={file}"]
+    command.append("--output-format=json")
+    return Candidate(
+        name, what, file, size, command, said_by_fio, checks="", memory=256 << 20, writes=True
+    )

@@ -1,5 +1,6 @@
 """Runs candidates side by side: in turns, each round in a new order, from a known state."""
 
+import os
 import random
 import sys
 import time
@@ -115,6 +116,11 @@ def of_run(run: Run) -> dict[str, Measured]:
 def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
     """One run; or why it can't be."""
     candidate, out = cell.candidate, scratch / "said"
+    if candidate.writes:
+        candidate.file.unlink(missing_ok=True)
+        # That the file system is done with the one before counts in no run.
+        os.sync()
+        candidate.file.touch()
     quick = prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
     try:
         done = run(candidate.command, out)

@@ -15,7 +15,7 @@ from bench.seconds.state import prepare
 from bench.seconds.tables import Job, Place, Result
 from bench.words import table
 
-TABLES = ("quick", "limit", "scale", "peers", "extras")
+TABLES = ("quick", "limit", "scale", "peers", "extras", "saves")
 """Each is made by the module of that name: job(), what is to run, and results(), of what ran."""
 INTERRUPTED = 130
 

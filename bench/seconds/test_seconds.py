@@ -3,6 +3,7 @@
 import html
 import importlib.util
 import math
+import os
 import re
 import signal
 import subprocess
@@ -17,12 +18,13 @@ import pytest
 
 from bench import ways
 from bench.__main__ import program
-from bench.candidates import QUICK, READ
+from bench.candidates import BY_PAGE_CACHE, QUICK, READ, RECORDS, TO_DISK
 from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
 from bench.seconds.commands import Said, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
 from bench.seconds.process import Failed, run
+from bench.seconds.programs.save import POOL
 from bench.seconds.run import tables
 from bench.words import decided, ratios, spread, table
 
@@ -222,6 +224,19 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
+@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root takes huge pages")
+def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
+    done = bench(folder, "--table=saves", "--seed=7")
+    assert done.returncode == 0, done.stderr
+    # Trying a candidate has compared its bytes.
+    for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
+        assert f"\n| {row}" in done.stdout, done.stdout
+    for one in Run.read(folder / "out").samples:
+        cached = one["candidate"] == BY_PAGE_CACHE or "`, `fsync()`" in one["candidate"]
+        assert (one["cached_after"] > 0) == cached, one
+        assert one["seconds"] > 0, one
+
+
 def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
@@ -260,6 +275,9 @@ LINES = [
     "load to=anon pages=4k method=threads io=buffered queue-depth=2 block=65536",
     "copy to=memfd method=read io=buffered",
     "copy to=memfd method=sendfile io=direct",
+    "store from=memfd pages=thp",
+    "save from=memfd pages=4k method=write io=buffered",
+    "save from=memfd pages=thp method=write io=direct block=1048576",
 ]
 
 
@@ -272,7 +290,7 @@ def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str
     told = candidate.said(said)
     assert isinstance(told, Said) and told.seconds > 0
     assert set(told.phases) == {"create", "fill", "close"}
-    if line.startswith("load "):
+    if line.startswith(("load ", "store ")):
         assert told.report["bytes"] == 2 * MIB
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Failed, match="wrong bytes"):

@@ -61,6 +61,18 @@
 #define DMAFILE_RECORD_NO_INTERVAL 4
 
 /**
+ * For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A crash of the
+ * machine soon after may leave the old file or an incomplete one.
+ */
+#define DMAFILE_SAVE_NO_SYNC 1
+
+/**
+ * For dmafile_save_options.flags: write into the file or block device that exists, from byte `offset` of it
+ * on, and touch nothing else of it. That is not atomic: what ends it early leaves old bytes and new ones.
+ */
+#define DMAFILE_SAVE_IN_PLACE 2
+
+/**
  * A filled buffer: the wanted bytes of a file, and around them zeros. Opaque.
  *
  * Functions that take it `const` may be called by several threads at once; the others need it for
@@ -99,6 +111,22 @@ struct dmafile_recorder;
  * Memory to record from. Opaque.
  */
 struct dmafile_recorder_buffer;
+
+/**
+ * A recording that is read: the records that were acknowledged when it was opened, in order. Opaque.
+ *
+ * Functions that take it `const` may be called by several threads at once. It belongs to no thread: any may
+ * use and free it.
+ */
+struct dmafile_recording;
+
+/**
+ * A snapshot in memory: a buffer for each of its sources. Opaque.
+ *
+ * Functions that take it `const` may be called by several threads at once; the others need it for
+ * themselves alone. It belongs to no thread: any may use and free it.
+ */
+struct dmafile_snapshot;
 
 /**
  * Ends loads and saves early: those that name it. Once set, it stays set. Opaque.
@@ -249,8 +277,7 @@ struct dmafile_tensor {
 };
 
 /**
- * How buffers are recorded. Every member that is zero stands for its default, but for `size`, which is
- * sizeof(struct dmafile_recorder_options).
+ * How buffers are recorded. Zeros are defaults, and `size` is used as in struct dmafile_options.
  */
 struct dmafile_recorder_options {
     /**
@@ -319,6 +346,49 @@ struct dmafile_recorded {
 };
 
 /**
+ * A record of a recording. It and what it points to belong to the recording; later versions may have more
+ * members behind these, so use it where it is, by its pointer.
+ */
+struct dmafile_record {
+    /**
+     * Which one it is, from 0.
+     */
+    uint64_t number;
+    /**
+     * The file that has it: with `offset` and `length`, what dmafile_load reads into shareable memory.
+     */
+    const char *path;
+    /**
+     * Where it begins there, in bytes: a whole block, of 512 bytes at least.
+     */
+    uint64_t offset;
+    /**
+     * How many bytes it has.
+     */
+    uint64_t length;
+    /**
+     * When it was captured, in nanoseconds of the recorder's clock.
+     */
+    int64_t timestamp;
+    /**
+     * The number that came with it.
+     */
+    uint64_t tag;
+    /**
+     * How many buffers had been dropped before it, in all.
+     */
+    uint64_t dropped;
+    /**
+     * Its CRC-32C, where `has_checksum` is 1; else 0.
+     */
+    uint32_t checksum;
+    /**
+     * 1 where a checksum was computed, else 0.
+     */
+    uint32_t has_checksum;
+};
+
+/**
  * A range of bytes that is saved: memory of the caller, or a part of what a descriptor stands for.
  */
 struct dmafile_part {
@@ -336,7 +406,85 @@ struct dmafile_part {
      */
     uint64_t offset;
     /**
-     * How many bytes.
+     * How many bytes. UINT64_MAX where a descriptor is the only part: to its end.
+     */
+    uint64_t bytes;
+};
+
+/**
+ * How a save should be done. Zeros are defaults, and `size` is used as in struct dmafile_options; so are
+ * `verify`, `progress`, `user` and `cancel`, of a save.
+ */
+struct dmafile_save_options {
+    /**
+     * sizeof(struct dmafile_save_options), in bytes.
+     */
+    size_t size;
+    /**
+     * How bytes move: "auto" (default), "uring", "threads", "bounce", "module", "copy-file-range",
+     * "premap".
+     */
+    const char *method;
+    /**
+     * Past or through the page cache: "auto" (default), "direct", "buffered".
+     */
+    const char *io;
+    /**
+     * A checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" puts it into the report;
+     * "sha256=HEX" and its like fail the save where it differs (-EBADMSG). Default: none.
+     */
+    const char *verify;
+    /**
+     * With DMAFILE_SAVE_IN_PLACE, where the first byte goes; else 0.
+     */
+    uint64_t offset;
+    /**
+     * Bytes of one operation: 4 KiB to 64 MiB, a multiple of the file's direct alignment; default left
+     * to the plan.
+     */
+    uint64_t block;
+    /**
+     * Operations in flight, 1 to 4096; default left to the plan.
+     */
+    uint32_t queue_depth;
+    /**
+     * DMAFILE_SAVE_NO_SYNC, DMAFILE_SAVE_IN_PLACE, or'ed.
+     */
+    uint32_t flags;
+    /**
+     * Called now and then, at most 30 times a second, and once at the end, with how many bytes are written
+     * and how many there will be: of a pipe, how many have come.
+     */
+    void (*progress)(uint64_t done, uint64_t total, void *user);
+    /**
+     * Handed to `progress` as it is.
+     */
+    void *user;
+    /**
+     * Ends the save early (-ECANCELED) once it is set; NULL for none.
+     */
+    const struct dmafile_token *cancel;
+};
+
+/**
+ * A source of a snapshot that is saved: a part of what a descriptor stands for.
+ */
+struct dmafile_source {
+    /**
+     * Its name: 1 to 64 bytes of UTF-8 that begin with no dot and have no slash, comma, equals sign or
+     * control character; no other source has it.
+     */
+    const char *name;
+    /**
+     * A memfd, a dma-buf, a regular file, a block device, a pipe.
+     */
+    int fd;
+    /**
+     * The first byte of what `fd` stands for; 0 of a pipe.
+     */
+    uint64_t offset;
+    /**
+     * How many bytes; 0: to the end.
      */
     uint64_t bytes;
 };
@@ -925,34 +1073,191 @@ int dmafile_recorder_finish(const struct dmafile_recorder *recorder,
 void dmafile_recorder_free(struct dmafile_recorder *recorder);
 
 /**
- * Saves `count` parts, one behind the other and without gathering them first, as the file at `path`,
- * which is replaced whole or not at all. Where `offset` is not NULL they are written into the file or
- * block device that exists, from byte `*offset` on: that is not atomic. When it returns, all of it is
- * on the disk.
+ * Opens the recording that begins with the file at `path`, and reads its index; of one of its later files,
+ * what is in that one. One that is still being recorded can be read up to where it is, and what a crash has
+ * left up to the last record that was acknowledged.
  *
- * `verify` is NULL or as in dmafile_options, and `cancel` NULL or a token that ends the save early.
+ * Returns 0, with the recording in `*recording`, to be freed with dmafile_recording_free; or, with NULL
+ * there, -EBADMSG for a file that is no recording, -EINVAL for NULL, -ENOENT, -EACCES, -EIO and their like.
+ *
+ * Thread-safe.
+ */
+int dmafile_recording_open(const char *path,
+                           struct dmafile_recording **recording);
+
+/**
+ * How many records a recording has; 0 with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+uint64_t dmafile_recording_count(const struct dmafile_recording *recording);
+
+/**
+ * Whether a recording was finished, and all of it is here: 1 or 0, or -EINVAL for NULL. One that is not was
+ * cut short, by a crash for example, or goes on.
+ *
+ * Thread-safe.
+ */
+int dmafile_recording_is_complete(const struct dmafile_recording *recording);
+
+/**
+ * The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number is
+ * the index, but where a later file was opened by itself.
+ *
+ * NULL with errno ERANGE for another index, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_record *dmafile_recording_record(const struct dmafile_recording *recording,
+                                                      uint64_t index);
+
+/**
+ * Reads the record at an index into `memory`, which has room for `room` bytes, and compares it with its
+ * checksum where it has one.
+ *
+ * Returns how many bytes it has; or a negative errno: -ERANGE for an index that has no record, and where
+ * `room` is too small; -EBADMSG where the checksum differs, with the bytes in `memory`; -EINVAL for NULL;
+ * -EIO from the disk.
+ *
+ * Thread-safe; nobody may use the memory meanwhile.
+ */
+int64_t dmafile_recording_read(const struct dmafile_recording *recording,
+                               uint64_t index,
+                               void *memory,
+                               size_t room);
+
+/**
+ * Closes the files of a recording and frees it; NULL is nothing to free. No other thread may be using it.
+ */
+void dmafile_recording_free(struct dmafile_recording *recording);
+
+/**
+ * Saves `count` parts, one behind the other and without gathering them first, as the file at `path`,
+ * which is replaced whole or not at all, as `options` say; NULL there is all defaults. When it returns,
+ * all of it is on the disk, unless DMAFILE_SAVE_NO_SYNC is set.
+ *
  * `report` is NULL, or gets one JSON object, what `dmafile save --json` prints, to be freed with
  * dmafile_report_free; NULL on failure.
  *
- * Returns how many bytes were saved; or a negative errno, and the file is as it was, but for a part that
- * is written in place: -EINVAL for NULL, an unknown word, a range past the end; -EBADF, -ESPIPE for a
- * pipe beside other parts, -ENOSPC, -EDQUOT, -EIO, -EROFS, -EACCES, -EFBIG, -EISDIR; -ENODATA where a file is cut short
- * meanwhile; -EBADMSG where the checksum differs; -ECANCELED by its token.
+ * Returns how many bytes were saved; or a negative errno, with the file as it was and nothing left
+ * behind, except for what DMAFILE_SAVE_IN_PLACE has written:
+ *   -EINVAL for NULL, an unknown word, a number out of its range, a range past the end of what a
+ *   descriptor stands for;
+ *   -E2BIG where an option is set that this version does not know, or `size` is beyond 4096;
+ *   -EBADF for a descriptor that is not open for reading, -ESPIPE for a pipe beside other parts;
+ *   -ENOSPC, -EDQUOT, -EFBIG before the first write, where the file system reserves space;
+ *   -EIO from the disk, at a write or the sync;
+ *   -EROFS, -EACCES, -EPERM, -EISDIR, -ENOENT and their like for the file;
+ *   -ENODATA where memory or a file is cut short meanwhile, or a pipe ends early;
+ *   -EOPNOTSUPP for a method that cannot serve;
+ *   -EBADMSG where the checksum differs;
+ *   -ECANCELED by its token;
+ *   -ENOTRECOVERABLE for a mistake in dmafile;
+ * and whatever else the kernel gives.
  *
- * Thread-safe. What is written to the memory meanwhile may be in the file or not, byte by byte.
+ * Thread-safe. What is written to the memory meanwhile may be in the file or not, byte by byte. What
+ * would exceed RLIMIT_FSIZE is -EFBIG, without a signal.
  */
 int64_t dmafile_save(const struct dmafile_part *parts,
                      size_t count,
                      const char *path,
-                     const uint64_t *offset,
-                     const char *verify,
-                     const struct dmafile_token *cancel,
+                     const struct dmafile_save_options *options,
                      char **report);
 
 /**
- * Frees a report of dmafile_save; NULL is nothing to free. No other thread may be using it.
+ * Frees a report of dmafile_save or dmafile_snapshot_save; NULL is nothing to free. No other thread may be using it.
  */
 void dmafile_report_free(char *report);
+
+/**
+ * Saves `count` sources, 1 to 256, into the folder at `path`, which exists. They become valid all at once,
+ * when every byte is on the disk; what ends it early leaves the snapshot before, whole. There must be room
+ * for both.
+ *
+ * `options` are those of each source's save; NULL is all defaults. `verify` names the digests that a load
+ * compares, "xxh3" by default, without "=HEX"; `progress` counts all sources; DMAFILE_SAVE_IN_PLACE is
+ * refused. `report` is as in dmafile_save.
+ *
+ * Returns how many bytes were saved, or a negative errno as dmafile_save; and -EINVAL for a name that cannot
+ * be, or comes twice; -EBUSY while another snapshot is being saved to the folder; -ENOENT, -ENOTDIR where
+ * there is none; -EBADMSG, -EOPNOTSUPP for a manifest there that this version cannot read.
+ *
+ * Thread-safe. What is written to the memory meanwhile makes its digest wrong: it should be at rest.
+ */
+int64_t dmafile_snapshot_save(const struct dmafile_source *sources,
+                              size_t count,
+                              const char *path,
+                              const struct dmafile_save_options *options,
+                              char **report);
+
+/**
+ * Loads the snapshot in the folder at `path`: a buffer for each source, compared with its size and digest.
+ * While another snapshot takes the place of this one, all of the one or all of the other is loaded.
+ *
+ * `options` are those of each source's load; NULL is all defaults. `verify`, `offset` and `length` are
+ * refused, `progress` counts all sources, and an "fd:N" takes only one.
+ *
+ * Returns 0, with the snapshot in `*snapshot`, to be freed with dmafile_snapshot_free; or a negative errno
+ * as dmafile_load, with NULL there; and -ENOENT where the folder has no snapshot, -EBADMSG for a file or a
+ * manifest that is damaged, -EOPNOTSUPP for a manifest of another version.
+ *
+ * Thread-safe.
+ */
+int dmafile_snapshot_load(const char *path,
+                          const struct dmafile_options *options,
+                          struct dmafile_snapshot **snapshot);
+
+/**
+ * How many sources a snapshot has; 0 with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+size_t dmafile_snapshot_count(const struct dmafile_snapshot *snapshot);
+
+/**
+ * The name of a source, from 0 to dmafile_snapshot_count - 1, in the order in which they were saved. It
+ * belongs to the snapshot.
+ *
+ * NULL with errno ERANGE for another number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_snapshot_name(const struct dmafile_snapshot *snapshot,
+                                  size_t index);
+
+/**
+ * The buffer of a source. It belongs to the snapshot. Of a source without a byte it is an empty memfd,
+ * whatever kind was asked for.
+ *
+ * NULL with errno ERANGE for another number, ENODATA where it was taken, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_buffer *dmafile_snapshot_buffer(const struct dmafile_snapshot *snapshot,
+                                                     size_t index);
+
+/**
+ * Takes the buffer of a source out of the snapshot: it is the caller's from now on, to be freed with
+ * dmafile_buffer_free, and outlives the snapshot. A pointer from dmafile_snapshot_buffer stays valid.
+ *
+ * NULL with errno as dmafile_snapshot_buffer. No other thread may be using the snapshot.
+ */
+struct dmafile_buffer *dmafile_snapshot_take(struct dmafile_snapshot *snapshot,
+                                             size_t index);
+
+/**
+ * How the load went, as one JSON object: what `dmafile load --json` prints of the folder. It belongs to the
+ * snapshot; NULL with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_snapshot_report_json(const struct dmafile_snapshot *snapshot);
+
+/**
+ * Frees a snapshot, and the buffers that were not taken out of it; NULL is nothing to free. No other thread
+ * may be using it.
+ */
+void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
 
 /**
  * A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.

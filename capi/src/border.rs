@@ -50,6 +50,13 @@ impl Failure {
 pub(crate) struct Header;
 
 impl Names for Header {
+    fn option(&self, option: Opt) -> String {
+        match option {
+            Opt::From => "sources".to_string(),
+            _ => option.name().to_string(),
+        }
+    }
+
     fn set(&self, option: Opt, value: &str) -> String {
         match option {
             Opt::CheckMemory => "DMAFILE_NO_MEMORY_CHECK".to_string(),

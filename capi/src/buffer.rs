@@ -1,7 +1,7 @@
 //! `struct dmafile_buffer`: memory that holds a file's bytes.
 
 use crate::border::{self, Failure, Result, exclusive, shared};
-use dmafile::{HeldFile, Loaded};
+use dmafile::{HeldFile, Loaded, Report};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::ops::{Deref, DerefMut};
@@ -70,14 +70,16 @@ pub struct DmaBuf {
 
 impl Buffer {
     pub(crate) fn of(loaded: Loaded) -> Result<Self> {
-        let report = serde_json::to_string(&loaded.report).map_err(|error| {
-            Failure::new(libc::EIO, "cannot write the report", &error.to_string())
-        })?;
-        // JSON escapes NUL.
-        Ok(Self::new(
-            Memory::Own(loaded.buffer),
-            Some(c_string(report)?),
-        ))
+        Self::of_source(loaded.buffer, Some(&loaded.report))
+    }
+
+    /// Of a source of a snapshot; one without a byte has not been loaded.
+    pub(crate) fn of_source(inner: dmafile::Buffer, report: Option<&Report>) -> Result<Self> {
+        let report = report.map(|report| {
+            let json = serde_json::to_string(report).expect("a report is plain data");
+            c_string(json)
+        });
+        Ok(Self::new(Memory::Own(inner), report.transpose()?))
     }
 
     /// What another process loaded.

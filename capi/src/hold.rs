@@ -3,7 +3,7 @@
 use crate::border::{self, Header, Result, shared};
 use crate::buffer::{c_string, empty};
 use crate::load::path;
-use crate::options::word;
+use crate::options::{teller, word};
 use crate::{Buffer, Options, Token};
 use dmafile::{Hold, Shared};
 use libc::{c_char, c_int};
@@ -79,8 +79,8 @@ macro_rules! with_options {
         if let Some(verify) = word(options.verify, "options.verify")? {
             builder = builder.verify(verify);
         }
-        if let Some(tell) = options.told() {
-            builder = builder.progress(tell);
+        if let Some(call) = options.progress {
+            builder = builder.progress(teller(call, options.user));
         }
         if let Some(token) = options.cancel.as_ref() {
             builder = builder.cancel(token.0.clone());

@@ -17,7 +17,9 @@ mod load;
 mod model;
 mod options;
 mod recorder;
+mod recording;
 mod save;
+mod snapshot;
 mod token;
 
 pub use buffer::*;
@@ -26,7 +28,12 @@ pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;
 pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};
 pub use recorder::*;
-pub use save::{Part, dmafile_report_free, dmafile_save};
+pub use recording::*;
+pub use save::{
+    DMAFILE_SAVE_IN_PLACE, DMAFILE_SAVE_NO_SYNC, Part, SaveOptions, dmafile_report_free,
+    dmafile_save,
+};
+pub use snapshot::*;
 pub use token::*;
 
 use libc::{c_char, c_int};

@@ -2,7 +2,7 @@
 
 use crate::border::{self, Result};
 use crate::buffer::empty;
-use crate::{Buffer, Options};
+use crate::{Buffer, Options, options};
 use dmafile::Load;
 use libc::{c_char, c_int, c_void};
 use std::ffi::OsStr;
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn dmafile_load(
         // SAFETY: the header asks for null or a string.
         let load = Load::new(unsafe { self::path(path)? });
         // SAFETY: the header asks for null or options.
-        let options = unsafe { Options::copy(options)? };
+        let options = unsafe { options::copy(options)? };
         // SAFETY: the header asks for strings, a token and a callback that last until we return.
         let loaded = unsafe { options.apply(load)? }.run()?;
         // SAFETY: it is not null, and so a place for a pointer.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn dmafile_load_into(
         // SAFETY: the header asks for null or a string.
         let load = Load::new(unsafe { self::path(path)? });
         // SAFETY: the header asks for null or options.
-        let options = unsafe { Options::copy(options)? };
+        let options = unsafe { options::copy(options)? };
         // SAFETY: the header asks for strings, a token and a callback that last until we return.
         let load = unsafe { options.apply_elsewhere(load)? };
         border::check(memory.cast(), len.max(1), "memory")?;

@@ -2,7 +2,7 @@
 
 use crate::border::{self, Failure, Result, shared};
 use crate::buffer::{c_string, empty};
-use crate::{Buffer, Options, load};
+use crate::{Buffer, Options, load, options};
 use dmafile::Pattern;
 use libc::{c_char, c_int};
 use serde_json::json;
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn dmafile_model_load(
         // SAFETY: the header asks for null or a model that is alive.
         let model = &unsafe { shared(model, "model")? }.inner;
         // SAFETY: the header asks for null or options.
-        let options = unsafe { Options::copy(options)? };
+        let options = unsafe { options::copy(options)? };
         border::check(patterns.cast(), count, "patterns")?;
         let pattern = |index| {
             // SAFETY: not null; the header asks for `count` pointers, each null or a string.

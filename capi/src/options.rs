@@ -5,6 +5,7 @@ use crate::border::{self, Failure, Result};
 use dmafile::{Allocation, Io, Load, Method, Progress};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Mutex;
 
@@ -71,80 +72,110 @@ pub struct Options {
     pub cancel: *const Token,
 }
 
+/// A struct whose default is all zeros, and which grows.
+///
+/// # Safety
+/// It begins with its `size`, consists of numbers, pointers and callbacks without gaps between them, and
+/// is valid when it is all zero.
+pub(crate) unsafe trait Growing {
+    /// What the header calls it.
+    const NAME: &'static str;
+    /// The struct as version 0.1 has it: the least that a caller can have, in bytes.
+    const SMALLEST: usize;
+}
+
+// SAFETY: as the trait asks for.
+unsafe impl Growing for Options {
+    const NAME: &'static str = "dmafile_options";
+    const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
+}
+
+/// Called with how many bytes are in place, how many there will be, and what the caller wants to see.
+pub(crate) type ProgressCall = extern "C" fn(done: u64, total: u64, user: *mut c_void);
+
 /// Nothing asks for more: a larger one is a number that was not meant as a size.
 const LARGEST: usize = 4096;
-/// The struct as version 0.1 has it: the least that a caller can have.
-const SMALLEST: usize = offset_of!(Options, cancel) + size_of::<*const Token>();
 
-impl Options {
-    /// Copies what the caller has; null is all defaults.
-    ///
-    /// # Safety
-    /// `theirs` is null, or valid for reads of as many bytes as its `size` says, and of version
-    /// 0.1 of the struct where that is 0.
-    pub(crate) unsafe fn copy(theirs: *const Self) -> Result<Self> {
-        let mut ours = MaybeUninit::<Self>::zeroed();
-        if theirs.is_null() {
-            // SAFETY: null pointers, no callback, zeros: valid in every member.
-            return Ok(unsafe { ours.assume_init() });
-        }
-        // SAFETY: `size` is the first member, and in every version.
-        let size = unsafe { (&raw const (*theirs).size).read() };
-        let refuse = |errno, why: &str| Err(Failure::new(errno, "options.size", why));
-        if size != 0 && size < SMALLEST {
-            let why = format!("it is {size}, less than any dmafile_options has");
-            return refuse(libc::EINVAL, &why);
-        }
-        if size > LARGEST {
-            let why = format!("it is {size}, more than any dmafile_options has");
-            return refuse(libc::E2BIG, &why);
-        }
-        let known = if size == 0 { SMALLEST } else { size }.min(size_of::<Self>());
-        // SAFETY: the caller has that many bytes, and so have we.
-        unsafe {
-            ours.as_mut_ptr()
-                .cast::<u8>()
-                .copy_from_nonoverlapping(theirs.cast(), known);
-        }
-        // SAFETY: members that C wrote, zeros behind them.
-        let ours = unsafe { ours.assume_init() };
-        if size == 0 && !ours.is_default() {
-            return refuse(
-                libc::EINVAL,
-                "it is 0 beside options that are set; set it to sizeof(struct dmafile_options)",
-            );
-        }
-        // What a newer header has, an older library can only leave at its default.
-        let beyond = (known..size).any(|at| {
+/// Copies what the caller has; null is all defaults.
+///
+/// # Safety
+/// `theirs` is null, or valid for reads of as many bytes as its `size` says, and of version 0.1 of the
+/// struct where that is 0.
+pub(crate) unsafe fn copy<T: Growing>(theirs: *const T) -> Result<T> {
+    let mut ours = MaybeUninit::<T>::zeroed();
+    if theirs.is_null() {
+        // SAFETY: valid when it is all zero.
+        return Ok(unsafe { ours.assume_init() });
+    }
+    // SAFETY: `size` is the first member, and in every version.
+    let size = unsafe { theirs.cast::<usize>().read() };
+    let refuse = |errno, why: &str| Err(Failure::new(errno, "options.size", why));
+    let name = T::NAME;
+    if size != 0 && size < T::SMALLEST {
+        let why = format!("it is {size}, less than any {name} has");
+        return refuse(libc::EINVAL, &why);
+    }
+    if size > LARGEST {
+        let why = format!("it is {size}, more than any {name} has");
+        return refuse(libc::E2BIG, &why);
+    }
+    let known = if size == 0 { T::SMALLEST } else { size }.min(size_of::<T>());
+    let is_set = |mut bytes: Range<usize>| {
+        bytes.any(|at| {
             // SAFETY: inside the bytes that the caller says it has.
             unsafe { theirs.cast::<u8>().add(at).read() != 0 }
-        });
-        if beyond {
-            return refuse(
-                libc::E2BIG,
-                "an option is set that this version of dmafile does not know",
-            );
+        })
+    };
+    if size == 0 && is_set(0..known) {
+        let why = format!("it is 0 beside options that are set; set it to sizeof(struct {name})");
+        return refuse(libc::EINVAL, &why);
+    }
+    // What a newer header has, an older library can only leave at its default.
+    if is_set(known..size) {
+        return refuse(
+            libc::E2BIG,
+            "an option is set that this version of dmafile does not know",
+        );
+    }
+    // SAFETY: the caller has that many bytes, and so have we; zeros follow them.
+    unsafe {
+        ours.as_mut_ptr()
+            .cast::<u8>()
+            .copy_from_nonoverlapping(theirs.cast(), known);
+        Ok(ours.assume_init())
+    }
+}
+
+/// Refuses bits that mean nothing.
+pub(crate) fn check_flags(flags: u32, known: u32) -> Result<()> {
+    if flags & !known == 0 {
+        return Ok(());
+    }
+    let why = format!("it has bits that mean nothing: {flags:#x}");
+    Err(Failure::new(libc::EINVAL, "options.flags", &why))
+}
+
+/// A number that is not at its default.
+pub(crate) fn some<N: Default + PartialEq>(number: N) -> Option<N> {
+    (number != N::default()).then_some(number)
+}
+
+/// What an engine calls to say how far it is, which calls the caller's function.
+pub(crate) fn teller(call: ProgressCall, user: *mut c_void) -> impl Fn(Progress) + Send + Sync {
+    let (user, told) = (User(user), Mutex::new(0));
+    move |progress: Progress| {
+        // A call that takes long is not joined by another: the next ones are left out, but for the
+        // last, which comes when all threads are done.
+        if let Ok(mut told) = told.try_lock()
+            && *told <= progress.done
+        {
+            *told = progress.done;
+            call(progress.done, progress.total, user.pointer());
         }
-        Ok(ours)
     }
+}
 
-    fn is_default(&self) -> bool {
-        let strings = [
-            self.to,
-            self.pages,
-            self.method,
-            self.io,
-            self.allocation,
-            self.verify,
-        ];
-        strings.iter().all(|text| text.is_null())
-            && (self.offset, self.length, self.gather, self.block) == (0, 0, 0, 0)
-            && (self.queue_depth, self.flags) == (0, 0)
-            && self.progress.is_none()
-            && self.user.is_null()
-            && self.cancel.is_null()
-    }
-
+impl Options {
     /// Adds them to a load of memory that it allocates.
     ///
     /// # Safety
@@ -186,14 +217,14 @@ impl Options {
                 load = load.verify(verify);
             }
         }
-        if self.offset != 0 {
-            load = load.offset(self.offset);
+        if let Some(offset) = some(self.offset) {
+            load = load.offset(offset);
         }
-        if self.length != 0 {
-            load = load.length(self.length);
+        if let Some(length) = some(self.length) {
+            load = load.length(length);
         }
-        if let Some(tell) = self.told() {
-            load = load.progress(tell);
+        if let Some(call) = self.progress {
+            load = load.progress(teller(call, self.user));
         }
         // SAFETY: as `apply` asks for.
         if let Some(token) = unsafe { self.cancel.as_ref() } {
@@ -207,38 +238,19 @@ impl Options {
     /// # Safety
     /// Its strings are null or end in NUL.
     pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
-        if self.flags & !DMAFILE_NO_MEMORY_CHECK != 0 {
-            let why = format!("it has bits that mean nothing: {:#x}", self.flags);
-            return Err(Failure::new(libc::EINVAL, "options.flags", &why));
-        }
+        check_flags(self.flags, DMAFILE_NO_MEMORY_CHECK)?;
         // SAFETY: as this function asks for.
         unsafe {
             Ok(Tuning {
                 method: word(self.method, "options.method")?,
                 io: word(self.io, "options.io")?,
                 allocation: word(self.allocation, "options.allocation")?,
-                gather: self.gather,
-                block: self.block,
-                queue_depth: self.queue_depth,
+                gather: some(self.gather),
+                block: some(self.block),
+                queue_depth: some(self.queue_depth),
                 check_memory: self.flags & DMAFILE_NO_MEMORY_CHECK == 0,
             })
         }
-    }
-
-    /// What tells the caller how far it is.
-    pub(crate) fn told(&self) -> Option<impl Fn(Progress) + Send + Sync + 'static> {
-        let call = self.progress?;
-        let (user, told) = (User(self.user), Mutex::new(0));
-        Some(move |progress: Progress| {
-            // A call that takes long is not joined by another: the next ones are left out, but for the
-            // last, which comes when all threads are done.
-            if let Ok(mut told) = told.try_lock()
-                && *told <= progress.done
-            {
-                *told = progress.done;
-                call(progress.done, progress.total, user.pointer());
-            }
-        })
     }
 }
 
@@ -247,9 +259,9 @@ pub(crate) struct Tuning {
     method: Option<Method>,
     io: Option<Io>,
     allocation: Option<Allocation>,
-    gather: u64,
-    block: u64,
-    queue_depth: u32,
+    gather: Option<u64>,
+    block: Option<u64>,
+    queue_depth: Option<u32>,
     check_memory: bool,
 }
 
@@ -264,14 +276,14 @@ impl Tuning {
         if let Some(allocation) = self.allocation {
             load = load.allocation(allocation);
         }
-        if self.gather != 0 {
-            load = load.gather(self.gather);
+        if let Some(gather) = self.gather {
+            load = load.gather(gather);
         }
-        if self.block != 0 {
-            load = load.block(self.block);
+        if let Some(block) = self.block {
+            load = load.block(block);
         }
-        if self.queue_depth != 0 {
-            load = load.queue_depth(self.queue_depth);
+        if let Some(queue_depth) = self.queue_depth {
+            load = load.queue_depth(queue_depth);
         }
         load.check_memory(self.check_memory)
     }

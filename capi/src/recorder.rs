@@ -2,10 +2,10 @@
 
 use crate::border::{self, Failure, Result};
 use crate::load::path;
-use crate::options::word;
+use crate::options::{self, Growing, check_flags, some, word};
 use dmafile::{Capture, Note, Origin, RecordBuffer, Ticket, WhenFull};
 use libc::{c_char, c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,7 @@ pub const DMAFILE_RECORD_NO_CHECKSUM: u32 = 2;
 /// For dmafile_recorder_options.flags: nothing is acknowledged because of the time that has gone by.
 pub const DMAFILE_RECORD_NO_INTERVAL: u32 = 4;
 
-/// How buffers are recorded. Every member that is zero stands for its default, but for `size`, which is
-/// sizeof(struct dmafile_recorder_options).
+/// How buffers are recorded. Zeros are defaults, and `size` is used as in struct dmafile_options.
 #[repr(C)]
 pub struct RecorderOptions {
     /// sizeof(struct dmafile_recorder_options), in bytes.
@@ -41,6 +40,12 @@ pub struct RecorderOptions {
     pub rotate_bytes: u64,
     /// Another file begins when one is so many milliseconds old; default: never.
     pub rotate_ms: u64,
+}
+
+// SAFETY: as the trait asks for.
+unsafe impl Growing for RecorderOptions {
+    const NAME: &'static str = "dmafile_recorder_options";
+    const SMALLEST: usize = offset_of!(Self, rotate_ms) + size_of::<u64>();
 }
 
 /// What has been recorded.
@@ -352,36 +357,8 @@ fn of(recorded: &dmafile::Recorded) -> Recorded {
 /// # Safety
 /// `theirs` is null, or valid for reads of as many bytes as its `size` says, with strings in it.
 unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<Capture> {
-    if theirs.is_null() {
-        return Ok(capture);
-    }
-    let size = size_of::<RecorderOptions>();
-    // SAFETY: `size` is the first member, and in every version.
-    let said = unsafe { (&raw const (*theirs).size).read() };
-    let refuse = |errno, what: &str, why: &str| Err(Failure::new(errno, what, why));
-    if said < size || said > 4096 {
-        let why = "it is not sizeof(struct dmafile_recorder_options)";
-        let errno = if said < size {
-            libc::EINVAL
-        } else {
-            libc::E2BIG
-        };
-        return refuse(errno, "options.size", why);
-    }
-    let beyond = (size..said).any(|at| {
-        // SAFETY: inside the bytes that the caller says it has.
-        unsafe { theirs.cast::<u8>().add(at).read() != 0 }
-    });
-    if beyond {
-        let why = "an option is set that this version of dmafile does not know";
-        return refuse(libc::E2BIG, "options.size", why);
-    }
-    let mut ours = MaybeUninit::<RecorderOptions>::uninit();
-    // SAFETY: the caller has as many bytes, of numbers and pointers, and so have we.
-    let ours = unsafe {
-        ours.as_mut_ptr().copy_from_nonoverlapping(theirs, 1);
-        ours.assume_init()
-    };
+    // SAFETY: as this function asks for.
+    let ours = unsafe { options::copy(theirs)? };
     // SAFETY: as this function asks for.
     if let Some(method) = unsafe { word(ours.method, "options.method")? } {
         capture = capture.method(method);
@@ -391,24 +368,20 @@ unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<
         capture = capture.io(io);
     }
     let known = DMAFILE_RECORD_DROP | DMAFILE_RECORD_NO_CHECKSUM | DMAFILE_RECORD_NO_INTERVAL;
-    if ours.flags & !known != 0 {
-        let why = format!("it has bits that mean nothing: {:#x}", ours.flags);
-        return refuse(libc::EINVAL, "options.flags", &why);
-    }
+    check_flags(ours.flags, known)?;
     if ours.flags & DMAFILE_RECORD_DROP != 0 {
         capture = capture.when_full(WhenFull::Drop);
     }
-    if ours.in_flight != 0 {
-        capture = capture.in_flight(ours.in_flight);
+    if let Some(buffers) = some(ours.in_flight) {
+        capture = capture.in_flight(buffers);
     }
-    let ms = |ms: u64| (ms != 0).then(|| Duration::from_millis(ms));
-    if ours.sync_interval_ms != 0 {
-        capture = capture.sync_interval(ms(ours.sync_interval_ms));
+    let ms = |ms: u64| some(ms).map(Duration::from_millis);
+    if let Some(interval) = ms(ours.sync_interval_ms) {
+        capture = capture.sync_interval(Some(interval));
     }
     if ours.flags & DMAFILE_RECORD_NO_INTERVAL != 0 {
         capture = capture.sync_interval(None);
     }
-    let some = |number: u64| (number != 0).then_some(number);
     Ok(capture
         .checksum(ours.flags & DMAFILE_RECORD_NO_CHECKSUM == 0)
         .sync_every(some(ours.sync_every))

@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 
-#include <dmafile.h>
+#include "check.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,32 +24,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(what)                                                                                \
-    do {                                                                                           \
-        if (!(what))                                                                               \
-            broken(#what, __LINE__);                                                               \
-    } while (0)
-
 static const char *file, *method;
 static unsigned char *expected;
 static size_t size;
-
-static void broken(const char *what, int line)
-{
-    char why[512];
-
-    dmafile_strerror_r(why, sizeof why);
-    fprintf(stderr, "exercise.c:%d: not so: %s; last failure: %s\n", line, what, why);
-    exit(1);
-}
-
-static int says(const char *part)
-{
-    char why[1024];
-    int len = dmafile_strerror_r(why, sizeof why);
-
-    return len == (int)strlen(why) && strstr(why, part) != NULL;
-}
 
 static struct dmafile_options options(const char *to)
 {
@@ -369,51 +346,6 @@ static void memory_of_the_caller(void)
     free(memory);
 }
 
-static void saves(void)
-{
-    struct dmafile_part parts[3] = {{0}};
-    struct dmafile_token *token = dmafile_token_new();
-    char to[] = "/tmp/exercise-save-XXXXXX", *report;
-    unsigned char *back = malloc(size + 4096);
-    uint64_t at = 4096;
-    int fd = mkstemp(to), from = open(file, O_RDONLY);
-
-    CHECK(fd >= 0 && from >= 0 && back != NULL && size > 5000);
-    close(fd);
-    parts[0].memory = expected;
-    parts[0].bytes = 100;
-    parts[1].fd = from;
-    parts[1].offset = 100;
-    parts[1].bytes = 4000;
-    parts[2].memory = expected + 4100;
-    parts[2].bytes = size - 4100;
-    CHECK(dmafile_save(parts, 3, to, NULL, "sha256", NULL, &report) == (int64_t)size);
-    CHECK(strstr(report, "\"atomic\":true") != NULL);
-    dmafile_report_free(report);
-    CHECK(dmafile_save(parts + 1, 1, to, &at, NULL, NULL, NULL) == 4000);
-    fd = open(to, O_RDONLY);
-    CHECK(fd >= 0 && pread(fd, back, size + 4096, 0) >= (ssize_t)size);
-    close(fd);
-    CHECK(memcmp(back, expected, 4096) == 0 && memcmp(back + 4096, expected + 100, 4000) == 0);
-    CHECK(memcmp(back + 8096, expected + 8096, size - 8096) == 0);
-    CHECK(dmafile_save(parts, 3, to, NULL, "crc32c=00000000", NULL, &report) == -EBADMSG);
-    CHECK(report == NULL && says("wrong digest"));
-    CHECK(dmafile_save(NULL, 1, to, NULL, NULL, NULL, NULL) == -EINVAL && says("parts: it is NULL"));
-    CHECK(dmafile_save(parts, 3, NULL, NULL, NULL, NULL, NULL) == -EINVAL && says("path"));
-    parts[1].fd = 987654;
-    CHECK(dmafile_save(parts, 3, to, NULL, NULL, NULL, NULL) == -EBADF);
-    parts[1].fd = from;
-    parts[1].offset = size;
-    CHECK(dmafile_save(parts, 3, to, NULL, NULL, NULL, NULL) == -EINVAL);
-    CHECK(dmafile_token_cancel(token) == 0);
-    CHECK(dmafile_save(parts, 1, to, NULL, NULL, token, NULL) == -ECANCELED);
-    dmafile_report_free(NULL);
-    dmafile_token_free(token);
-    unlink(to);
-    close(from);
-    free(back);
-}
-
 struct told {
     uint64_t calls, done, total;
 };
@@ -539,15 +471,6 @@ static void another_process(void)
     free(some);
 }
 
-static int open_files(void)
-{
-    int fd, count = 0;
-
-    for (fd = 0; fd < 256; fd++)
-        count += fcntl(fd, F_GETFD) >= 0;
-    return count;
-}
-
 static int all(void)
 {
     int before = open_files();
@@ -559,7 +482,6 @@ static int all(void)
     access_();
     descriptors();
     memory_of_the_caller();
-    saves();
     progress_and_cancel();
     threads();
     another_process();

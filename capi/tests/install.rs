@@ -61,6 +61,8 @@ impl Kit {
         let own = [&["-std=c99", "-pthread", "-g", &version], &flags[..]].concat();
         kit.compile("cc", "tests/exercise.c", "exercise", &own);
         kit.compile("cc", "tests/record.c", "record", &own);
+        kit.compile("cc", "tests/save.c", "save-checks", &own);
+        kit.compile("cc", "examples/save.c", "save", &c99);
         kit.compile("cc", "examples/record_camera.c", "record_camera", &c99);
         kit.compile("cc", "examples/take.c", "take", &c99);
         kit.compile("cc", "tests/hold.c", "hold", &own);
@@ -476,6 +478,85 @@ fn c_programs_hold_and_share() {
     }
     drop(own);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// An empty folder of this name.
+fn folder(kit: &Kit, name: &str) -> PathBuf {
+    let folder = kit.path(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn a_c_program_saves() {
+    let Some(kit) = kit() else { return };
+    let mut save = kit.program("save-checks");
+    save.arg(folder(kit, "saves"));
+    done(save);
+    if valgrind() {
+        let mut save = kit.checked("save-checks");
+        save.arg(folder(kit, "saves"));
+        done(save);
+    }
+}
+
+/// In a mount namespace, where anybody may have a file system of 1 MiB.
+#[test]
+fn a_full_disk_leaves_the_old_file() {
+    let Some(kit) = kit() else { return };
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--user", "--map-root-user", "--mount", "sh", "-ec"])
+            .arg(format!("mount -t tmpfs -o size=1m none \"$1\"; {script}"))
+            .args(["sh".as_ref(), folder(kit, "full").as_os_str()])
+            .arg(kit.path("save-checks"))
+            .env("LD_LIBRARY_PATH", kit.path("usr/lib"));
+        command
+    };
+    if !inside("true").status().is_ok_and(|status| status.success()) {
+        return skip("no mount namespace can be made");
+    }
+    done(inside("exec \"$2\" --full \"$1\""));
+}
+
+#[test]
+fn the_example_saves_and_brings_back() {
+    let Some(kit) = kit() else { return };
+    let folder = folder(kit, "example");
+    let to = folder.join("to");
+    let run = |arguments: &str| {
+        let mut shell = Command::new("sh");
+        shell
+            .arg("-ec")
+            .arg(format!("\"$SAVE\" {arguments} 3<>\"$NOISE\" 4<>\"$0\""))
+            .arg(file!())
+            .current_dir(HERE.trim_end_matches("capi"))
+            .env("SAVE", kit.path("save"))
+            .env("NOISE", &kit.file)
+            .env("TO", &to)
+            .env("FOLDER", &folder)
+            .env("LD_LIBRARY_PATH", kit.path("usr/lib"));
+        shell
+    };
+    let says = text(&done(run("\"$TO\" 'a header'")).stdout);
+    assert_eq!(says, format!("{} bytes are on the disk\n", LEN + 8));
+    let mut expected = b"a header".to_vec();
+    expected.extend(noise());
+    assert!(std::fs::read(&to).unwrap() == expected);
+    std::fs::remove_file(&to).unwrap();
+    done(run("--snapshot \"$FOLDER\""));
+    assert!(std::fs::read(folder.join("weights.1.dmafile")).unwrap() == noise());
+    let says = text(&done(run("--load \"$FOLDER\"")).stdout);
+    assert!(
+        says.starts_with(&format!("weights: {LEN} bytes, fd ")),
+        "{says}"
+    );
+    assert!(says.contains("\ncache: "), "{says}");
+    let output = run("/no/such/place x").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("there is no such folder (ENOENT)"));
 }
 
 /// A place for a socket. Their paths are short, and that of the build may not be.

@@ -2,11 +2,11 @@
 /*
  * What a C program can do with a recorder, right and wrong. Run by install.rs, also under valgrind.
  *
- *     record FILE       21 records of a memfd and of memory
+ *     record FILE       21 records of a memfd and of memory, and reads them
  */
 #define _GNU_SOURCE
 
-#include <dmafile.h>
+#include "check.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -17,21 +17,6 @@
 #include <unistd.h>
 
 #define FRAME 100000
-
-#define CHECK(what)                                                                                \
-    do {                                                                                           \
-        if (!(what))                                                                               \
-            broken(#what, __LINE__);                                                               \
-    } while (0)
-
-static void broken(const char *what, int line)
-{
-    char why[512];
-
-    dmafile_strerror_r(why, sizeof why);
-    fprintf(stderr, "record.c:%d: not so: %s; last failure: %s\n", line, what, why);
-    exit(1);
-}
 
 static struct dmafile_recorder_options options(void)
 {
@@ -87,8 +72,81 @@ static void refused(const char *path)
     dmafile_recorder_free(NULL);
 }
 
+/* What main() has recorded. */
+static void read_back(const char *path)
+{
+    static const char text[] = "memory of the caller";
+    static unsigned char room[FRAME], frame[FRAME];
+    struct dmafile_options how;
+    const struct dmafile_record *record;
+    struct dmafile_recording *recording = (void *)room;
+    struct dmafile_buffer *buffer;
+    uint64_t i;
+
+    CHECK(dmafile_recording_open(NULL, &recording) == -EINVAL && recording == NULL);
+    CHECK(dmafile_recording_open(path, NULL) == -EINVAL);
+    CHECK(dmafile_recording_open("/no/such/file", &recording) == -ENOENT && recording == NULL);
+    CHECK(dmafile_recording_open("/proc/self/exe", &recording) == -EBADMSG && says("header"));
+    CHECK(dmafile_recording_count(NULL) == 0 && errno == EINVAL);
+    CHECK(dmafile_recording_is_complete(NULL) == -EINVAL);
+    CHECK(dmafile_recording_record(NULL, 0) == NULL && errno == EINVAL);
+    CHECK(dmafile_recording_read(NULL, 0, room, FRAME) == -EINVAL);
+    dmafile_recording_free(NULL);
+
+    CHECK(dmafile_recording_open(path, &recording) == 0);
+    CHECK(dmafile_recording_count(recording) == 21);
+    CHECK(dmafile_recording_is_complete(recording) == 1);
+    for (i = 0; i < 20; i++) {
+        record = dmafile_recording_record(recording, i);
+        CHECK(record != NULL && record->number == i && record->length == FRAME);
+        CHECK(record->timestamp == -1000 * (int64_t)i && record->tag == i << 40);
+        CHECK(record->dropped == 0 && record->has_checksum == 1);
+        CHECK(record->offset % 512 == 0 && access(record->path, R_OK) == 0);
+        memset(frame, (int)i + 1, FRAME);
+        CHECK(dmafile_recording_read(recording, i, room, FRAME) == FRAME);
+        CHECK(memcmp(room, frame, FRAME) == 0);
+    }
+    CHECK(strcmp(dmafile_recording_record(recording, 0)->path, path) == 0);
+    CHECK(strcmp(record->path + strlen(path), ".1") == 0);
+    /* A record is a part of a file, which loads into memory that devices share. */
+    memset(&how, 0, sizeof how);
+    how.size = sizeof how;
+    how.offset = record->offset;
+    how.length = record->length;
+    CHECK(dmafile_load(record->path, &how, &buffer) == 0);
+    CHECK(dmafile_buffer_read_at(buffer, 0, room, FRAME) == 0 && memcmp(room, frame, FRAME) == 0);
+    dmafile_buffer_free(buffer);
+    CHECK(dmafile_recording_read(recording, 20, room, sizeof text - 1) == sizeof text - 1);
+    CHECK(memcmp(room, text, sizeof text - 1) == 0);
+    CHECK(dmafile_recording_read(recording, 20, room, 5) == -ERANGE && says("20 bytes"));
+    CHECK(dmafile_recording_read(recording, 20, NULL, FRAME) == -EINVAL);
+    CHECK(dmafile_recording_read(recording, 21, room, FRAME) == -ERANGE && says("21 records"));
+    CHECK(dmafile_recording_record(recording, UINT64_MAX) == NULL && errno == ERANGE);
+    dmafile_recording_free(recording);
+}
+
+/* Damages the last record, which then cannot be read. */
+static void damage(const char *path)
+{
+    const struct dmafile_record *record;
+    struct dmafile_recording *recording;
+    char room[32];
+    int fd;
+
+    CHECK(dmafile_recording_open(path, &recording) == 0);
+    record = dmafile_recording_record(recording, 20);
+    fd = open(record->path, O_WRONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && pwrite(fd, "M", 1, (off_t)record->offset) == 1);
+    CHECK(dmafile_recording_read(recording, 20, room, sizeof room) == -EBADMSG && says("checksum"));
+    CHECK(pwrite(fd, "m", 1, (off_t)record->offset) == 1);
+    CHECK(dmafile_recording_read(recording, 20, room, sizeof room) == 20);
+    close(fd);
+    dmafile_recording_free(recording);
+}
+
 int main(int argc, char **argv)
 {
+    int before = open_files();
     struct dmafile_recorder_options how = options();
     struct dmafile_recorder_buffer *buffers[2];
     struct dmafile_recorder *recorder, *second;
@@ -143,5 +201,8 @@ int main(int argc, char **argv)
         dmafile_recorder_detach(buffers[i]);
         munmap(maps[i], FRAME + 4096);
     }
+    read_back(argv[1]);
+    damage(argv[1]);
+    CHECK(open_files() == before);
     return 0;
 }

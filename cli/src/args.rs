@@ -347,7 +347,7 @@ pub struct LoadArgs {
                   interrupted or idle for too long (exit status 0). What was taken stays with those who \
                   have it, also when it is killed.\n\n\
                   The socket is $XDG_RUNTIME_DIR/dmafile/NAME, as root /run/dmafile/NAME, or the one that \
-                  it was started with (LISTEN_FDS). Who may write to the socket may take.\n\n\
+                  it was started with (LISTEN_FDS). Users that may write to the socket may take.\n\n\
                   docs/holding.md has a unit for systemd. Sizes are powers of 1024; times read 500ms, \
                   60s, 10m, 2h."
 )]
@@ -356,12 +356,12 @@ pub struct HoldArgs {
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<PathBuf>,
 
-    /// What it is called: letters, digits, ., _ and - [default: the name of the file without its ending,
+    /// The name: letters, digits, ., _ and - [default: the name of the file without its ending,
     /// or of the folder]
     #[arg(long)]
     pub name: Option<String>,
 
-    /// The path of the socket, in a folder that not everybody can write to
+    /// The path of the socket, in a folder that not every user can write to
     #[arg(long, value_name = "SOCKET", help_heading = SOCKET)]
     pub at: Option<PathBuf>,
 
@@ -377,7 +377,7 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End when for so long nobody has taken it or been connected
+    /// End when no process has taken it or been connected for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 
@@ -480,14 +480,14 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
                   Without COMMAND it prints what there is. Times read 500ms, 60s, 10m, 2h."
 )]
 pub struct TakeArgs {
-    /// What it is called
+    /// The name of the hold
     pub name: String,
 
     /// The path of the socket [default: that of this user, or else of root]
     #[arg(long, value_name = "SOCKET")]
     pub at: Option<PathBuf>,
 
-    /// Wait so long until it is held
+    /// How long to wait until it is held [default: not at all]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub wait: Option<Duration>,
 
@@ -519,7 +519,7 @@ pub struct HoldsArgs {
 /// `dmafile release`
 #[derive(Args, Debug)]
 pub struct ReleaseArgs {
-    /// What it is called
+    /// The name of the hold
     pub name: String,
 
     /// The path of the socket [default: that of this user, or else of root]

@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-/// The word by which the command starts itself to remove the folder. No subcommand: nobody should be
-/// offered it.
+/// The word by which the command starts itself to remove the folder. No subcommand, so that help and completions
+/// don't show it.
 pub(crate) const WORD: &str = "remove-links";
 /// Follows the folder where the process is the one that stays.
 const STAYS: &str = "when-it-has-ended";
 
-/// Makes the folder, that only this user may enter. It's removed when this process has ended, whatever
-/// program that is by then.
+/// Makes the folder, that only this user may enter. It's removed when this process has ended, by then
+/// usually as COMMAND.
 pub(crate) fn private(launcher: &Launcher) -> Result<PathBuf, Failure> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let places = runtime.into_iter().filter(|place| place.is_absolute());

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &HoldArgs) -> Result<u8, Failure> {
     let holder = hold.start()?;
     wake(&holder.stopper()?)?;
     if token.is_set() {
-        // The signal came before anybody listened for it.
+        // The signal came before `wake`.
         return Ok(0);
     }
     let files = holder.files();

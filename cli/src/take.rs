@@ -45,7 +45,7 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
 }
 
-/// What whoever takes it should know.
+/// Notes for the user.
 fn remarks(held: &Held) -> String {
     let mut text = String::new();
     for HeldFile { info, huge, .. } in held.files() {
@@ -128,7 +128,7 @@ fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Fai
 }
 
 /// What a path leads to: the file, or a folder with all of them and what lies beside the originals. A
-/// holder who is another user does not choose what that is.
+/// holder that runs as another user does not choose that.
 fn shape(held: &Held) -> Shape {
     let files = held.files();
     if files.len() == 1 {

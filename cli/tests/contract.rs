@@ -288,13 +288,13 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         ),
         (
             "load file --verify md5=12",
-            &"invalid value 'md5' for '--verify <ALGO[=HEX]>' [possible values: crc32c, xxh3, \
-              blake3, sha256]"
+            &"invalid value 'md5' for '--verify <ALGO[=HEX]|hub>' [possible values: crc32c, xxh3, \
+              blake3, sha256, hub]"
                 .to_string(),
         ),
         (
             "load file --verify sha256=12",
-            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]>': '12' is no sha256: 64 \
+            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]|hub>': '12' is no sha256: 64 \
               hexadecimal digits"
                 .to_string(),
         ),

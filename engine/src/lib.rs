@@ -88,6 +88,8 @@ pub use load::{Extent, Load, Loaded, Report};
 #[doc(hidden)]
 pub use message::one_line;
 pub use message::{Message, Names, Opt, Part};
+#[cfg(all(feature = "model", feature = "checksums"))]
+pub use model::Digests;
 #[cfg(feature = "model")]
 pub use model::{Model, Pattern, SMALL_READ, Tensor};
 pub use options::{

@@ -80,7 +80,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "model",
         &[
-            "error", "format", "load", "message", "request", "source", "sys",
+            "error", "format", "load", "message", "request", "source", "sys", "verify",
         ],
     ),
     (

@@ -12,11 +12,12 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 use std::fs::{self, Permissions};
-use std::io::IoSlice;
+use std::io::{BufRead, BufReader, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -234,8 +235,59 @@ fn a_socket_that_a_killed_holder_left_is_taken_over() {
     assert_eq!(fs::read(&file).unwrap(), b"x");
 }
 
+/// A process of the test below: it holds a file, and has a child that does nothing.
 #[test]
-fn folders_that_anybody_can_write_to_are_refused() {
+#[ignore = "started by another test"]
+fn forking_holder() {
+    let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
+    let hold = Hold::of([path("HOLDER_FILE")]).name("a");
+    let _holder = hold.at(path("HOLDER_SOCKET")).start().unwrap();
+    // SAFETY: the child makes two system calls, and ends with its parent's stdin.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::read(0, [0u8; 1].as_mut_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    println!("holds");
+    thread::sleep(LONG);
+}
+
+#[test]
+fn a_child_of_a_killed_holder_is_no_holder() {
+    let dir = dir();
+    let path = cold(dir.path(), 10_000);
+    let at = dir.path().join("socket");
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "forking_holder", "--nocapture"])
+        .env("HOLDER_FILE", &path)
+        .env("HOLDER_SOCKET", &at)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert!(
+        said.map_while(Result::ok)
+            .any(|line| line.contains("holds"))
+    );
+    let child_lives = holder.stdin.take();
+    taken_is_equal(&at, "a", std::slice::from_ref(&path));
+    holder.kill().unwrap();
+    // Before it is waited for, and afterwards.
+    for _ in 0..2 {
+        let error = Held::take("a").at(&at).run().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{error}");
+        let _ = holder.wait();
+    }
+    let hold = Hold::of([&path]).name("a").at(&at).replace(true);
+    let _holder = hold.start().unwrap();
+    taken_is_equal(&at, "a", &[path]);
+    drop(child_lives);
+}
+
+#[test]
+fn folders_that_all_users_can_write_to_are_refused() {
     let dir = dir();
     let path = cold(dir.path(), 10_000);
     let open = dir.path().join("open");

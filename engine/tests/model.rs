@@ -707,3 +707,50 @@ fn shards_that_end_where_the_next_begins_go_to_any_part_of_memory() {
         }
     }
 }
+
+#[test]
+fn digests_are_of_the_files_whatever_the_parts() {
+    let dir = dir();
+    three(dir.path());
+    let files: Vec<_> = ["1", "2", "3"]
+        .map(|number| format!("model-0000{number}-of-00003.safetensors"))
+        .map(|name| dir.path().join(name))
+        .to_vec();
+    let model = Model::open_files(&files).unwrap();
+    assert_eq!(model.tensors(), Model::open(dir.path()).unwrap().tensors());
+    let last = model.shards().pop().unwrap();
+    let (end, part) = (last.at + last.bytes, 700_001);
+    let compute = Verify::compute(dmafile::Algorithm::Sha256);
+    let mut digests = model.digests(&compute).unwrap();
+    for at in (0..end).step_by(part as usize) {
+        let load = model.load().offset(at).length(part.min(end - at));
+        digests.update(
+            load.to(Kind::Anon)
+                .run()
+                .unwrap()
+                .buffer
+                .as_slice()
+                .unwrap(),
+        );
+    }
+    for (verified, file) in digests.finish().unwrap().iter().zip(&files) {
+        assert_eq!(
+            (&verified.file, &verified.digest),
+            (file, &file_digest(file, 0, u64::from(u32::MAX)))
+        );
+    }
+    let wrong = Verify::expect(dmafile::Algorithm::Sha256, &"0".repeat(64)).unwrap();
+    assert!(
+        model.digests(&wrong).is_err(),
+        "of one file, and these are three"
+    );
+    let one = Model::open_files(&files[..1]).unwrap();
+    let error = one
+        .digests(&wrong)
+        .unwrap()
+        .finish()
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("EBADMSG"), "{error}");
+    assert!(Model::open_files(&[]).is_err());
+}

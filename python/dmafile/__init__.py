@@ -23,8 +23,10 @@ from ._snapshot import load_snapshot, save_snapshot
 from ._tensors import TensorFile, TensorSlice, open_tensors
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from . import numpy as numpy
     from . import torch as torch
+    from . import transformers as transformers
 
 __all__ = [
     "Buffer",
@@ -86,12 +88,13 @@ for _named in (
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports `dmafile.numpy` and `dmafile.torch`, and what they stand on, when they are used.
+    """Imports the modules that stand on other packages, `dmafile.numpy` and its like, when they are
+    used.
 
     Where that is missing there is no such attribute: `hasattr` says so, and the AttributeError has
     the ImportError as its cause. `import dmafile.torch` raises the ImportError itself.
     """
-    if name in ("numpy", "torch"):
+    if name in ("checkpoint", "numpy", "torch", "transformers"):
         try:
             return import_module(f"{__name__}.{name}")
         except ImportError as error:

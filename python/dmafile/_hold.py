@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, Unpack
 from . import _dmafile
 from ._dmafile import Buffer, Holder
 from ._errors import make
-from ._load import Options, StrPath
+from ._load import ModelPath, Options, StrPath
 from ._progress import Callback, callback
 
 PREFIX = "held:"
@@ -252,8 +252,10 @@ def _group(group: int | str | None) -> int | None:
         raise make("usage", None, text, None, "see: getent group") from None
 
 
-def held_name(path: StrPath) -> str | None:
+def held_name(path: ModelPath) -> str | None:
     """The name in `held:NAME`, which stands for what is held under it."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return None
     text = os.fsdecode(path)
     return text.removeprefix(PREFIX) if text.startswith(PREFIX) else None
 
@@ -269,7 +271,7 @@ class HeldModel:
         files = take(name).files
         named = [(file.name, file.buffer) for file in files]
         self._model = _dmafile.Model.of_buffers(PREFIX + name, named)
-        self._starts = self._model.starts()
+        self._starts = [start for _, start, _ in self._model.shards()]
         self._bytes = [
             memoryview(file.buffer._private() if private else file.buffer) for file in files
         ]

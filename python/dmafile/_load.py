@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypedDict, Unpack
 
@@ -12,6 +13,8 @@ from ._errors import Error, make
 from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+ModelPath: TypeAlias = StrPath | Sequence[StrPath]
+"""What a model is known by: one path, or all of its files."""
 
 
 class Options(TypedDict, total=False):
@@ -110,12 +113,20 @@ def load(
         return _dmafile.load(os.fsdecode(path), options, tell)
 
 
-def check_empty(path: StrPath, options: Options, verify: str | None) -> None:
+def open_model(path: ModelPath) -> _dmafile.Model:
+    """Opens a model."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return _dmafile.Model(os.fsdecode(path))
+    return _dmafile.Model([os.fsdecode(one) for one in path])
+
+
+def check_empty(path: ModelPath, options: Options, verify: str | None) -> None:
     """Raises what the load of tensors without a byte would, if there were anything to load."""
     _dmafile.check({**options, "verify": verify})
     if verify is not None:
-        text = f"cannot verify: {os.fsdecode(path)}: the tensors have no bytes (ENODATA)"
-        raise make("failed", errno.ENODATA, text, os.fsdecode(path), "leave verify out")
+        name = os.fsdecode(path if isinstance(path, (str, bytes, os.PathLike)) else path[0])
+        text = f"cannot verify: {name}: the tensors have no bytes (ENODATA)"
+        raise make("failed", errno.ENODATA, text, name, "leave verify out")
 
 
 async def load_async(

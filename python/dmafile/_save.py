@@ -30,6 +30,8 @@ class HasArray(Protocol):
 
 Path: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 Stored: TypeAlias = Buffer | HasDescriptor | int | Path
+Where: TypeAlias = tuple[int, int] | str | list[memoryview | tuple[int, int, int]]
+"""A descriptor and an offset, a path, or pieces: memory, or a descriptor, an offset and bytes."""
 Source: TypeAlias = Buffer | HasBytes | HasArray | list[Any] | HasDescriptor | int | Path
 
 
@@ -45,7 +47,7 @@ class SaveOptions(TypedDict, total=False):
     progress: Callback | bool | None
 
 
-def _bytes(source: HasBytes) -> memoryview:
+def bytes_of(source: HasBytes) -> memoryview:
     """The bytes of one object, as such."""
     view = memoryview(source)
     if not view.c_contiguous:
@@ -54,9 +56,18 @@ def _bytes(source: HasBytes) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def origin(source: Stored) -> tuple[tuple[int, int] | str, int | None]:
-    """Where the bytes are, a descriptor and an offset or a path, and how many if not to the end."""
+def origin(source: Stored) -> tuple[Where, int | None]:
+    """Where the bytes are, a descriptor and an offset, parts of several, or a path; and how many if
+    not to the end."""
     match source:
+        case Buffer() if len(source.dma_bufs) > 1:
+            start, end = source.offset, source.offset + source.nbytes
+            pieces: list[memoryview | tuple[int, int, int]] = []
+            for fd, at, size in source.dma_bufs:
+                first, last = max(start, at), min(end, at + size)
+                if first < last:
+                    pieces.append((fd, first - at, last - first))
+            return pieces, source.nbytes
         case Buffer():
             return (source.fileno(), source.offset), source.nbytes
         case int():
@@ -115,22 +126,18 @@ def save(
             is as it was then, and nothing is left behind.
         KeyboardInterrupt: Ctrl-C. As after any error, the file is as it was.
     """
-    where: tuple[int, int] | str | list[memoryview]
+    where: Where
     match source:
         case Buffer() if source.kind == "anon":
             where = [memoryview(source)]
-        case Buffer():
-            where = (source.fileno(), source.offset)
-            length = source.nbytes if length is None else length
-        case int():
-            where = (source, 0)
-        case str() | os.PathLike():
-            where = os.fsdecode(source)
         case list():
-            where = [_bytes(one) for one in source]
+            where = [bytes_of(one) for one in source]
+        case Buffer() | int() | str() | os.PathLike():
+            where, whole = origin(source)
+            length = whole if length is None else length
         case _:
             try:
-                where = [_bytes(source)]  # type: ignore[arg-type]
+                where = [bytes_of(source)]  # type: ignore[arg-type]
             except TypeError:
                 where = (source.fileno(), 0)  # type: ignore[union-attr]
     options = {

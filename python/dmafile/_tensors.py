@@ -1,7 +1,6 @@
 """Tensors that are read when they are asked for."""
 
 import operator
-import os
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias, Unpack
 from . import _dmafile
 from ._errors import make
 from ._hold import HeldModel, held_name
-from ._load import Options, StrPath
+from ._load import ModelPath, Options, open_model
 
 Index: TypeAlias = Any
 """What a NumPy array or a PyTorch tensor takes: integers, slices, `...`, None, arrays, masks."""
@@ -36,7 +35,7 @@ def _integer(index: object) -> int | None:
 class TensorFile:
     """An open model whose tensors are read when they are asked for; see `open_tensors`."""
 
-    def __init__(self, path: StrPath, framework: str, options: Options) -> None:
+    def __init__(self, path: ModelPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
             text = f"framework: {framework!r} is none of numpy, torch"
             raise make("usage", None, text, None, "")
@@ -50,7 +49,7 @@ class TensorFile:
         self._open: _dmafile.Model | HeldModel | None
         name = held_name(path)
         if name is None:
-            self._open = _dmafile.Model(os.fsdecode(path))
+            self._open = open_model(path)
         else:
             private = _FRAMEWORKS[framework] == "torch"
             self._open = HeldModel(name, options, private=private)
@@ -178,7 +177,7 @@ class TensorSlice:
 
 
 def open_tensors(
-    path: StrPath, *, framework: Framework = "numpy", **options: Unpack[Options]
+    path: ModelPath, *, framework: Framework = "numpy", **options: Unpack[Options]
 ) -> TensorFile:
     """Opens a model and reads its headers; a tensor is read when it is asked for.
 
@@ -193,8 +192,9 @@ def open_tensors(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these. Tensors of `held:NAME` are views of the memory that
-            another process holds under that name, as those of `load_file`.
+            GGUF, or a folder with one of these; or a list of files, all of one model. Tensors of
+            `held:NAME` are views of the memory that another process holds under that name, as those
+            of `load_file`.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
             `block`, `queue_depth`, `memory_check`.

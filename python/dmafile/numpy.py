@@ -1,7 +1,6 @@
 """Tensors of safetensors and GGUF files as NumPy arrays."""
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -9,13 +8,14 @@ from numpy.typing import NDArray
 
 from . import _dmafile
 from ._hold import HeldModel, held_name
-from ._load import Options, StrPath, check_empty
+from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
-from ._safetensors import layout
+from ._safetensors import Row, name_of, parts, serialize, serialize_file
 from ._save import Path, SaveOptions
 from ._save import save as _save
+from ._stream import Tensors, chosen
 
-__all__ = ["load_file", "save", "save_file"]
+__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
 
 
 _ML_DTYPES = {
@@ -64,9 +64,9 @@ _DTYPES = _Dtypes(
 
 
 def load_file(
-    path: StrPath,
+    path: ModelPath,
     *,
-    tensors: Iterable[str] | None = None,
+    tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
     **options: Unpack[Options],
@@ -82,10 +82,12 @@ def load_file(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these. `held:NAME` is the model that another process holds
-            under that name: read-only views of its memory, which stays as long as an array does.
-        tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression. Only what they
-            name is read and takes memory; all tensors if None.
+            GGUF, or a folder with one of these; or a list of files, all of one model. `held:NAME`
+            is the model that another process holds under that name: read-only views of its memory,
+            which stays as long as an array does.
+        tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
+            says of each name whether it is wanted. Only what is chosen is read and takes memory;
+            all tensors if None.
         verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
             file's. Nor can tensors that are all empty (ENODATA).
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
@@ -99,16 +101,15 @@ def load_file(
             (FileNotFoundError) for a pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
-    patterns = None if tensors is None else _names(tensors)
     name = held_name(path)
     if name is not None:
         held = HeldModel(name, {**options, "verify": verify}, private=False)
         return {
             name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape)
-            for name, dtype, shape, at, nbytes in held.table(patterns)
+            for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
         }
-    model = _dmafile.Model(os.fsdecode(path))
-    table = model.table(patterns)
+    model = open_model(path)
+    patterns, table = chosen(model, tensors)
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     if not any(row[4] for row in table):
         check_empty(path, options, verify)
@@ -122,11 +123,6 @@ def load_file(
         name: array(shape, dtypes[dtype], whole, at) if nbytes else empty(shape, dtypes[dtype])
         for name, dtype, shape, at, nbytes in table
     }
-
-
-def _names(tensors: Iterable[str]) -> list[str]:
-    """A single text is no list of its letters."""
-    return [tensors] if isinstance(tensors, str) else list(tensors)
 
 
 def _array(
@@ -179,28 +175,14 @@ def _parts(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None
 ) -> list[memoryview]:
     """The header, and the bytes of each array where they are."""
-    arrays = {}
-    for name, array in tensors.items():
-        if array.dtype.byteorder == ">":
-            array = array.astype(array.dtype.newbyteorder("<"))
-        # Makes one dimension of none, so that the shape is the first array's.
-        arrays[name] = np.ascontiguousarray(array)
-    rows = [
-        (name, _name(array.dtype), tensors[name].shape, array.nbytes)
-        for name, array in arrays.items()
-    ]
-    header, names = layout(rows, metadata)
+    return parts([_row(name, array) for name, array in tensors.items()], metadata)
+
+
+def _row(name: str, array: NDArray[Any]) -> Row:
+    dtype = name_of(array.dtype.name)
+    shape = array.shape
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
     # The types of ml_dtypes have no buffer protocol: bytes have.
-    bytes_of = (arrays[name].reshape(-1).view(np.uint8) for name in names)
-    return [memoryview(header), *(one.data for one in bytes_of)]
-
-
-def _name(dtype: "np.dtype[Any]") -> str:
-    """What the format calls a type."""
-    for name, known in _DTYPES.items():
-        if known == dtype:
-            return name
-    for name, spelled in _ML_DTYPES.items():
-        if spelled == dtype.name:
-            return name
-    raise TypeError(f"safetensors files have no type for arrays of {dtype}")
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return name, dtype, shape, flat.data if flat.nbytes else memoryview(b"")

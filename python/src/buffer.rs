@@ -103,6 +103,19 @@ impl Held {
         &self.buffer
     }
 
+    /// Calls `look` with all bytes, in order, in pieces.
+    pub(crate) fn each(&self, mut look: impl FnMut(&[u8])) -> dmafile::Result<()> {
+        let (access, len) = (self.buffer.access()?, self.buffer.len());
+        // Small enough to stay in the CPU's cache.
+        let mut piece = vec![0; 64 << 10];
+        for at in (0..len).step_by(piece.len()) {
+            let some = (len - at).min(piece.len() as u64) as usize;
+            access.read_at(at, &mut piece[..some])?;
+            look(&piece[..some]);
+        }
+        Ok(())
+    }
+
     pub(crate) fn is_writable(&self) -> bool {
         self.private
     }

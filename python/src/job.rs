@@ -235,14 +235,43 @@ impl Running {
 
     /// The buffer, or the exception that ended the load; waits for its end. Once only.
     fn result(&self, py: Python<'_>) -> PyResult<Buffer> {
-        let job = self.lock().take();
-        let job =
-            job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))?;
-        job.outcome(py).map(Buffer::of)
+        self.take()?.outcome(py).map(Buffer::of)
+    }
+
+    /// As `result`, for a thread that waits: looks after signals, and calls `progress` meanwhile.
+    fn attend(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
+        self.take()?.attend(py, progress).map(Buffer::of)
     }
 }
 
 impl Running {
+    fn take(&self) -> PyResult<Job<Loaded>> {
+        let job = self.lock().take();
+        job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))
+    }
+
+    /// Begins; `then` is called without arguments, from another thread, when it is done.
+    pub(crate) fn start(
+        py: Python<'_>,
+        load: Load,
+        path: &Path,
+        then: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let then = move || {
+            // An interpreter that shuts down waits for nobody.
+            Python::try_attach(|py| {
+                if let Err(error) = then.call0(py) {
+                    error.write_unraisable(py, Some(then.bind(py)));
+                }
+                drop(then);
+            });
+        };
+        let job = Job::start(py, load, path, then)?;
+        Ok(Self {
+            job: Mutex::new(Some(job)),
+        })
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Job<Loaded>>> {
         self.job.lock().expect("no holder of this lock panics")
     }
@@ -280,27 +309,22 @@ pub(crate) fn start(
     then: Py<PyAny>,
 ) -> PyResult<Running> {
     let load = request::apply(Load::new(&path), options, FILE)?;
-    let then = move || {
-        // An interpreter that shuts down waits for nobody.
-        Python::try_attach(|py| {
-            if let Err(error) = then.call0(py) {
-                error.write_unraisable(py, Some(then.bind(py)));
-            }
-            drop(then);
-        });
-    };
-    let job = Job::start(py, load, &path, then)?;
-    Ok(Running {
-        job: Mutex::new(Some(job)),
-    })
+    Running::start(py, load, &path, then)
 }
 
-/// What is saved: a descriptor and the first byte of it that is, a file, or bytes one behind the other.
+/// What is saved: a descriptor and the first byte of it that is, a file, or pieces one behind the other.
 #[derive(FromPyObject)]
 pub(crate) enum Source {
     Fd((i32, u64)),
     File(PathBuf),
-    Parts(Vec<PyBuffer<u8>>),
+    Parts(Vec<Piece>),
+}
+
+/// Bytes in memory, or a descriptor, the first byte of it that is saved, and how many are.
+#[derive(FromPyObject)]
+pub(crate) enum Piece {
+    Fd((i32, u64, u64)),
+    Memory(PyBuffer<u8>),
 }
 
 /// The bytes of a buffer of Python's, for as long as somebody holds it.
@@ -317,6 +341,17 @@ unsafe fn shown(buffer: &PyBuffer<u8>) -> OriginPart<'static> {
     OriginPart::shared(unsafe { std::slice::from_raw_parts(start, len) })
 }
 
+/// A range of what a descriptor stands for.
+fn part_of(py: Python<'_>, (number, at, bytes): (i32, u64, u64)) -> PyResult<OriginPart<'static>> {
+    match Source::Fd((number, at)).origin(py)? {
+        Origin::Fd { fd, .. } => {
+            let fd = Arc::into_inner(fd).expect("nobody else has it");
+            Ok(OriginPart::fd(fd, at, bytes))
+        }
+        _ => unreachable!("a descriptor was named"),
+    }
+}
+
 /// Saves `source` to `path` with the given options; the report.
 #[pyfunction]
 pub(crate) fn save(
@@ -328,13 +363,17 @@ pub(crate) fn save(
 ) -> PyResult<Py<PyAny>> {
     let origin = match source {
         Source::Parts(ref parts) => {
-            if parts.iter().any(|part| !part.is_c_contiguous()) {
-                let text = "the bytes of the source do not lie one behind the other";
-                return Err(PyBufferError::new_err(text));
-            }
-            // SAFETY: `source` lives until this function returns, and the save has ended by then: `attend`
-            // waits for it in each case, but in a fork, which has no thread that would read.
-            Origin::Parts(parts.iter().map(|part| unsafe { shown(part) }).collect())
+            let shown = |part: &Piece| match part {
+                Piece::Fd(part) => part_of(py, *part),
+                Piece::Memory(part) if !part.is_c_contiguous() => {
+                    let text = "the bytes of the source do not lie one behind the other";
+                    Err(PyBufferError::new_err(text))
+                }
+                // SAFETY: `source` lives until this function returns, and the save has ended by then:
+                // `attend` waits for it in each case, but in a fork, which has no thread that would read.
+                Piece::Memory(part) => Ok(unsafe { shown(part) }),
+            };
+            Origin::Parts(parts.iter().map(shown).collect::<PyResult<_>>()?)
         }
         _ => source.origin(py)?,
     };
@@ -351,9 +390,15 @@ impl Source {
                 origin.map_err(|error| raise(py, &error, None))
             }
             Self::File(path) => Ok(Origin::File(path)),
-            Self::Parts(_) => Err(PyTypeError::new_err(
-                "memory of the caller is no source here",
-            )),
+            Self::Parts(parts) => {
+                let parts = parts.into_iter().map(|part| match part {
+                    Piece::Fd(part) => part_of(py, part),
+                    Piece::Memory(_) => Err(PyTypeError::new_err(
+                        "memory of the caller is no source here",
+                    )),
+                });
+                Ok(Origin::Parts(parts.collect::<PyResult<_>>()?))
+            }
         }
     }
 }

@@ -2,15 +2,17 @@
 
 use crate::buffer::Buffer;
 use crate::error::raise;
-use crate::job::Job;
+use crate::job::{Job, Running};
 use crate::request::{self, MODEL};
 use dmafile::format::{Dtype, Value};
 use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
-use pyo3::exceptions::{PyKeyError, PyNotImplementedError};
+use pyo3::exceptions::{PyKeyError, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
 
 /// The headers of a model; its files stay open.
 #[pyclass(frozen, module = "dmafile._dmafile")]
@@ -21,9 +23,17 @@ pub(crate) struct Model {
 
 #[pymethods]
 impl Model {
+    /// Of a path, or of a list of files.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let opened = py.detach(|| dmafile::Model::open(&path));
+    fn new(py: Python<'_>, paths: Paths) -> PyResult<Self> {
+        let opened = py.detach(|| match &paths {
+            Paths::One(path) => dmafile::Model::open(path),
+            Paths::Several(files) => dmafile::Model::open_files(files),
+        });
+        let path = match paths {
+            Paths::One(path) => path,
+            Paths::Several(files) => files.into_iter().next().unwrap_or_default(),
+        };
         match opened {
             Ok(model) => Ok(Self { model, path }),
             Err(error) => Err(raise(py, &error, Some(&path))),
@@ -56,11 +66,6 @@ impl Model {
     /// Where a tensor begins, as in the table's rows.
     fn place(&self, name: &str) -> PyResult<u64> {
         Ok(self.tensor(name)?.at)
-    }
-
-    /// Where each file begins, by `at` of the table's rows.
-    fn starts(&self) -> Vec<u64> {
-        self.model.shards().iter().map(|shard| shard.at).collect()
     }
 
     /// `safetensors` or `gguf`.
@@ -151,6 +156,48 @@ impl Model {
         self.run(py, load, options, progress)
     }
 
+    /// A tuple `(path, at, nbytes)` for each file: where it begins, counted as `table` does, and its
+    /// size.
+    fn shards(&self) -> Vec<(PathBuf, u64, u64)> {
+        let shards = self.model.shards().into_iter();
+        shards
+            .map(|shard| (shard.file, shard.at, shard.bytes))
+            .collect()
+    }
+
+    /// How many bytes a load of all files has.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        let shards = self.model.shards();
+        shards.last().map_or(0, |last| last.at + last.bytes)
+    }
+
+    /// Begins to load `nbytes` bytes, at least one, from `at` on, counted as `table` does,
+    /// into private memory; calls `then` without arguments, from another thread, when it is done.
+    fn start(
+        &self,
+        py: Python<'_>,
+        at: u64,
+        nbytes: u64,
+        options: &Bound<'_, PyDict>,
+        then: Py<PyAny>,
+    ) -> PyResult<Running> {
+        let load = self.model.load().to(Kind::Anon).offset(at).length(nbytes);
+        Running::start(py, request::apply(load, options, MODEL)?, &self.path, then)
+    }
+
+    /// Begins the digests of all files, as `verify` says.
+    fn digests(&self, py: Python<'_>, verify: &Bound<'_, PyAny>) -> PyResult<Digests> {
+        let digests = self.model.digests(&request::word(verify)?);
+        match digests {
+            Ok(digests) => Ok(Digests {
+                digests: Mutex::new(Some(digests)),
+                path: self.path.clone(),
+            }),
+            Err(error) => Err(raise(py, &error, Some(&self.path))),
+        }
+    }
+
     /// `nbytes` bytes of a tensor, at least one, from `offset` on, in private memory: a buffer, or
     /// a bytearray of what is small, unless options say how to read it.
     fn load_part<'py>(
@@ -173,6 +220,52 @@ impl Model {
         };
         Ok(PyByteArray::new_with(py, nbytes as usize, read)?.into_any())
     }
+}
+
+/// Where a model is.
+#[derive(FromPyObject)]
+pub(crate) enum Paths {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
+/// The digests of a model's files, of bytes that come in several loads.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct Digests {
+    digests: Mutex<Option<dmafile::Digests>>,
+    path: PathBuf,
+}
+
+#[pymethods]
+impl Digests {
+    /// Adds the next bytes.
+    fn update(&self, py: Python<'_>, buffer: &Buffer) -> PyResult<()> {
+        let held = buffer.share(py)?;
+        let mut digests = self.lock(py);
+        let digests = digests.as_mut().ok_or_else(finished)?;
+        py.detach(|| held.each(|bytes| digests.update(bytes)))
+            .map_err(|error| raise(py, &error, Some(&self.path)))
+    }
+
+    /// Compares with what is expected, if anything is. Once only.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        let digests = self.lock(py).take().ok_or_else(finished)?;
+        match digests.finish() {
+            Ok(_) => Ok(()),
+            Err(error) => Err(raise(py, &error, Some(&self.path))),
+        }
+    }
+}
+
+impl Digests {
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, Option<dmafile::Digests>> {
+        let locked = self.digests.lock_py_attached(py);
+        locked.expect("no holder of this lock panics")
+    }
+}
+
+fn finished() -> PyErr {
+    PyRuntimeError::new_err("the digests have been taken already")
 }
 
 impl Model {

@@ -58,6 +58,7 @@ def test_every_source_and_every_option(file: Path, to: Path) -> None:
 
 
 def test_a_pipe_is_saved_to_its_end(file: Path, to: Path) -> None:
+    """By a thread of Python that feeds it: with the interpreter's lock held it would never end."""
     data = file.read_bytes()
     read, write = os.pipe()
 

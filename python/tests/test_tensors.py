@@ -19,7 +19,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from conftest import Run
+from conftest import Run, file_sha256
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -472,6 +472,73 @@ def test_arrays_in_any_order_are_saved_as_their_elements(folder: Path) -> None:
     dmafile.numpy.save_file(arrays, folder / "any")
     loaded = safetensors.numpy.load_file(folder / "any")
     assert all(same(loaded[name], np.ascontiguousarray(array)) for name, array in arrays.items())
-    with pytest.raises(TypeError, match="no type for arrays of"):
+    with pytest.raises(TypeError, match="no type for str32"):
         dmafile.numpy.save_file({"text": np.array(["a"])}, folder / "any")
     assert safetensors.numpy.load_file(folder / "any").keys() == arrays.keys()
+
+
+def specs(arrays: Arrays) -> dict[str, safetensors.TensorSpec]:
+    return {
+        name: safetensors.TensorSpec(
+            dtype=array.dtype.name,
+            shape=array.shape,
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        for name, array in arrays.items()
+    }
+
+
+def test_bytes_are_serialized_as_safetensors_does(folder: Path, written: Arrays) -> None:
+    ours, theirs = folder / "ours", folder / "theirs"
+    packed = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    tensors: dict[str, Any] = {
+        name: {
+            "dtype": array.dtype.name,
+            "shape": array.shape,
+            # Of one dimension, and of several.
+            "data": array.tobytes() if index % 2 else array.reshape(-1).view(np.uint8).data,
+        }
+        for index, (name, array) in enumerate(written.items())
+    }
+    tensors["packed"] = {"dtype": "float4_e2m1fn_x2", "shape": [2, 3], "data": packed}
+    pointers = specs(written)
+    pointers["packed"] = safetensors.TensorSpec(
+        dtype="float4_e2m1fn_x2", shape=[2, 3], data_ptr=packed.ctypes.data, data_len=6
+    )
+    safetensors.serialize_file(pointers, theirs, {"made by": "a test"})
+    for given in (tensors, pointers):
+        report = dmafile.numpy.serialize_file(given, ours, {"made by": "a test"}, verify="sha256")
+        subprocess.run(["cmp", ours, theirs], check=True)
+        assert report["verify"]["digest"] == file_sha256(theirs)
+        assert dmafile.numpy.serialize(given) == bytes(safetensors.serialize(pointers))
+    named: dict[str, Any] = {"x": {"dtype": "F32", "shape": [2], "data": bytes(8)}}
+    assert dmafile.numpy.serialize(named) == safetensors.numpy.save({"x": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("error", "tensor"),
+    [
+        (TypeError, {"dtype": "complex128", "shape": [1], "data": bytes(16)}),
+        (TypeError, {"dtype": "float32", "shape": [1], "data": 4}),
+        (TypeError, {"dtype": "float32", "shape": 1, "data": bytes(4)}),
+        (ValueError, {"dtype": "float32", "shape": [3], "data": bytes(11)}),
+        (ValueError, {"dtype": "F4", "shape": [3], "data": bytes(2)}),
+        (BufferError, {"dtype": "uint8", "shape": [2], "data": memoryview(b"abc")[::2]}),
+        (KeyError, {"dtype": "uint8", "shape": [2]}),
+    ],
+)
+def test_what_is_no_tensor_is_not_serialized(
+    folder: Path, error: type[Exception], tensor: Any
+) -> None:
+    to = folder / "kept"
+    to.write_bytes(b"old")
+    with pytest.raises(error):
+        dmafile.numpy.serialize_file({"x": tensor}, to)
+    good = {"dtype": "uint8", "shape": [1], "data": b"x"}
+    for bad in ({1: good}, {"__metadata__": good}):
+        with pytest.raises((TypeError, ValueError)):
+            dmafile.numpy.serialize_file(bad, to)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="metadata"):
+        dmafile.numpy.serialize({"x": good}, {"a": 1})  # type: ignore[dict-item]
+    assert to.read_bytes() == b"old"

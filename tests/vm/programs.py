@@ -55,6 +55,18 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="module")
+def callers(programs: Programs) -> None:
+    """More helpers, which call the C library."""
+    archive = library()
+    for name in ("parts", "recorder"):
+        words: list[str | Path] = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static"]
+        words += [f"-I{ROOT}/capi/include", "-pthread", "-s", "-o", programs.helpers / name]
+        words += [INSIDE / f"{name}.c", archive, "-lm"]
+        # The linker warns of names of users and hosts, which need libraries and are not asked for.
+        subprocess.run(words, check=True, stderr=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
 def tools(ready: None) -> None:
     """What breaks disks and makes images."""
     need("dmsetup", "command", "-v", "dmsetup")

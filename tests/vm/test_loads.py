@@ -54,6 +54,14 @@ def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
 
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
+def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -> None:
+    kinds = () if kernel == "6.1" else KINDS
+    options = (f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("held", "/mnt", *kinds, options=options), "imports checked")
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
 def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
     kinds = () if kernel == "6.1" else KINDS
     options = (f"--kernel={kernel}", "--fs=ext4")

@@ -62,6 +62,14 @@ def test_importers_see_the_file(programs: Programs, kernel: str) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @each
+def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -> None:
+    options = ("--module", f"--kernel={kernel}", "--fs=ext4")
+    passed(programs.run("held", "/mnt", "dmafile", options=options), "imports checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@each
 def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
     options = ("--module", f"--kernel={kernel}", "--fs=ext4")
     words = ("/mnt", *OTHERS[kernel], "dmafile")

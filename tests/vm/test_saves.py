@@ -1,6 +1,7 @@
-"""Saves on stock kernels: byte for byte, from every kind of memory, and when the disk fails.
+"""Saves on stock kernels: byte for byte, from every kind of memory, and when something fails.
 
-One boot a part. What is checked, and why so, is in tests/vm/inside/saves.py.
+One boot a part. What is checked, and why so, is in tests/vm/inside: saves.py, save_edges.py,
+save_faults.py.
 """
 
 import os
@@ -11,6 +12,7 @@ from tests.vm.programs import Programs
 from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
+SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs")
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 KERNELS = ["6.12", pytest.param("6.1", marks=matrix), pytest.param(kernels.NEWEST, marks=matrix)]
 
@@ -34,3 +36,36 @@ def test_dma_bufs_of_the_module_go_without_a_copy(programs: Programs) -> None:
 def test_a_disk_that_fails_leaves_the_old_file(programs: Programs) -> None:
     options = ("--kernel=6.12", "--fs=ext4")
     passed(programs.run("saves", "faults", options=options), "saves checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("kernel", ["6.12", "6.1", kernels.NEWEST])
+def test_every_size_goes_to_every_place(programs: Programs, kernel: str) -> None:
+    module = ("--module",) if kernel == "6.12" else ()
+    options = (f"--kernel={kernel}", *module, "--fs=ext4", "--fs=raw", "--disk-size=512M")
+    passed(programs.run("save_edges", "edges", "/mnt", options=options), "saves checked")
+
+
+@matrix
+@pytest.mark.usefixtures("ready")
+def test_more_than_memory_holds(programs: Programs) -> None:
+    options = ("--kernel=6.12", "--memory=1G", "--fs=ext4", "--disk-size=4G")
+    passed(programs.run("save_edges", "larger", "/mnt", options=options), "saves checked")
+
+
+@pytest.mark.usefixtures("tools", "callers")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("short",),
+        pytest.param(("full", *SYSTEMS), marks=matrix),
+        pytest.param(("broken", "ext4", "xfs", "f2fs"), marks=matrix),
+        pytest.param(("meanwhile", "/mnt"), marks=matrix),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_fails_leaves_what_was_there(programs: Programs, words: tuple[str, ...]) -> None:
+    # Btrfs warns when it gives up (WARN), which would count as a complaint of the kernel.
+    options = ("--kernel=6.12", "--fs=ext4")
+    passed(programs.run("save_faults", *words, options=options), "faults checked")

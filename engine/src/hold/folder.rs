@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Tells that a folder was made here, and that its links may be removed.
+/// The file that marks a folder as made by this module: its links may be removed.
 const MARK: &str = ".dmafile-hold";
 
 /// The folder, which is removed when this is dropped.
@@ -73,7 +73,7 @@ impl LinkFolder {
 impl Drop for LinkFolder {
     fn drop(&mut self) {
         clear(&self.0);
-        // It stays where somebody has put something else there.
+        // It fails, and the folder stays, if it has other files in it.
         let _ = fs::remove_dir(&self.0);
     }
 }

@@ -14,14 +14,14 @@ use crate::error::{Error, Result};
 use crate::load::Load;
 use crate::message::{Names, Opt};
 use crate::options::{Kind, Pages};
-use crate::sys::{Errno, file, socket};
+use crate::sys::{Errno, errno, file, socket};
 use crate::verify::Verify;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A hold in the making: files, how they come into memory, and where and to whom they are handed out.
+/// A builder of a hold: the files, how they are loaded, and where and to which users they are handed out.
 ///
 /// ```no_run
 /// use dmafile::Hold;
@@ -63,7 +63,7 @@ impl Hold {
         }
     }
 
-    /// What it is called: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
+    /// The name: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
     /// name of the folder, or that of the file without its ending, where there is only one.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -71,7 +71,7 @@ impl Hold {
     }
 
     /// The path of the socket; default its name in `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`.
-    /// Its folder must be one that not everybody can write to.
+    /// Its folder must not be writable by all users.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self
@@ -103,7 +103,7 @@ impl Hold {
         self
     }
 
-    /// The permissions of the socket: who may write to it may take what is held. Default 0600, with a
+    /// The permissions of the socket: users that may write to it may take what is held. Default 0600, with a
     /// [`Hold::group`] 0660.
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = Some(mode);
@@ -116,7 +116,7 @@ impl Hold {
         self
     }
 
-    /// Ends when for so long nobody has taken it or been connected; default never.
+    /// Ends when no process has taken it or been connected for this long; default never.
     pub fn idle(mut self, most: Duration) -> Self {
         self.idle = Some(most.min(super::LONGEST));
         self
@@ -181,7 +181,7 @@ impl Hold {
     ///
     /// # Errors
     /// As [`Load::run`], for each file; EADDRINUSE where another holder serves there; EPERM for a folder that
-    /// anybody can write to; EEXIST for two files of the same name, and for a folder of links that is not
+    /// all users can write to; EEXIST for two files of the same name, and for a folder of links that is not
     /// empty; ENOENT for [`Hold::notify`] without a service manager.
     pub fn start(mut self) -> Result<Holder> {
         self.wanted.check()?;
@@ -224,7 +224,7 @@ impl Hold {
             group: self.group,
         };
         let (bound, replaced) = match (listener, at) {
-            (Some(listener), _) => (Bound::inherited(listener), None),
+            (Some(listener), _) => (Bound::inherited(listener)?, None),
             (None, Some(at)) => Bound::new(&at, access, self.replace)?,
             (None, None) => unreachable!("there is a path where there is no socket"),
         };
@@ -237,7 +237,7 @@ impl Hold {
         let mut holder = Holder::serve(set, bound, self.idle, folder, manager.clone())?;
         holder.stored = is_stored;
         if let Some(other) = replaced {
-            // It may be about to end by itself, or not answer: nobody finds it any more.
+            // Its socket has no path any more, so that it does not matter if it fails to answer.
             let _ = list::end(&other.0, &name);
         }
         if let Some(manager) = &manager {
@@ -249,10 +249,15 @@ impl Hold {
     fn chosen_name(&self) -> Result<String> {
         let name = match (&self.name, &self.wanted.paths[..]) {
             (Some(name), _) => name.clone(),
-            (None, [path]) => name::of(path).ok_or_else(|| {
-                let why = format!("'{}' gives none: choose one", path.display());
-                Error::usage("name", why)
-            })?,
+            (None, [path]) => {
+                let real = path.canonicalize().map_err(|error| {
+                    Error::os("cannot open", errno(error)).at(path.display().to_string())
+                })?;
+                name::of(&real).ok_or_else(|| {
+                    let why = format!("'{}' gives none: choose one", path.display());
+                    Error::usage("name", why)
+                })?
+            }
             (None, _) => return Err(Error::usage("name", "several paths need one")),
         };
         name::check(&name)?;
@@ -279,7 +284,7 @@ impl Hold {
                 _ => {
                     return Err(Error::new(
                         "cannot use an inherited descriptor",
-                        "it is no socket for this",
+                        "it is not a listening socket of type SOCK_SEQPACKET",
                     )
                     .with_errno(Errno::PROTOTYPE)
                     .at(format!("LISTEN_FDS, {name}"))
@@ -335,9 +340,7 @@ impl Holder {
             ended
         };
         let thread = std::thread::Builder::new().name("dmafile-hold".to_string());
-        let thread = thread
-            .spawn(serve)
-            .map_err(|error| failed(crate::sys::errno(error)))?;
+        let thread = thread.spawn(serve).map_err(|error| failed(errno(error)))?;
         Ok(Self {
             name,
             at,
@@ -349,7 +352,7 @@ impl Holder {
         })
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -369,7 +372,7 @@ impl Holder {
         self.stored
     }
 
-    /// Whether it serves still: nobody has released it, and it has not been idle for too long.
+    /// Whether it still serves: it has not been released, nor idle for too long.
     pub fn is_serving(&self) -> bool {
         self.thread
             .as_ref()

@@ -1,4 +1,4 @@
-//! Which file it was, to know it again.
+//! The identity of a file, to find out whether it has changed.
 
 use crate::sys::{Errno, retry};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// What tells a file from all others, and from itself at another time.
+/// What distinguishes a file from all others, and from an earlier or later state of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -30,7 +30,7 @@ impl FileIdentity {
             .map(|stat| Self::from(&stat))
     }
 
-    /// Of what a path leads to. A server of files is not asked again for what it said lately.
+    /// Of what a path leads to. A network file system may answer from its cache.
     pub(super) fn at(path: &Path) -> Result<Self, Errno> {
         let flags = AtFlags::STATX_DONT_SYNC;
         retry(|| rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS))

@@ -1,4 +1,4 @@
-//! What is held, and an end of it.
+//! Listing what is held, and releasing it.
 
 use super::name;
 use super::place;
@@ -15,7 +15,7 @@ use std::time::Instant;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holding {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The socket.
     #[serde(serialize_with = "crate::error::lossy")]
@@ -50,8 +50,8 @@ pub struct Taker {
     pub uid: u32,
 }
 
-/// What is held at a socket, or at all of those of this user and of root. Sockets that nobody serves any
-/// more, and those that are not for this user, are left out where none is named.
+/// What is held at a socket, or at all of those of this user and of root. Sockets without a
+/// holder, and those that are not for this user, are left out where none is named.
 ///
 /// # Errors
 /// As [`Take::run`](super::Take::run), of a socket that is named.

@@ -1,4 +1,4 @@
-//! What a hold may be called.
+//! Names of holds and of their files.
 
 use crate::error::{Error, Result};
 use std::path::Path;
@@ -18,15 +18,15 @@ pub(super) fn check(name: &str) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "'{name}' is no name: 1 to {LONGEST} letters, digits, '.', '_' and '-', a letter or digit first"
+        "'{name}' is not a valid name: use 1 to {LONGEST} letters, digits, '.', '_' and '-', with a letter or \
+         digit first"
     );
     Err(Error::usage("name", why))
 }
 
-/// The name of what a path holds, where none is given: that of the file without its ending, or of the
-/// folder.
+/// The name of what a path without links holds, where none is given: that of the file without its ending,
+/// or of the folder.
 pub(super) fn of(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
     let name = match path.is_dir() {
         true => path.file_name(),
         false => path.file_stem(),

@@ -1,8 +1,7 @@
 //! One connection to a holder, and what it may ask for.
 //!
-//! Nothing of what a peer sends is kept or believed. It has one answer under way at most, a few requests,
-//! and a short life until it has taken what is held; after that it says nothing more, and is known to have it
-//! for as long as it stays connected.
+//! A peer may have one answer under way at a time, a few requests, and little time, until it has taken what is
+//! held. After that it may not ask for anything more, and counts as a taker for as long as it is connected.
 
 use super::protocol::{Answer, LONGEST_ANSWER, LONGEST_REQUEST, Op, Request, VERSION};
 use super::set::{Member, Set};
@@ -19,10 +18,10 @@ pub(super) const LIFE: Duration = Duration::from_secs(10);
 const MOST_REQUESTS: u32 = 64;
 /// How long a send is put off that the kernel refused for too many descriptors under way.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most files that one answer tells of.
+/// Most files that an answer to `list` has.
 const MOST_LISTED: usize = 128;
-/// Most takers that are told of one by one.
-const MOST_TOLD: usize = 1000;
+/// Most takers that an answer lists.
+const MOST_TAKERS: usize = 1000;
 
 /// A connection.
 pub(super) struct Peer {
@@ -88,7 +87,7 @@ impl Peer {
         self.socket.as_fd()
     }
 
-    /// What it is waited for: a request, or room for an answer.
+    /// What to poll its socket for: a request, or room for an answer.
     pub(super) fn waits_for(&self, now: Instant) -> PollFlags {
         match (&self.answer, self.pause) {
             (None, _) => PollFlags::IN,
@@ -97,7 +96,7 @@ impl Peer {
         }
     }
 
-    /// When it has to be looked at, whatever happens.
+    /// When it has to be looked at even if its socket is not ready.
     pub(super) fn alarm(&self) -> Option<Instant> {
         self.pause.or(self.deadline)
     }
@@ -171,7 +170,7 @@ impl Peer {
         })
     }
 
-    /// What there is to say of files, with descriptors to take or without.
+    /// The answer to `take` or `list`, from file number `from` on.
     fn files(&mut self, around: &Around<'_>, op: Op, from: usize) -> Pending {
         let set = around.set;
         let take = op == Op::Take;
@@ -191,9 +190,9 @@ impl Peer {
                 takers: takers.len(),
                 some_takers: match take {
                     true => Vec::new(),
-                    false => takers[..takers.len().min(MOST_TOLD)].to_vec(),
+                    false => takers[..takers.len().min(MOST_TAKERS)].to_vec(),
                 },
-                files: batch.iter().map(Member::told).collect(),
+                files: batch.iter().map(Member::now).collect(),
                 ..Answer::empty()
             };
             let end = from + batch.len();

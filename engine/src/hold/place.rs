@@ -1,4 +1,4 @@
-//! Where sockets are, who may have put them there, and how one comes to its place.
+//! Where sockets are, which users could have put them there, and how a socket gets to its path.
 
 use crate::error::{Error, Result};
 use crate::sys::place::look_up;
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where holds of root are.
+/// Where root's sockets are.
 const OF_ROOT: &str = "/run/dmafile";
 
 /// How many peers may wait to be accepted.
@@ -31,7 +31,7 @@ pub(super) fn own_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A folder that nobody else can write to.
+/// Makes a folder that only this user can write to.
 pub(super) fn make(folder: &Path, mode: u32) -> Result<()> {
     let made = fs::DirBuilder::new().mode(mode).create(folder);
     if let Err(error) = made.as_ref()
@@ -61,7 +61,7 @@ pub(super) fn folders() -> Vec<PathBuf> {
     own.into_iter().chain([OF_ROOT.into()]).collect()
 }
 
-/// Refuses a folder that someone else than root, this user and `owner` could have put things into.
+/// Refuses a folder that users other than root, this one and `owner` can write to.
 fn trust(folder: &Path, owner: u32) -> Result<()> {
     let place = || folder.display().to_string();
     let failed =
@@ -80,7 +80,7 @@ fn trust(folder: &Path, owner: u32) -> Result<()> {
         return Err(refuse(&why, Errno::PERM));
     }
     if found.mode() & 0o002 != 0 {
-        return Err(refuse("anybody can put a socket there", Errno::PERM)
+        return Err(refuse("every user can put a socket there", Errno::PERM)
             .with_remedy("use a folder that others can't write to"));
     }
     Ok(())
@@ -133,17 +133,17 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_why("the socket is not for this user")
             .with_remedy("ask its owner for --mode and --group"),
         Errno::PROTOTYPE | Errno::NOTSOCK => error
-            .with_why("it is no socket of a holder")
+            .with_why("it is not the socket of a holder")
             .with_remedy("check the path"),
         _ => error,
     }
 }
 
-/// A socket at its place, which is taken off when it is dropped.
+/// A listening socket, whose file is removed when this is dropped.
 pub(super) struct Bound {
     pub path: PathBuf,
     listener: OwnedFd,
-    /// What it is in its folder; None of one that was inherited.
+    /// The inode of its file; None of one that was inherited.
     inode: Option<u64>,
 }
 
@@ -155,21 +155,23 @@ pub(super) struct Access {
 }
 
 impl Bound {
-    /// One that was inherited.
-    pub(super) fn inherited(listener: OwnedFd) -> Self {
+    /// One that was inherited. Its calls do not wait from now on, in all processes that have it.
+    pub(super) fn inherited(listener: OwnedFd) -> Result<Self> {
+        rustix::io::ioctl_fionbio(&listener, true)
+            .map_err(|errno| Error::os("cannot use an inherited descriptor", errno))?;
         let name = rustix::net::getsockname(&listener).ok();
         let name = name.and_then(|name| rustix::net::SocketAddrUnix::try_from(name).ok());
         let path = name.and_then(|name| Some(name.path()?.to_string_lossy().into_owned()));
-        Self {
+        Ok(Self {
             path: path.unwrap_or_default().into(),
             listener,
             inode: None,
-        }
+        })
     }
 
-    /// Makes a socket, with its permissions, and brings it to its place in one step. What lies there is
-    /// replaced where nobody answers it; where somebody does, EADDRINUSE unless it is to `replace` that:
-    /// then its old place comes along, for whoever has to be told.
+    /// Makes a socket with its permissions, and renames it to its path in one step. A socket that is there
+    /// is replaced if no process listens to it. If one does, EADDRINUSE, unless it is to be `replace`d:
+    /// then the path by which that process can still be reached is returned as well.
     pub(super) fn new(
         path: &Path,
         access: Access,
@@ -184,7 +186,6 @@ impl Bound {
         };
         let (folder_fd, _) = crate::sys::place::folder(folder).map_err(failed)?;
         let beside = Beside::new(folder, name);
-        // Of an end that came too early.
         let listener = socket::bind(&beside.0).map_err(failed)?;
         let own = beside.0.file_name().expect("it was made with one");
         let mode = Mode::from_raw_mode(access.mode);
@@ -215,7 +216,7 @@ impl Bound {
         if !replace && answers(path) {
             return Err(in_use(path));
         }
-        // Whatever is there by now changes places with ours: so nothing is removed that was not looked at.
+        // Exchanged rather than replaced: another process may have put its own there meanwhile.
         rename(RenameFlags::EXCHANGE).map_err(failed)?;
         let alive = answers(&beside.0);
         if alive && !replace {
@@ -232,7 +233,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // Another one may have taken its place.
+        // Another holder may have replaced it.
         let stat = || {
             let flags = AtFlags::SYMLINK_NOFOLLOW;
             rustix::fs::statx(CWD, &self.path, flags, StatxFlags::INO).ok()
@@ -243,7 +244,7 @@ impl Drop for Bound {
     }
 }
 
-/// Whether somebody listens.
+/// Whether a process listens.
 fn answers(path: &Path) -> bool {
     match socket::connect(path) {
         Ok(_) => true,
@@ -257,7 +258,7 @@ pub(super) struct Beside(pub PathBuf);
 impl Beside {
     fn new(folder: &Path, name: &OsStr) -> Self {
         use std::hash::{BuildHasher, RandomState};
-        // Nobody else writes to the folder; two of this user's processes may at once.
+        // Only this user writes to the folder, but two processes may at once.
         let random = RandomState::new().hash_one(std::process::id());
         let mut own = OsString::from(".");
         own.push(name);

@@ -1,4 +1,4 @@
-//! What is said on the socket: one JSON object a message (SOCK_SEQPACKET, unix(7)).
+//! The messages on the socket: one JSON object each (SOCK_SEQPACKET, unix(7)).
 //!
 //! Each request gets one answer. An answer to `take` has the descriptors of the files it lists attached; where
 //! they are more than fit, the taker asks again for those behind.
@@ -37,7 +37,7 @@ pub(super) enum Op {
 pub(super) struct Request {
     pub v: u32,
     pub op: Op,
-    /// Of which hold; of whichever there is for `list` without one.
+    /// The name of the hold; only `list` works without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The first file that is wanted; those before it have come.
@@ -103,7 +103,7 @@ impl Answer {
     }
 }
 
-/// A file that is held, as its holder tells of it.
+/// A file that is held, as its holder describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldInfo {

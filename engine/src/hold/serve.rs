@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const MOST_ASKING: usize = 256;
 /// How many are accepted before the others get their turn.
 const MOST_AT_ONCE: usize = 16;
-/// How long nobody is accepted where this process has no descriptor left.
+/// How long to wait with the next accept after one failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a holder ended.
@@ -25,11 +25,11 @@ pub enum Ended {
     Stopped,
     /// Its owner, or root, released what it held.
     Released,
-    /// Nobody has had or taken it for as long as [`Hold::idle`](super::Hold::idle) says.
+    /// No process had it or took it for as long as [`Hold::idle`](super::Hold::idle) says.
     Idle,
 }
 
-/// A loop.
+/// The state of the loop.
 pub(super) struct Server {
     set: Set,
     bound: Bound,
@@ -40,9 +40,9 @@ pub(super) struct Server {
     /// How many peers there may be in all.
     most: usize,
     peers: Vec<Peer>,
-    /// When somebody took what is held, or let go of it, for the last time.
+    /// When a process last took what is held, or let go of it.
     last: Instant,
-    /// Nobody is accepted before.
+    /// No accept before.
     pause: Option<Instant>,
 }
 
@@ -162,7 +162,7 @@ impl Server {
         released
     }
 
-    /// Lets some of those in who wait.
+    /// Accepts some of the waiting connections.
     fn accept(&mut self, now: Instant) {
         self.pause = None;
         for _ in 0..MOST_AT_ONCE.min(self.most - self.peers.len()) {

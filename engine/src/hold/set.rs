@@ -1,4 +1,4 @@
-//! What a holder has: descriptors of memory, and what there is to say of each.
+//! What a holder has: descriptors of memory, and the description of each.
 
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, MOST_DESCRIPTORS};
@@ -104,8 +104,8 @@ impl Member {
         Ok(Self { info, fds })
     }
 
-    /// What there is to say of it now.
-    pub(super) fn told(&self) -> HeldInfo {
+    /// Its description now, with a look at the file.
+    pub(super) fn now(&self) -> HeldInfo {
         let now = FileIdentity::at(&self.info.file);
         HeldInfo {
             changed: now != Ok(self.info.identity),
@@ -119,7 +119,7 @@ impl Member {
 }
 
 /// A descriptor of a memfd to hand out, which takes no further seals. What is sealed is handed out open
-/// for reading alone: kernels before 6.7 let nobody share a mapping of it that might become writable.
+/// for reading alone: kernels before 6.7 refuse a shared mapping of it that could become writable.
 fn seal_seals(fd: BorrowedFd<'_>, sealed: bool) -> Result<OwnedFd, Errno> {
     match memfd::seal(fd, rustix::fs::SealFlags::SEAL) {
         // It has them all already, or was received open for reading.

@@ -1,10 +1,9 @@
 //! Memory that several processes share without a holder: the first one loads, the others take.
 //!
 //! Each process that has the memory serves it at a socket of its own, in a folder that is named by what was
-//! asked for. Whoever comes takes a lock on that folder, then takes the memory from any process that answers,
-//! or loads it; serves it; and gives the lock back. So there is somebody to take from as long as anybody has
-//! the memory. The kernel gives the lock of a process that dies to the next one, and frees the memory with
-//! the last.
+//! asked for. A process that wants it locks that folder, takes the memory from any process that answers there
+//! or else loads it, begins to serve it, and unlocks the folder. So as long as a process has the memory, others
+//! can take it. If a process dies, the kernel unlocks the folder; it frees the memory with the last process.
 
 use super::holder::Holder;
 use super::load::{Open, Wanted};
@@ -29,7 +28,7 @@ use std::time::{Duration, Instant};
 /// How often a lock is tried for.
 const STEP: Duration = Duration::from_millis(5);
 
-/// Files that several processes of one user share in memory, in the making.
+/// A builder of files that several processes of one user share in memory.
 ///
 /// ```no_run
 /// use dmafile::Shared;
@@ -150,7 +149,7 @@ impl Shared {
         Ok(Held::own(key, own, holder))
     }
 
-    /// What all who ask for the same have in common.
+    /// The same for all processes that ask for the same.
     fn key(&self, files: &[Open]) -> String {
         let Wanted {
             kind,
@@ -193,7 +192,7 @@ fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
     Holder::serve(set, bound, None, None, None)
 }
 
-/// What some process has of these files. Sockets that nobody serves any more are removed.
+/// Takes the files from a process that has them. Sockets of processes that have ended are removed.
 fn look_around(folder: &Path, key: &str, files: &[Open]) -> Option<Held> {
     for entry in fs::read_dir(folder).ok()?.flatten() {
         let path = entry.path();
@@ -206,7 +205,7 @@ fn look_around(folder: &Path, key: &str, files: &[Open]) -> Option<Held> {
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
                 let _ = fs::remove_file(&path);
             }
-            // It ends just now, or is stopped: what it has can't be had from it.
+            // It is just ending, or is stopped.
             Err(_) => {}
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The first descriptor (SD_LISTEN_FDS_START).
 const FIRST: i32 = 3;
 
-/// The descriptors that this process was started with, and their names. They are here once.
+/// The descriptors that this process was started with, and their names. The first call takes them.
 pub(super) fn inherited() -> Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
@@ -49,13 +49,13 @@ impl Manager {
         })
     }
 
-    /// Tells it, one line each.
+    /// Sends it lines, with descriptors attached.
     pub(super) fn tell(&self, lines: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
         socket::send_datagram(&self.0, lines.as_bytes(), fds)
             .map_err(|errno| Error::os("cannot notify", errno).at(self.0.display().to_string()))
     }
 
-    /// Has it keep a descriptor under a name, until it is told to forget that.
+    /// Has it keep a descriptor under a name, until [`Manager::forget`].
     pub(super) fn store(&self, name: &str, fd: impl AsFd) -> Result<()> {
         // Of a memfd there is nothing to wait for.
         let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");

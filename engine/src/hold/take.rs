@@ -9,6 +9,7 @@ use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::socket::{self, Credentials};
 use crate::sys::{Errno, file};
+use rustix::process::{Pid, PidfdFlags};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,10 +18,13 @@ use std::time::{Duration, Instant};
 
 /// How long an answer may take of a holder that is there.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an answer may take where the process that made the socket has ended: another may have inherited it
+/// and serve it.
+const DOUBT: Duration = Duration::from_millis(500);
 /// How often a holder is looked for.
 const STEP: Duration = Duration::from_millis(10);
 
-/// A take in the making: which hold, where, and how long to wait for it.
+/// A builder of a take: which hold, where, and how long to wait for it.
 #[must_use = "nothing is taken before `run`"]
 pub struct Take {
     name: String,
@@ -31,8 +35,8 @@ pub struct Take {
 
 /// Files in memory that another process loaded, taken from its holder.
 ///
-/// The memory stays for as long as anybody has it, whatever becomes of the holder. Until this is dropped the
-/// holder knows this process as one that has taken it.
+/// The memory stays for as long as a process has it, also when the holder ends. Until this is dropped the
+/// holder counts this process among its takers.
 #[derive(Debug)]
 pub struct Held {
     name: String,
@@ -48,10 +52,10 @@ pub struct HeldFile {
     pub name: String,
     /// The memory.
     pub buffer: Buffer,
-    /// What its holder tells of it.
+    /// How its holder describes it.
     pub info: HeldInfo,
     /// Whether this process has its huge pages mapped as such, where the memory has any: None where it
-    /// has none, or nobody can say.
+    /// has none, or this can't be found out.
     pub huge: Option<bool>,
     /// Keeps the connection, or a share of passing it on, as long as the memory is in use.
     _from: Arc<Kept>,
@@ -103,7 +107,7 @@ impl Held {
         }
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -214,7 +218,7 @@ impl Take {
     ///
     /// # Errors
     /// ENOENT or ECONNREFUSED where nothing is held under that name, also after `wait`; EACCES where the
-    /// socket is not for this user; EPERM where somebody else could have put it there; EPROTO for an answer that is
+    /// socket is not for this user; EPERM where another user could have put it there; EPROTO for an answer that is
     /// not sound; ETIMEDOUT for none in 10 seconds; EMFILE where this process has no room for the descriptors.
     pub fn run(self) -> Result<Held> {
         name::check(&self.name)?;
@@ -315,6 +319,18 @@ pub(super) fn take(at: &Path, name: &str, until: Instant) -> Result<Held> {
     })
 }
 
+/// Whether a process has ended; unknown of one of another PID namespace, which is 0.
+fn has_ended(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        // It is readable for one that is not waited for yet (pidfd_open(2)).
+        Ok(process) => file::wait_readable(process.as_fd(), Duration::ZERO) == Ok(true),
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
 /// A connection to a holder.
 pub(super) struct Talk {
     socket: OwnedFd,
@@ -370,7 +386,9 @@ impl Talk {
             let error = Error::os(self.what, errno).at(self.at.display().to_string());
             match errno {
                 Errno::MFILE => error.with_why("not all of its descriptors could be taken"),
-                Errno::CONNRESET | Errno::PIPE => error.with_why("its holder has ended"),
+                Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
+                    error.with_why("its holder has ended")
+                }
                 Errno::TIMEDOUT => error
                     .with_why("its holder does not answer")
                     .with_remedy("see whether it still runs"),
@@ -389,7 +407,12 @@ impl Talk {
             if left.is_zero() {
                 return Err(failed(Errno::TIMEDOUT));
             }
-            file::wait_readable(self.socket.as_fd(), left).map_err(failed)?;
+            if !file::wait_readable(self.socket.as_fd(), left.min(DOUBT)).map_err(failed)?
+                && has_ended(self.who.pid)
+            {
+                // A process that it forked keeps the socket open, and never answers.
+                return Err(failed(Errno::CONNREFUSED));
+            }
         };
         if got == 0 {
             return Err(failed(Errno::CONNRESET));

@@ -1,5 +1,7 @@
 //! A model: one or several files that hold named tensors.
 
+#[cfg(feature = "checksums")]
+mod digests;
 mod pattern;
 mod shards;
 
@@ -22,9 +24,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Read};
 #[cfg(feature = "hold")]
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "checksums")]
+pub use digests::Digests;
 pub use pattern::Pattern;
 
 /// How much [`Model::read_part`] reads in less time than a load takes to prepare, in bytes.
@@ -84,8 +88,20 @@ impl Model {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = shards::find(path)?;
-        let source = Source::open_all(path, &found.files)?;
-        Self::read(source, &found)
+        Self::read(Source::open_all(path, &found.files)?, &found)
+    }
+
+    /// Opens the files of one model, in this order. Errors that are of no file name the first.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; EINVAL for no file.
+    pub fn open_files(files: &[PathBuf]) -> Result<Self> {
+        let Some(first) = files.first() else {
+            let why = "the list of files is empty";
+            return Err(Error::new("cannot load", why).with_errno(Errno::INVAL));
+        };
+        let found = shards::Found::plain(files.to_vec());
+        Self::read(Source::open_all(first, files)?, &found)
     }
 
     /// A model whose files are in memory, each whole in a memfd of its own, in the order of the model's files:

@@ -97,25 +97,42 @@ impl Recording {
     /// # Panics
     /// Where the record belongs to another recording that has more files.
     pub fn read(&self, record: &Record) -> Result<Vec<u8>> {
-        let place = || {
-            let path = self.path(record.file).display();
-            format!("{path} at byte {}", record.offset)
-        };
-        let cannot = |errno| Error::os("cannot read the record", errno).at(place());
+        let cannot = |errno| self.cannot_read(record, errno);
         let mut bytes = Vec::new();
         let length = usize::try_from(record.length).map_err(|_| cannot(Errno::NOMEM))?;
         bytes
             .try_reserve_exact(length)
             .map_err(|_| cannot(Errno::NOMEM))?;
         bytes.resize(length, 0);
+        self.read_into(record, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// As [`Recording::read`], into memory of the caller, as long as the record.
+    ///
+    /// # Errors
+    /// The same. After EBADMSG the bytes are there.
+    ///
+    /// # Panics
+    /// As there, and where the memory is of another length.
+    pub fn read_into(&self, record: &Record, memory: &mut [u8]) -> Result<()> {
+        assert_eq!(memory.len() as u64, record.length, "room for the record");
         let fd = self.open[record.file].as_fd();
-        file::pread_all(fd, &mut bytes, record.offset).map_err(cannot)?;
+        let read = file::pread_all(fd, memory, record.offset);
+        read.map_err(|errno| self.cannot_read(record, errno))?;
         match record.checksum {
-            Some(sum) if sum != crc32c::crc32c(&bytes) => {
-                Err(cannot(Errno::BADMSG).with_why("its checksum differs: it is damaged"))
+            Some(sum) if sum != crc32c::crc32c(memory) => {
+                let why = "its checksum differs: it is damaged";
+                Err(self.cannot_read(record, Errno::BADMSG).with_why(why))
             }
-            _ => Ok(bytes),
+            _ => Ok(()),
         }
+    }
+
+    fn cannot_read(&self, record: &Record, errno: Errno) -> Error {
+        let path = self.path(record.file).display();
+        let place = format!("{path} at byte {}", record.offset);
+        Error::os("cannot read the record", errno).at(place)
     }
 
     fn path(&self, file: usize) -> &Path {

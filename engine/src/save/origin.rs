@@ -15,7 +15,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Where the bytes of a save come from.
@@ -130,8 +130,9 @@ enum Body<'m> {
 /// Memory behind a descriptor.
 pub(super) struct Memory {
     fd: Arc<OwnedFd>,
-    /// None where it cannot be mapped, or had better not be touched by addresses.
-    map: Result<Mapping, String>,
+    /// None where it cannot be mapped, or had better not be touched by addresses. A dma-buf is mapped when
+    /// that is needed: all of its pages at once, which costs more than dmafile.ko takes to write them.
+    map: OnceLock<Result<Mapping, String>>,
     /// Why its pages cannot be registered, which the kernel does only with memory that may be written.
     pub(super) unregistrable: Option<&'static str>,
     /// Bytes of its largest pages.
@@ -141,8 +142,9 @@ pub(super) struct Memory {
 
 /// What is true of a dma-buf.
 pub(super) struct DmaBuf {
+    bytes: u64,
     /// Why its mapping cannot be pinned, so that no device can read it by its addresses.
-    pub(super) unpinnable: Option<Errno>,
+    unpinnable: OnceLock<Option<Errno>>,
     /// dmafile.ko, where it made the dma-buf.
     pub(super) ko: Option<Ko>,
 }
@@ -258,9 +260,13 @@ impl<'m> Opened<'m> {
 
     /// Its bytes at their addresses, where a disk can read them there.
     pub(super) fn in_memory(&self) -> Option<Region<'_>> {
-        let dma_buf = self.memory().and_then(|memory| memory.dma_buf.as_ref());
-        let pinned = dma_buf.is_none_or(|dma_buf| dma_buf.unpinnable.is_none());
-        let region = self.region().ok().filter(|_| pinned)?;
+        let region = self.region().ok()?;
+        if self
+            .memory()
+            .is_some_and(|memory| memory.unpinnable().is_some())
+        {
+            return None;
+        }
         Some(region.part(self.start, self.bytes?))
     }
 
@@ -313,7 +319,7 @@ impl<'m> Opened<'m> {
     pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let mut read = |fd, offset| file::pread_all(fd, &mut *into, offset);
         let done = match &*self.body {
-            Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
+            Body::Memory(memory) => match (&memory.dma_buf, memory.map()) {
                 (Some(_), Ok(map)) => {
                     map.region().copy_out(at, into);
                     return Ok(());
@@ -350,7 +356,7 @@ impl<'m> Opened<'m> {
             Body::Nothing => Ok(0),
             Body::Stream(stream) => stream.fill(block, len, self.bytes, cancel, &self.name),
             Body::Parts(parts) => parts.fill(block, at, len, cancel),
-            Body::Memory(memory) => match (&memory.dma_buf, &memory.map) {
+            Body::Memory(memory) => match (&memory.dma_buf, memory.map()) {
                 (Some(_), Ok(map)) => {
                     block.ring.copy_from(block.at, &map.region(), at, len);
                     Ok(len)
@@ -516,9 +522,31 @@ impl Memory {
         self.fd.as_fd()
     }
 
+    fn map(&self) -> &Result<Mapping, String> {
+        self.map.get_or_init(|| {
+            let bytes = self.dma_buf.as_ref().map_or(0, |dma_buf| dma_buf.bytes);
+            let map = Mapping::chain(&[(self.fd(), bytes)]);
+            let map = map.or_else(|_| Mapping::shared(self.fd(), bytes as usize, 1, false));
+            // A device reaches it all the same.
+            map.map_err(|errno| {
+                let name = crate::error::errno_name(errno.raw_os_error());
+                format!("this process cannot map the dma-buf ({name})")
+            })
+        })
+    }
+
+    /// Why a dma-buf's mapping cannot be pinned, if it cannot.
+    pub(super) fn unpinnable(&self) -> Option<Errno> {
+        let dma_buf = self.dma_buf.as_ref()?;
+        *dma_buf.unpinnable.get_or_init(|| {
+            let map = self.map().as_ref().ok()?;
+            map.region().can_be_pinned(0).err()
+        })
+    }
+
     /// Its bytes at their addresses; or why it has none.
     pub(super) fn region(&self) -> Result<Region<'_>, &str> {
-        self.map
+        self.map()
             .as_ref()
             .map(Mapping::region)
             .map_err(String::as_str)
@@ -610,7 +638,7 @@ fn of_descriptor(
                     let why = format!("fd:{number} cannot be opened once more");
                     let memory = Memory {
                         fd: Arc::clone(fd),
-                        map: Err(why),
+                        map: Err(why).into(),
                         unregistrable: None,
                         page: page_size(),
                         dma_buf: None,
@@ -634,23 +662,16 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let ko = ko::behind(fd.as_fd());
     let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
-    let map = Mapping::chain(&[(fd.as_fd(), bytes)]);
-    let map = map.or_else(|_| Mapping::shared(fd.as_fd(), bytes as usize, 1, false));
-    let unpinnable = match &map {
-        Ok(map) => map.region().can_be_pinned(0).err(),
-        Err(errno) => Some(*errno),
-    };
-    // A device reaches it all the same.
-    let map = map.map_err(|errno| {
-        let name = crate::error::errno_name(errno.raw_os_error());
-        format!("this process cannot map the dma-buf ({name})")
-    });
     let memory = Memory {
         fd: Arc::clone(fd),
-        map,
+        map: OnceLock::new(),
         unregistrable: None,
         page: page_size(),
-        dma_buf: Some(DmaBuf { unpinnable, ko }),
+        dma_buf: Some(DmaBuf {
+            bytes,
+            unpinnable: OnceLock::new(),
+            ko,
+        }),
     };
     Ok((Body::Memory(memory), Some(bytes), "dma-buf"))
 }
@@ -691,7 +712,7 @@ fn of_memory(
     };
     let memory = Memory {
         fd: Arc::clone(fd),
-        map,
+        map: map.into(),
         unregistrable,
         page: stat.fs_block.max(page_size()),
         dma_buf: None,

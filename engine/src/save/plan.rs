@@ -155,7 +155,12 @@ pub(super) fn decide(
         true => 0,
         false => origin.bytes.map_or(0, |bytes| bytes.saturating_sub(data)),
     };
-    let by_address = by_address(origin, to, runs, holes > 0);
+    let by_address = match wanted.method {
+        Method::Auto | Method::Module if ko_has_made(origin) => {
+            Err("dmafile.ko asks for no address".into())
+        }
+        _ => by_address(origin, to, runs, holes > 0),
+    };
     let mut ladder = ladder(wanted, origin, to, host, &by_address, log)?;
     let tuning = Tuning {
         block: wanted.block,
@@ -250,7 +255,7 @@ fn ladder(
     let copies = memory.is_some_and(|memory| copies(memory, to));
     let through = || bounce.into_iter().chain([last]);
     let all: Vec<Rung> = match wanted.method {
-        Method::Auto if dma_buf.is_some_and(|dma_buf| dma_buf.ko.is_some()) => {
+        Method::Auto if ko_has_made(origin) => {
             both(Method::Module).into_iter().chain(through()).collect()
         }
         Method::Auto if dma_buf.is_some() => {
@@ -314,7 +319,7 @@ fn ladder(
             },
             Method::Uring => by_address.clone(),
             Method::Threads if rung.direct => by_address.clone(),
-            Method::Module if dma_buf.is_none_or(|dma_buf| dma_buf.ko.is_none()) => {
+            Method::Module if !ko_has_made(origin) => {
                 Err("dmafile.ko writes its own dma-bufs only".into())
             }
             Method::CopyFileRange if !copies => {
@@ -367,8 +372,7 @@ fn by_address(
         return any.then_some(()).ok_or_else(|| why.into());
     }
     let region = origin.region().map_err(Message::from)?;
-    let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
-    if let Some(errno) = dma_buf.and_then(|dma_buf| dma_buf.unpinnable) {
+    if let Some(errno) = origin.memory().and_then(Memory::unpinnable) {
         let errno = errno_name(errno.raw_os_error());
         return Err(format!("the mapping of this dma-buf cannot be pinned ({errno})").into());
     }
@@ -385,6 +389,12 @@ fn by_address(
         return Err("its holes do not end where blocks of the file do".into());
     }
     Ok(())
+}
+
+/// A dma-buf that dmafile.ko writes by itself.
+fn ko_has_made(origin: &Opened<'_>) -> bool {
+    let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
+    dma_buf.is_some_and(|dma_buf| dma_buf.ko.is_some())
 }
 
 /// Whether the kernel copies from the memory to the file by itself.

@@ -20,7 +20,16 @@ pub(crate) struct Frames {
     count: File,
     /// None without memory cgroups.
     cgroup: Option<File>,
+    /// None on kernels without the series.
+    pins: Option<File>,
 }
+
+/// A word of `/proc/kpagepins` (the series' Documentation/mm/pin_owner.rst): pins of the page's folio...
+const PINS: u64 = 0xffff_ffff;
+/// ... whether that is exact ...
+const PINS_EXACT: u64 = 1 << 33;
+/// ... and that the tracker does not count this page.
+const UNTRACKED: u64 = 1 << 35;
 
 impl Frames {
     pub(crate) fn open() -> Result<Self, Errno> {
@@ -29,6 +38,7 @@ impl Frames {
             flags: open("kpageflags")?,
             count: open("kpagecount")?,
             cgroup: open("kpagecgroup").ok(),
+            pins: open("kpagepins").ok(),
         })
     }
 
@@ -46,6 +56,11 @@ impl Frames {
         let inode = entry(self.cgroup.as_ref()?, frame).ok()?;
         Some(inode).filter(|inode| *inode != 0)
     }
+
+    /// How often its folio is pinned, where the kernel's pin tracker counts it.
+    pub(crate) fn pins(&self, frame: u64) -> Option<u64> {
+        exact_pins(entry(self.pins.as_ref()?, frame).ok()?)
+    }
 }
 
 fn entry(file: &File, frame: u64) -> Result<u64, Errno> {
@@ -53,4 +68,24 @@ fn entry(file: &File, frame: u64) -> Result<u64, Errno> {
     let at = frame.checked_mul(8).ok_or(Errno::OVERFLOW)?;
     file.read_exact_at(&mut bytes, at).map_err(errno)?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+fn exact_pins(word: u64) -> Option<u64> {
+    (word & PINS_EXACT != 0 && word & UNTRACKED == 0).then_some(word & PINS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tracked_pages_have_an_exact_number_of_pins() {
+        assert_eq!(exact_pins(PINS_EXACT), Some(0));
+        // Two long-term pins of region 7.
+        assert_eq!(exact_pins((7 << 36) | PINS_EXACT | (1 << 32) | 2), Some(2));
+        // A maybe, and the count of a large folio that is not tracked.
+        assert_eq!(exact_pins(UNTRACKED | 1), None);
+        assert_eq!(exact_pins(UNTRACKED | PINS_EXACT | 3), None);
+        assert_eq!(exact_pins(0), None);
+    }
 }

@@ -15,6 +15,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import dmafile
 
 MIB = 1 << 20
 SIZE = 3 * MIB + 777
@@ -51,6 +55,21 @@ def exercise(program: str, path: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
+def saves(buffer: "dmafile.Buffer", folder: Path, want: bytes) -> None:
+    """All of a buffer's dma-bufs become one file."""
+    import dmafile
+
+    to, snapshot = folder / "saved", folder / "snapshot"
+    assert dmafile.save(buffer, to)["bytes"] == len(want)
+    assert to.read_bytes() == want
+    dmafile.save(buffer, to, length=len(want) - 5)
+    assert to.read_bytes() == want[:-5]
+    snapshot.mkdir(exist_ok=True)
+    dmafile.save_snapshot({"all": buffer}, snapshot, verify="sha256")
+    (file,) = snapshot.glob("all.*")
+    assert file.read_bytes() == want
+
+
 def views(path: Path, kind: str, count: int) -> None:
     import dmafile
 
@@ -75,6 +94,10 @@ def views(path: Path, kind: str, count: int) -> None:
         else:
             raise AssertionError("one descriptor for several")
         assert repr(buffer).endswith(f" dma_bufs={count}>"), buffer
+
+    saves(buffer, path.parent, want)
+    with dmafile.load(path, to=kind, offset=777) as later:
+        saves(later, path.parent, want[777:])
 
     told.since()
     view = memoryview(buffer)

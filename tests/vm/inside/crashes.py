@@ -11,6 +11,8 @@ checked and how many of them were wrong, and the first few of those.
 """
 
 import contextlib
+import ctypes
+import fcntl
 import importlib
 import os
 import shutil
@@ -68,14 +70,19 @@ class Tools:
 
     def __init__(self, dmafile: str, helpers: str, plan: str) -> None:
         self.dmafile = str(shutil.copy(dmafile, FOLDER / "dmafile"))
-        self.syncs = str(shutil.copy(Path(helpers) / "syncs", FOLDER / "syncs"))
+        for helper in Path(helpers).iterdir():
+            shutil.copy(helper, FOLDER / helper.name)
+        self.syncs = str(FOLDER / "syncs")
         self.plan = plan
         self.sources = FOLDER
 
     def run(self, folder: Path, *words: str, stdin: bytes = b"") -> None:
-        """Runs the command, with its fsync calls by the plan."""
-        command = (self.syncs, self.plan, str(folder / BYSTANDER), self.dmafile, *words)
-        call(*command, stdin=stdin)
+        """Runs the command."""
+        call(*self.command(folder, "dmafile", *words), stdin=stdin)
+
+    def command(self, folder: Path, name: str, *words: str) -> Sequence[str]:
+        """A program with its fsync calls by the plan."""
+        return (self.syncs, self.plan, str(folder / BYSTANDER), str(FOLDER / name), *words)
 
 
 def call(*words: str, stdin: bytes = b"") -> str:
@@ -84,17 +91,41 @@ def call(*words: str, stdin: bytes = b"") -> str:
     return done.stdout.decode()
 
 
+# By system calls, as each program that is started takes a tenth of a second or more.
+# linux/loop.h
+LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_GET_FREE = 0x4C00, 0x4C01, 0x4C82
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def succeeded(result: int, what: str) -> None:
+    if result:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno), what)
+
+
+@contextlib.contextmanager
+def opened(path: Path | str, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def loop(path: Path, size: int | None = None) -> Iterator[str]:
     """A file as a disk; with `size`, a new one."""
     if size is not None:
         with path.open("wb") as file:
             file.truncate(size)
-    device = call("losetup", "--find", "--show", str(path)).strip()
-    try:
-        yield device
-    finally:
-        call("losetup", "--detach", device)
+    with opened("/dev/loop-control", os.O_RDWR) as control:
+        device = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
+    with opened(path, os.O_RDWR) as file_fd, opened(device, os.O_RDWR) as fd:
+        fcntl.ioctl(fd, LOOP_SET_FD, file_fd)
+        try:
+            yield device
+        finally:
+            fcntl.ioctl(fd, LOOP_CLR_FD)
 
 
 @contextlib.contextmanager
@@ -102,20 +133,21 @@ def mapped(name: str, table: str) -> Iterator[str]:
     """A disk of the device mapper."""
     call("dmsetup", "create", name, "--table", table)
     try:
-        # Nobody else makes nodes here.
-        call("dmsetup", "mknodes", name)
-        yield f"/dev/mapper/{name}"
+        # Its node of this name is nobody's to make here.
+        names = Path("/sys/block").glob("dm-*/dm/name")
+        [found] = [path for path in names if path.read_text().strip() == name]
+        yield f"/dev/{found.parts[-3]}"
     finally:
         call("dmsetup", "remove", "--retry", name)
 
 
 @contextlib.contextmanager
 def mounted(fs: str, device: str) -> Iterator[Path]:
-    call("mount", "-t", fs, device, str(MOUNT))
+    succeeded(LIBC.mount(device.encode(), bytes(MOUNT), fs.encode(), 0, None), "mount")
     try:
         yield MOUNT
     finally:
-        call("umount", str(MOUNT))
+        succeeded(LIBC.umount2(bytes(MOUNT), 0), "umount")
 
 
 class Crashes:
@@ -149,6 +181,7 @@ class Crashes:
     def replay(self, count: int) -> tuple[int, list[str]]:
         """How many states were looked at, and what was wrong with some."""
         log, wrong, checked = Log(self.log), [], 0
+        print(f"{self.fs}: {len(log.entries)} entries", flush=True)
         marks = [entry.mark for entry in log.entries]
         start, end = marks.index("start"), marks.index("end")
         entries = log.entries[: end + 1]

@@ -16,9 +16,8 @@ FRAME = 1280 * 720 * 4
 HUGE = 2 << 20
 
 
-def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
-    loads = Loads(dmafile, helpers)
-    importer = str(loads.helpers / "importer")
+def ways_in(importer: str) -> list[list[str]]:
+    """Commands that import the dma-buf of DMAFILE_FD and print its bytes; loads their drivers."""
     # One input and one output, HDMI, and no other nodes.
     vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
     subprocess.run(["modprobe", "vivid", *vivid.split()], check=True)
@@ -27,14 +26,21 @@ def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
     # There its ends cannot be connected: it has no control for that.
     if os.uname().release.startswith("6.1."):
         ways.remove(["vivid"])
+    return [[importer, *how] for how in ways]
+
+
+def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
+    loads = Loads(dmafile, helpers)
+    importer = str(loads.helpers / "importer")
+    ways = ways_in(importer)
     file = File.of(Path(folder) / "file", FRAME)
     for one in kinds:
         kind, _, method = one.partition(",")
         words = ["--pages=4k"] if kind == "udmabuf" else []
         words += [f"--method={method}"] if method else []
         for how in ways:
-            seen = loads.command(file, kind, *words, command=[importer, *how])
-            assert seen == file.data, f"{one}, {how[0]}: {difference(seen, file.data)}"
+            seen = loads.command(file, kind, *words, command=how)
+            assert seen == file.data, f"{one}, {how[1]}: {difference(seen, file.data)}"
     if "udmabuf" in kinds:
         # Larger than what huge pages are thought of for: nobody is shown wrong bytes unasked.
         larger = File.of(Path(folder) / "larger", 2 * FRAME)

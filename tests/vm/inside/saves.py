@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.vm.inside.loads import BLOB, MIB, File, as_user, pinned, settles
+from tests.vm.inside.loads import MIB, File, as_user, pinned, settles
+from tests.vm.inside.sources import DATA, SOURCES
 
 BLOCK = 64 << 10
 SIZES = (1, 4095, 4096, 4097, MIB - 1, MIB, MIB + 1, 5 * MIB + 777)
@@ -55,17 +56,33 @@ class Saves:
     def __init__(self, dmafile: str) -> None:
         self.dmafile = shutil.copy(dmafile, "/tmp/dmafile")
         self.report = Path("/tmp/report.json")
-        self.source = File.of(Path("/tmp/source"), max(SIZES))
+        self.file = File.of(Path("/tmp/source"), max(SIZES))
+        self.made: dict[str, int] = {}
         self.count = 0
         self.pinned = pinned()
 
     def words(self, kind: str, to: str, *words: str, start: int, size: int) -> list[str]:
-        """A load of the source into memory, whose COMMAND saves a part of that."""
-        from_fd = f"--from=fd:$DMAFILE_FD@$((DMAFILE_OFFSET + {start}))"
-        save = ("save", from_fd, f"--length={size}", f"--json={self.report}", "--quiet")
-        script = " ".join([self.dmafile, *save, *words, to])
-        load = [self.dmafile, "load", str(self.source.path), "--to", kind, "--quiet"]
-        return [*load, "--", "sh", "-c", f"exec {script}"]
+        """A save of a part of such memory."""
+        origin = f"--from=fd:{self.source(kind)}@{start}"
+        save = ["save", origin, f"--length={size}", f"--json={self.report}", "--quiet"]
+        return [self.dmafile, *save, *words, to]
+
+    def source(self, kind: str) -> int:
+        """The descriptor of such memory, which is made once."""
+        if kind not in self.made:
+            self.made[kind] = SOURCES[kind]()
+            # The pages behind a udmabuf are.
+            self.pinned = pinned()
+        return self.made[kind]
+
+    def loaded(self, kind: str, to: Path) -> None:
+        """A load into such memory, whose COMMAND saves it."""
+        self.count += 1
+        save = f"save --from=fd:$DMAFILE_FD@$DMAFILE_OFFSET --length={MIB + 1} --quiet {to}"
+        load = [self.dmafile, "load", str(self.file.path), "--to", kind, "--quiet"]
+        call(*load, "--", "sh", "-c", f"exec {self.dmafile} {save}")
+        Path("/tmp/want").write_bytes(self.file.data[: MIB + 1])
+        call("cmp", "/tmp/want", str(to))
 
     def save(
         self, kind: str, to: Path, *words: str, start: int = 0, size: int, at: int | None = None
@@ -78,7 +95,7 @@ class Saves:
         names = names_in(to.parent) | {to.name}
         self.report.unlink(missing_ok=True)
         command = self.words(kind, place, *words, start=start, size=size)
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = self.run(kind, command)
         assert done.returncode == 0, f"{case}: {done.stderr}"
         report = json.loads(self.report.read_text())
         if "--io=direct" in words:
@@ -86,7 +103,7 @@ class Saves:
             cached = ("fincore", "--bytes", "--noheadings", "--output=RES", str(to))
             pages = int(subprocess.check_output(cached)) // mmap.PAGESIZE
             assert pages == 0 or at is not None, f"{case}: {pages} pages in the page cache"
-        want = BLOB[-max(SIZES) :][start : start + size]
+        want = DATA[start : start + size]
         if at is not None:
             want = before[:at].ljust(at, b"\0") + want + before[at + size :]
         Path("/tmp/want").write_bytes(want)
@@ -95,12 +112,16 @@ class Saves:
         settles(lambda: pinned() - self.pinned, lambda more: not more, f"{case}: pages stay pinned")
         return report
 
+    def run(self, kind: str, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        inherited = (self.source(kind),)
+        return subprocess.run(command, pass_fds=inherited, capture_output=True, text=True)
+
     def refused(self, kind: str, to: Path, *words: str) -> str:
         """The one line of a save that must fail, and leave everything as it was."""
         self.count += 1
         names, before = names_in(to.parent), to.read_bytes()
         command = self.words(kind, str(to), *words, start=0, size=ODD)
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = self.run(kind, command)
         case = f"{kind} by {words}: {done}"
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, case
         assert done.stderr.startswith("dmafile: ") and done.stdout == "", case
@@ -122,6 +143,7 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
                 assert report["bytes_direct"] == ODD - ODD % mmap.PAGESIZE, report
             for size in SIZES:
                 saves.save(kind, to, size=size)
+            saves.loaded(kind, to)
             saves.save(kind, to, "--io=buffered", size=ODD)
             saves.save(kind, to, "--verify=sha256", start=777, size=ODD)
             saves.save(kind, to, start=4096, size=MIB, at=4096)
@@ -131,11 +153,11 @@ def ways(saves: Saves, kinds: Sequence[str], folders: Sequence[str]) -> None:
                 assert "cannot save this way: " in line, line
             to.unlink()
         # What a file and a pipe have.
-        for source in (f"save --from {saves.source.path}", f"save --from - <{saves.source.path}"):
+        for source in (f"save --from {saves.file.path}", f"save --from - <{saves.file.path}"):
             save, _, stdin = source.partition("<")
             script = f"{saves.dmafile} {save} --quiet {to}" + (f" <{stdin}" if stdin else "")
             call("sh", "-c", script)
-            call("cmp", str(saves.source.path), str(to))
+            call("cmp", str(saves.file.path), str(to))
             saves.count += 1
         # Whoever may not write to the folder.
         folder.chmod(0o755)

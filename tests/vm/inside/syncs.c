@@ -21,6 +21,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,9 @@ static int supervise(void)
 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		err(98, "no_new_privs");
-	fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+	/* Nothing but its end takes a call back that is being answered: repeated, it would get the next letter. */
+	fd = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
+		     SECCOMP_FILTER_FLAG_NEW_LISTENER | SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, &program);
 	if (fd < 0)
 		err(98, "seccomp");
 	return fd;
@@ -120,15 +123,15 @@ static void bystander(const char *path)
 	close(fd);
 }
 
-static void answer(int listener, char letter, const char *path)
+/* False where the call has been taken back. */
+static bool answer(int listener, char letter, const char *path)
 {
 	struct seccomp_notif call = { 0 };
 	struct seccomp_notif_resp response = { 0 };
 
 	if (ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call)) {
-		/* It was killed meanwhile. */
 		if (errno == ENOENT)
-			return;
+			return false;
 		err(98, "SECCOMP_IOCTL_NOTIF_RECV");
 	}
 	if (letter == 'b' || letter == 'x')
@@ -136,8 +139,11 @@ static void answer(int listener, char letter, const char *path)
 	response.id = call.id;
 	if (letter == 'k' || letter == 'b')
 		response.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-	if (ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &response) && errno != ENOENT)
+	if (!ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &response))
+		return true;
+	if (errno != ENOENT)
 		err(98, "SECCOMP_IOCTL_NOTIF_SEND");
+	return false;
 }
 
 int main(int argc, char **argv)
@@ -169,10 +175,12 @@ int main(int argc, char **argv)
 
 		if (poll(&ready, 1, -1) < 0)
 			err(98, "poll");
-		if (ready.revents & POLLIN)
-			answer(listener, *letter ? *letter++ : 'k', argv[2]);
-		else if (ready.revents)
+		if (ready.revents & POLLIN) {
+			if (answer(listener, *letter ? *letter : 'k', argv[2]) && *letter)
+				letter++;
+		} else if (ready.revents) {
 			break;
+		}
 	}
 	if (waitpid(child, &status, 0) != child)
 		err(98, "waitpid");

@@ -1,7 +1,8 @@
 //! Which pages are pinned now, also from before anyone looked: read in the kernel's own memory.
 //!
-//! A large folio has an exact count of its pins. A small one has none: a pin adds 1024 to its references,
-//! and what mappings and the page cache hold of those is told and taken off.
+//! A large folio has an exact count of its pins. A small one has none on a stock kernel: a pin adds 1024 to
+//! its references, from which those of mappings and the page cache are subtracted. A kernel with the series
+//! that was booted with `pin_owner=on` counts the pins of both.
 
 use super::btf::Btf;
 use super::file::{Mapper, Target};
@@ -53,7 +54,8 @@ pub struct PageGroup {
     pub inode: Option<u64>,
     /// Its name, where a process has it mapped.
     pub file: Option<String>,
-    /// Whether the kernel counts their pins exactly: those of folios of several pages.
+    /// Whether the kernel counts their pins exactly: those of folios of several pages, and all with
+    /// `pin_owner=on` on a kernel with the series.
     pub exact: bool,
     /// How many folios.
     pub folios: u64,
@@ -299,8 +301,13 @@ impl Kernel {
                 if flags & mappable == 0 {
                     return None;
                 }
-                let mapped = frames.mapped(frame).ok()?;
-                (small_pins(references, mapped, mapping, flags), false)
+                match frames.pins(frame) {
+                    Some(pins) => (pins, true),
+                    None => {
+                        let mapped = frames.mapped(frame).ok()?;
+                        (small_pins(references, mapped, mapping, flags), false)
+                    }
+                }
             }
             Seen::Nothing { .. } => return None,
         };

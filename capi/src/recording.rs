@@ -1,0 +1,194 @@
+//! `struct dmafile_recording`: a recording that is read.
+
+use crate::border::{self, Failure, Result, shared};
+use crate::buffer::{c_string, empty};
+use crate::load::path;
+use libc::{c_char, c_int, c_void};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+
+/// A recording that is read: the records that were acknowledged when it was opened, in order. Opaque.
+///
+/// Functions that take it `const` may be called by several threads at once. It belongs to no thread: any may
+/// use and free it.
+pub struct Recording {
+    inner: dmafile::Recording,
+    records: Vec<Record>,
+    /// What the pointers in `records` point to.
+    _paths: Vec<CString>,
+}
+
+// SAFETY: the pointers in `records` lead to what `_paths` owns, which nobody changes.
+unsafe impl Send for Recording {}
+// SAFETY: as above.
+unsafe impl Sync for Recording {}
+
+/// A record of a recording. It and what it points to belong to the recording; later versions may have more
+/// members behind these, so use it where it is, by its pointer.
+#[repr(C)]
+pub struct Record {
+    /// Which one it is, from 0.
+    pub number: u64,
+    /// The file that has it: with `offset` and `length`, what dmafile_load reads into shareable memory.
+    pub path: *const c_char,
+    /// Where it begins there, in bytes: a whole block, of 512 bytes at least.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub length: u64,
+    /// When it was captured, in nanoseconds of the recorder's clock.
+    pub timestamp: i64,
+    /// The number that came with it.
+    pub tag: u64,
+    /// How many buffers had been dropped before it, in all.
+    pub dropped: u64,
+    /// Its CRC-32C, where `has_checksum` is 1; else 0.
+    pub checksum: u32,
+    /// 1 where a checksum was computed, else 0.
+    pub has_checksum: u32,
+}
+
+impl Recording {
+    fn of(inner: dmafile::Recording) -> Result<Self> {
+        let paths = inner.files().iter();
+        let paths: Vec<_> = paths
+            .map(|path| c_string(path.as_os_str().as_bytes()))
+            .collect::<Result<_>>()?;
+        let records = inner.records().iter().map(|record| Record {
+            number: record.number,
+            path: paths[record.file].as_ptr(),
+            offset: record.offset,
+            length: record.length,
+            timestamp: record.timestamp,
+            tag: record.tag,
+            dropped: record.dropped,
+            checksum: record.checksum.unwrap_or(0),
+            has_checksum: record.checksum.is_some().into(),
+        });
+        Ok(Self {
+            records: records.collect(),
+            inner,
+            _paths: paths,
+        })
+    }
+}
+
+fn none(index: u64, count: usize) -> Failure {
+    let why = format!("it has {count} records, and none is at {index}");
+    Failure::new(libc::ERANGE, "the recording", &why)
+}
+
+/// An item at an index of the caller's.
+fn at<T>(items: &[T], index: u64) -> Result<&T> {
+    let item = usize::try_from(index).ok().and_then(|at| items.get(at));
+    item.ok_or_else(|| none(index, items.len()))
+}
+
+/// Opens the recording that begins with the file at `path`, and reads its index; of one of its later files,
+/// what is in that one. One that is still being recorded can be read up to where it is, and what a crash has
+/// left up to the last record that was acknowledged.
+///
+/// Returns 0, with the recording in `*recording`, to be freed with dmafile_recording_free; or, with NULL
+/// there, -EBADMSG for a file that is no recording, -EINVAL for NULL, -ENOENT, -EACCES, -EIO and their like.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_open(
+    path: *const c_char,
+    recording: *mut *mut Recording,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(recording, "recording")? };
+        // SAFETY: the header asks for null or a string.
+        let opened = dmafile::Recording::open(unsafe { self::path(path)? })?;
+        let opened = Recording::of(opened)?;
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { recording.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+/// How many records a recording has; 0 with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_count(recording: *const Recording) -> u64 {
+    border::value(|| {
+        // SAFETY: the header asks for null or a recording that is alive.
+        Ok(unsafe { shared(recording, "recording")? }.records.len() as u64)
+    })
+}
+
+/// Whether a recording was finished, and all of it is here: 1 or 0, or -EINVAL for NULL. One that is not was
+/// cut short, by a crash for example, or goes on.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_is_complete(recording: *const Recording) -> c_int {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recording that is alive.
+        let recording = unsafe { shared(recording, "recording")? };
+        Ok(c_int::from(recording.inner.is_complete()))
+    })
+}
+
+/// The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number is
+/// the index, but where a later file was opened by itself.
+///
+/// NULL with errno ERANGE for another index, EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_record(
+    recording: *const Recording,
+    index: u64,
+) -> *const Record {
+    border::pointer(|| {
+        // SAFETY: the header asks for null or a recording that is alive.
+        let recording = unsafe { shared(recording, "recording")? };
+        Ok(std::ptr::from_ref(at(&recording.records, index)?))
+    })
+}
+
+/// Reads the record at an index into `memory`, which has room for `room` bytes, and compares it with its
+/// checksum where it has one.
+///
+/// Returns how many bytes it has; or a negative errno: -ERANGE for an index that has no record, and where
+/// `room` is too small; -EBADMSG where the checksum differs, with the bytes in `memory`; -EINVAL for NULL;
+/// -EIO from the disk.
+///
+/// Thread-safe; nobody may use the memory meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_read(
+    recording: *const Recording,
+    index: u64,
+    memory: *mut c_void,
+    room: usize,
+) -> i64 {
+    border::number(|| {
+        // SAFETY: the header asks for null or a recording that is alive.
+        let recording = unsafe { shared(recording, "recording")? };
+        let record = at(recording.inner.records(), index)?;
+        if room as u64 >= record.length {
+            let len = usize::try_from(record.length).unwrap_or(room);
+            border::check(memory.cast(), len, "memory")?;
+            let memory = match len {
+                0 => &mut [],
+                // SAFETY: not null; the header asks for as many bytes that nobody else uses, of C memory,
+                // which has bytes of some value in it.
+                _ => unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), len) },
+            };
+            recording.inner.read_into(record, memory)?;
+            return Ok(record.length.cast_signed());
+        }
+        let why = format!("the record has {} bytes", record.length);
+        Err(Failure::new(libc::ERANGE, "room", &why))
+    })
+}
+
+/// Closes the files of a recording and frees it; NULL is nothing to free. No other thread may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_recording_free(recording: *mut Recording) {
+    // SAFETY: the header asks for null or what `dmafile_recording_open` gave, freed once.
+    unsafe { border::free(recording) };
+}

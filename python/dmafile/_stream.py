@@ -1,0 +1,221 @@
+"""Loads of a model in parts, in the order of its bytes, some parts ahead of their consumer."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+from . import _dmafile
+from ._dmafile import Buffer
+from ._errors import Error, make
+from ._hold import HeldModel
+from ._load import Options
+from ._progress import Callback, callback
+
+Placed: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
+"""Name, dtype, shape, the first byte of it and how many it has."""
+Batch: TypeAlias = tuple[Buffer | None, int, list[Placed]]
+"""A buffer, or None where it would have no bytes, what its first byte is, and the tensors in it."""
+Tensors: TypeAlias = Iterable[str] | Callable[[str], bool] | None
+
+_LARGEST = 64 << 20
+"""A part of several tensors is no larger: one tensor that is kept keeps its part."""
+_GAP = 64 << 10
+"""Bytes between tensors that cost less to read than to leave out."""
+_LOADING = 2
+"""Parts that are loaded at the same time, so that the disk does not wait between two."""
+
+
+def chosen(
+    model: _dmafile.Model | HeldModel, tensors: Tensors
+) -> tuple[list[str] | None, list[Placed]]:
+    """The patterns that name what is wanted, None for all of it, and its rows in the order of
+    their bytes."""
+    if tensors is None:
+        return None, model.table()
+    if callable(tensors):
+        wanted = {name for name in model.names() if tensors(name)}
+        # A name may look like a pattern that others match.
+        return list(wanted), [row for row in model.table(list(wanted)) if row[0] in wanted]
+    patterns = [tensors] if isinstance(tensors, str) else list(tensors)
+    return patterns, model.table(patterns)
+
+
+@dataclass
+class _Part:
+    """Bytes that lie together, and the tensors in them."""
+
+    start: int
+    end: int
+    rows: list[Placed]
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def _parts(rows: list[Placed], most: int) -> list[_Part]:
+    """Tensors that lie close to each other, as many together as have `most` bytes."""
+    parts: list[_Part] = []
+    for row in rows:
+        start, end = row[3], row[3] + row[4]
+        last = parts[-1] if parts else None
+        if last and start - last.end < _GAP and end - last.start <= most:
+            last.end = end
+            last.rows.append(row)
+        else:
+            parts.append(_Part(start, end, [row]))
+    return parts
+
+
+class _Ahead:
+    """Loads parts one after the other, as far ahead as the budget allows."""
+
+    def __init__(
+        self, model: _dmafile.Model, parts: list[_Part], budget: int, options: Options
+    ) -> None:
+        self._model = model
+        self._options = options
+        self._budget = budget
+        self._waiting = deque(parts)
+        # Begun and not taken yet, in order; an exception in place of a load that did not begin.
+        self._begun: deque[_dmafile.Running | BaseException | None] = deque()
+        self._held = 0
+        self._loading = 0
+        # A load whose thread cannot be made calls back while it is being begun.
+        self._lock = threading.RLock()
+        self._beginning = False
+        # A fork has neither the threads of the loads nor whoever may hold the lock.
+        self._process = os.getpid()
+
+    def _fill(self) -> None:
+        """Begins what may be begun."""
+        with self._lock:
+            while not self._beginning and self._waiting and self._loading < _LOADING:
+                nbytes = self._waiting[0].nbytes
+                if self._held and self._held + nbytes > self._budget:
+                    return
+                part = self._waiting.popleft()
+                self._held += nbytes
+                self._beginning = True
+                self._begun.append(self._begin(part))
+                self._beginning = False
+
+    def _begin(self, part: _Part) -> _dmafile.Running | BaseException | None:
+        if part.nbytes == 0:
+            return None
+        self._loading += 1
+        try:
+            return self._model.start(part.start, part.nbytes, self._options, self._ended)
+        except BaseException as error:
+            self._waiting.clear()
+            return error
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._loading -= 1
+        self._fill()
+
+    def take(self, tell: Callback | None) -> Buffer | None:
+        """The next part, once its bytes are there; None for one without."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this stream belongs to the process that forked this one")
+        self._fill()
+        with self._lock:
+            begun = self._begun.popleft()
+        if isinstance(begun, BaseException):
+            raise begun
+        return begun and begun.attend(tell)
+
+    def release(self, part: _Part) -> None:
+        """A part has been consumed: others may take its place."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._held -= part.nbytes
+        self._fill()
+
+    def close(self) -> None:
+        """Cancels what is on its way, and waits until it is gone."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._waiting.clear()
+            begun = [one for one in self._begun if isinstance(one, _dmafile.Running)]
+            self._begun.clear()
+        for running in begun:
+            running.cancel()
+        for running in begun:
+            with suppress(Error):
+                running.result().close()
+
+
+def stream(
+    model: _dmafile.Model,
+    tensors: Tensors,
+    budget: int,
+    verify: str | None,
+    progress: Callback | bool | None,
+    options: Options,
+) -> tuple[list[Placed], Generator[Batch, None, None]]:
+    """The rows of the wanted tensors, and these, part by part, in the order of their bytes.
+
+    What is wrong with the arguments is raised at once, all else where it is iterated.
+    """
+    if budget < 1:
+        raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
+    _dmafile.check({**options, "verify": verify})
+    _, rows = chosen(model, tensors)
+    parts = _parts(rows, min(_LARGEST, max(budget // 4, 1)))
+    digests = None
+    if verify is not None:
+        if tensors is not None:
+            text = "verify: chosen tensors have no digest of their own: load whole files"
+            raise make("usage", None, text, None, "leave verify out, or tensors")
+        digests = model.digests(verify)
+        # Of all bytes: those of headers and between tensors come with the tensors behind them.
+        for before, part in pairwise(parts):
+            part.start = before.end
+        parts = parts or [_Part(0, 0, [])]
+        parts[0].start, parts[-1].end = 0, model.nbytes
+    return rows, _run(model, parts, budget, digests, progress, options)
+
+
+def _run(
+    model: _dmafile.Model,
+    parts: list[_Part],
+    budget: int,
+    digests: _dmafile.Digests | None,
+    progress: Callback | bool | None,
+    options: Options,
+) -> Generator[Batch, None, None]:
+    total, done = sum(part.nbytes for part in parts), 0
+    ahead = _Ahead(model, parts, budget, options)
+    with callback(progress) as tell:
+
+        def further(now: int, _: int) -> None:
+            if tell is not None:
+                tell(done + now, total)
+
+        try:
+            for part in parts:
+                buffer = ahead.take(further if tell else None)
+                done += part.nbytes
+                if digests and buffer is not None:
+                    digests.update(buffer)
+                yield buffer, part.start, part.rows
+                # Not to be kept while the next one is waited for.
+                del buffer
+                ahead.release(part)
+        finally:
+            ahead.close()
+    if digests:
+        try:
+            digests.finish()
+        except Error as error:
+            text = f"tensors that have been given out already are not what they should be: {error}"
+            raise make("failed", error.errno, text, error.filename, error.remedy) from error

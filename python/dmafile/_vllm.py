@@ -1,0 +1,102 @@
+"""The loader of vLLM's load format `dmafile`."""
+
+import time
+from collections.abc import Iterator
+from copy import copy
+from typing import Any, NamedTuple, Self
+
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.model_executor.model_loader.weight_utils import (
+    enable_tqdm,
+    filter_mm_encoder_only_safetensors_files,
+    filter_safetensors_files_by_weight_name,
+)
+
+from .torch import stream
+
+
+class Extra(NamedTuple):
+    """What `--model-loader-extra-config` may say."""
+
+    budget: int = 1 << 30
+    verify: str | None = None
+    share: str = "off"
+
+    @classmethod
+    def of(cls, said: Any) -> Self:
+        """Checks it; a ValueError names what is wrong."""
+        if not isinstance(said, dict):
+            raise ValueError(f"model_loader_extra_config: {said!r} is no dictionary")
+        if unknown := sorted(map(str, said.keys() - set(cls._fields))):
+            known = ", ".join(cls._fields)
+            raise ValueError(
+                f"model_loader_extra_config: the load format dmafile has no {', '.join(unknown)}; "
+                f"it has {known}"
+            )
+        extra = cls(**said)
+        if type(extra.budget) is not int or extra.budget < 1:
+            text = f"budget: {extra.budget!r} is no number of bytes, 1 or more"
+            raise ValueError(f"model_loader_extra_config: {text}")
+        if not isinstance(extra.verify, str | None):
+            text = f"verify: {extra.verify!r} is no checksum such as 'sha256'"
+            raise ValueError(f"model_loader_extra_config: {text}")
+        if extra.share == "node":
+            text = "share: 'node' is not there yet: each rank reads for itself; leave share out"
+            raise ValueError(f"model_loader_extra_config: {text}")
+        if extra.share != "off":
+            text = f"share: {extra.share!r} is none of 'off', 'node'"
+            raise ValueError(f"model_loader_extra_config: {text}")
+        return extra
+
+
+class Loader(DefaultModelLoader):  # type: ignore[misc]
+    """vLLM's own loader, but for how safetensors files are read: what it leaves out stays out."""
+
+    # When vLLM's time for loading weights begins.
+    counter_before_loading_weights: float = 0.0
+
+    def __init__(self, load_config: Any) -> None:
+        self._extra = Extra.of(load_config.model_loader_extra_config or {})
+        # Of a format and keys that vLLM's loader knows.
+        known = copy(load_config)
+        known.load_format, known.model_loader_extra_config = "safetensors", {}
+        super().__init__(known)
+
+    def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
+        if self.load_config.safetensors_load_strategy == "torchao":
+            # These tensors are put together of several.
+            whole: Iterator[tuple[str, Any]] = super()._get_weights_iterator(source)
+            return whole
+        folder, files, _, index = self._prepare_weights(
+            source.model_or_path,
+            source.subfolder,
+            source.revision,
+            source.fall_back_to_pt,
+            source.allow_patterns_overrides,
+        )
+        if self._encoder_only_lm_prefixes is not None:
+            files = filter_mm_encoder_only_safetensors_files(
+                files,
+                folder,
+                index,
+                self._encoder_only_lm_prefixes,
+                weights_mapper=self._encoder_only_weights_mapper,
+            )
+        if source.is_unused_weight is not None:
+            files = filter_safetensors_files_by_weight_name(files, source.is_unused_weight)
+        if not files:
+            raise RuntimeError(f"no file of {source.model_or_path} has weights that are wanted")
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
+        weights = stream(
+            sorted(files),
+            tensors=self._is_wanted if self.local_expert_ids is not None else None,
+            budget=self._extra.budget,
+            verify=self._extra.verify,
+            progress=bool(enable_tqdm(self.load_config.use_tqdm_on_load)),
+        )
+        return ((source.prefix + name, tensor) for name, tensor in weights)
+
+    def _is_wanted(self, name: str) -> bool:
+        return not should_skip_weight(name, self.local_expert_ids)

@@ -1,0 +1,63 @@
+"""Lazy state dicts for transformers: tensors that are read where a model takes them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Unpack
+
+from ._load import ModelPath, Options
+from ._tensors import TensorFile, TensorSlice
+from .torch import _dtype
+
+__all__ = ["LazyTensor", "state_dict"]
+
+
+class LazyTensor(TensorSlice):
+    """A tensor that is read when it, or a part of it, is asked for: `lazy[...]`, `lazy[2:4, 1]`."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of what comes back."""
+        return _dtype(self._dtype)
+
+    def is_floating_point(self) -> bool:
+        """Whether that is a floating point type."""
+        return bool(self.dtype.is_floating_point)
+
+
+class _StateDict(Mapping[str, LazyTensor]):
+    """The tensors of an open model by name, in the order of their bytes."""
+
+    def __init__(self, file: TensorFile) -> None:
+        self._file = file
+        self._names = dict.fromkeys(file.offset_keys())
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        return LazyTensor(self._file, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def state_dict(path: ModelPath, **options: Unpack[Options]) -> Mapping[str, LazyTensor]:
+    """Opens a model for `from_pretrained`, which then reads each tensor, or with tensor parallelism
+    the rows of it that a rank needs, straight into memory of its own.
+
+    >>> config = LlamaConfig.from_pretrained("model/")
+    >>> weights = dmafile.transformers.state_dict("model/")
+    >>> model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
+
+    For transformers 5, whose threads may read several tensors at the same time. The model's class
+    is to be named, because `AutoModel…` takes no path of None. The files stay open until the last
+    reference to the mapping and its tensors goes. A file that has been cut short is an error where
+    a tensor is read, so out of `from_pretrained`.
+
+    Args:
+        path, options: As in `dmafile.open_tensors`; or a list of files, all of one model.
+
+    Raises:
+        Error: As `dmafile.open_tensors`.
+        TypeError: This PyTorch has no dtype for a tensor; where it is read.
+    """
+    return _StateDict(TensorFile(path, "torch", options))

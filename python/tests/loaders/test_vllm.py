@@ -1,0 +1,159 @@
+"""The load format of vLLM, in vLLM's build for CPUs."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Run
+from loaders import tiny
+
+vllm: Any = pytest.importorskip("vllm", reason="vLLM is not installed")
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    made = tiny.llama(folder / "vllm")
+    tiny.tokenizer(made)
+    return made
+
+
+def generate(
+    model: Path, environment: dict[str, str], **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, HERE / "generate.py", model, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        env=os.environ | environment,
+    )
+
+
+def tokens(done: "subprocess.CompletedProcess[str]") -> list[list[int]]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("TOKENS "))
+    made: list[list[int]] = json.loads(line.removeprefix("TOKENS "))
+    return made
+
+
+ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# Each rank has a CPU of its own, in place of a NUMA node.
+TWO = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Path) -> list[list[int]]:
+    made = tokens(generate(model, ALONE, load_format="auto"))
+    assert [len(one) for one in made] == [16, 16]
+    return made
+
+
+def test_one_rank_generates_the_same(model: Path, theirs: list[list[int]]) -> None:
+    extra = {"budget": 100_000, "verify": "xxh3", "share": "off"}
+    options: dict[str, Any] = {"load_format": "dmafile", "model_loader_extra_config": extra}
+    done = generate(model, ALONE, **options)
+    assert tokens(done) == theirs
+    assert "Loading weights took" in done.stdout + done.stderr
+
+
+def test_two_ranks_generate_the_same(model: Path, theirs: list[list[int]]) -> None:
+    done = generate(model, TWO, load_format="dmafile", tensor_parallel_size=2)
+    assert tokens(done) == theirs
+
+
+def test_the_entry_point_is_what_vllm_calls() -> None:
+    found = importlib.metadata.entry_points(group="vllm.general_plugins", name="dmafile")
+    assert {one.value for one in found} == {"dmafile.vllm:register"}
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    next(iter(found)).load()()
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+
+    loader = get_model_loader(LoadConfig(load_format="dmafile"))
+    assert type(loader).__module__ == "dmafile._vllm"
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"bugdet": 1, "shares": "node"}, "has no bugdet, shares; it has budget, verify, share"),
+    ({"budget": 0}, "budget: 0 is no number of bytes"),
+    ({"budget": True}, "budget: True is no number"),
+    ({"budget": "1G"}, "budget: '1G' is no number"),
+    ({"verify": 1}, "verify: 1 is no checksum"),
+    ({"share": "node"}, "share: 'node' is not there yet"),
+    ({"share": "all"}, "share: 'all' is none of"),
+]
+
+
+@pytest.mark.parametrize("extra,text", WRONG)
+def test_extra_config_that_is_wrong_is_named(extra: Any, text: str) -> None:
+    from dmafile._vllm import Loader
+    from vllm.config.load import LoadConfig
+
+    config = LoadConfig(load_format="dmafile", model_loader_extra_config=extra)
+    with pytest.raises(ValueError, match=text):
+        Loader(config)
+
+
+def iterated(model: Path, **source: Any) -> dict[str, Any]:
+    from dmafile._vllm import Loader
+    from vllm.config.load import LoadConfig
+
+    loader = Loader(LoadConfig(load_format="dmafile"))
+    experts = source.pop("experts", None)
+    loader.local_expert_ids = experts
+    began = time.perf_counter()
+    where = Loader.Source(str(model), None, **source)
+    weights = dict(loader._get_weights_iterator(where))
+    assert loader.counter_before_loading_weights >= began
+    return weights
+
+
+def test_what_vllm_leaves_out_stays_out(model: Path, folder: Path) -> None:
+    import safetensors.numpy
+
+    whole = iterated(model, prefix="outer.")
+    names = json.loads((model / "model.safetensors.index.json").read_text())["weight_map"]
+    assert whole.keys() == {f"outer.{name}" for name in names}
+    first = {name for name, file in names.items() if "00001" in file}
+    assert iterated(model, is_unused_weight=first.__contains__).keys() == names.keys() - first
+    # A file that the index does not name, and one of another set.
+    extra = folder / "vllm-extra"
+    extra.mkdir()
+    for file in model.iterdir():
+        (extra / file.name).symlink_to(file)
+    array = next(iter(safetensors.numpy.load_file(next(model.glob("*.safetensors"))).values()))
+    safetensors.numpy.save_file({"other": array}, extra / "consolidated.safetensors")
+    assert iterated(extra).keys() == names.keys()
+    # Experts of other ranks.
+    experts = folder / "vllm-experts"
+    experts.mkdir()
+    weights = {f"model.layers.0.mlp.experts.{n}.up_proj.weight": array for n in range(4)}
+    scales = {f"model.layers.0.mlp.experts.{n}.up_proj.scale": array for n in range(4)}
+    safetensors.numpy.save_file(weights | scales, experts / "model.safetensors")
+    mine = {name for name in weights if ".1." in name or ".3." in name}
+    assert iterated(experts, experts={1, 3}).keys() == mine | scales.keys()
+
+
+def test_the_entry_point_imports_nothing_and_never_raises(python: Run) -> None:
+    done = python(
+        """
+import sys
+from dmafile.vllm import register
+assert not {"torch", "vllm", "numpy"} & sys.modules.keys(), sys.modules.keys()
+sys.modules["vllm"] = None
+register()
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.count("\n") == 1 and "no load format dmafile" in done.stderr, done.stderr

@@ -1,0 +1,117 @@
+"""What one process holds another takes, and a driver imports it there when its holder is dead.
+
+Before that the holder has been killed once, and started with the descriptors that were kept.
+
+held.py DMAFILE HELPERS FOLDER [KIND...]    in the machine, as root; memfds are held in any case
+"""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.vm.inside.importers import FRAME, ways_in
+from tests.vm.inside.loads import PATIENCE, File, Loads, difference
+
+SOCKET = Path("/run/held/socket")
+FIRST = 3
+"""The first descriptor that a service manager hands out (SD_LISTEN_FDS_START)."""
+
+
+class Manager:
+    """Plays the service manager (sd_notify(3), sd_listen_fds(3)) of a holder."""
+
+    def __init__(self) -> None:
+        self.path = SOCKET.parent / "notify"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        self.socket.settimeout(PATIENCE)
+        self.kept: list[tuple[str, int]] = []
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """Starts it with what is kept, and waits until it serves."""
+
+        def place() -> None:
+            # First out of the way of each other.
+            high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for _, fd in self.kept]
+            for number, fd in enumerate(high, FIRST):
+                os.dup2(fd, number)
+
+        names = ":".join(name for name, _ in self.kept)
+        given = {"LISTEN_FDS": str(len(self.kept)), "LISTEN_FDNAMES": names}
+        holder = subprocess.Popen(
+            ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *command, "--notify"],
+            env={**os.environ, **given, "NOTIFY_SOCKET": str(self.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+            close_fds=False,
+            preexec_fn=place,
+        )
+        while (message := socket.recv_fds(self.socket, 4096, 253))[0] != b"READY=1\n":
+            said = dict(line.split("=", 1) for line in message[0].decode().splitlines())
+            assert said["FDSTORE"] == "1" and len(message[1]) == 1, message
+            self.kept.append((said["FDNAME"], message[1][0]))
+        return holder
+
+
+def held(
+    loads: Loads, manager: Manager, file: File, kind: str, ways: Sequence[Sequence[str]]
+) -> None:
+    """Holds a file, kills the holder and starts it with what was kept, takes the file once for each
+    way in, kills the holder again, and lets them import it.
+    """
+    where = ["--name=file", f"--at={SOCKET}", f"--to={kind}"]
+    # Of huge pages Linux 6.12 shows drivers the wrong ones (importers.py).
+    where += ["--pages=4k"] if kind == "udmabuf" else []
+    file.evict()
+    for again in (False, True):
+        holder = manager.start([loads.dmafile, "hold", str(file.path), *where])
+        assert holder.stdout is not None
+        line = json.loads(holder.stdout.readline())
+        assert line["files"][0]["kind"] == kind and line["sealed"] == (kind == "memfd"), line
+        assert line["stored"] == again, line
+        if not again:
+            holder.kill()
+            holder.wait()
+    take = [loads.dmafile, "take", "file", f"--at={SOCKET}", "--quiet", "--"]
+    wait = ["sh", "-c", 'echo >&2 && read go && exec "$@"', "sh"]
+    pipe = subprocess.PIPE
+    takers = [
+        subprocess.Popen([*take, *wait, *how], stdin=pipe, stdout=pipe, stderr=pipe) for how in ways
+    ]
+    for taker in takers:
+        assert taker.stderr is not None and taker.stderr.read(1) == b"\n"
+    holder.kill()
+    holder.wait()
+    for _, fd in manager.kept:
+        os.close(fd)
+    manager.kept.clear()
+    # One after the other: vivid has one output.
+    for taker, how in zip(takers, ways, strict=True):
+        seen, said = taker.communicate(b"go\n")
+        case = f"{kind}, {how[1]}"
+        assert taker.returncode == 0, f"{case}: {said!r}"
+        assert seen == file.data, f"{case}: {difference(seen, file.data)}"
+        loads.count += 1
+
+
+def main(dmafile: str, helpers: str, folder: str, *kinds: str) -> None:
+    loads = Loads(dmafile, helpers)
+    SOCKET.parent.mkdir(mode=0o755)
+    manager = Manager()
+    file = File.of(Path(folder) / "file", FRAME)
+    importer = str(loads.helpers / "importer")
+    ways = ways_in(importer) if kinds else []
+    # Another process maps it, as anything else than a dma-buf's driver does.
+    held(loads, manager, file, "memfd", [[importer, "send", importer, "receive"]])
+    for kind in kinds:
+        held(loads, manager, file, kind, ways)
+    print(f"{loads.count} imports checked")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

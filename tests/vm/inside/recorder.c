@@ -1,0 +1,79 @@
+/*
+ * recorder PATH SOURCE METHOD IO ROTATE   records parts of the file SOURCE, which is on a tmpfs, to PATH.
+ *
+ * METHOD and IO are the words of the command line, ROTATE the most bytes of a file, or 0. Nothing is acknowledged but
+ * by request. Says `started`, then does what lines of standard input ask for, and answers each with one line:
+ *
+ *	append OFFSET LENGTH   a record, with its number as tag and timestamp; the answer is its number
+ *	wait N                 until record N is written
+ *	sync                   until all of them are acknowledged; the answer is how many
+ *	finish                 the same, and the program ends
+ *
+ * What fails is answered by `failed: ` and what the library says of it.
+ */
+#define _GNU_SOURCE
+#include <dmafile.h>
+#include <err.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void say(int64_t answer)
+{
+	char why[1024];
+
+	if (answer >= 0) {
+		printf("%lld\n", (long long)answer);
+		return;
+	}
+	dmafile_strerror_r(why, sizeof(why));
+	printf("failed: %s\n", why);
+}
+
+int main(int argc, char **argv)
+{
+	struct dmafile_recorder_options how = { .size = sizeof(how), .flags = DMAFILE_RECORD_NO_INTERVAL };
+	struct dmafile_recorder_buffer *buffer;
+	struct dmafile_recorder *recorder;
+	struct dmafile_recorded recorded = { 0 };
+	unsigned long long at, length;
+	int64_t next = 0, done;
+	char line[256];
+
+	if (argc != 6)
+		errx(1, "recorder PATH SOURCE METHOD IO ROTATE");
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	how.method = argv[3];
+	how.io = argv[4];
+	how.rotate_bytes = strtoull(argv[5], NULL, 10);
+	done = dmafile_recorder_attach(open(argv[2], O_RDWR | O_CLOEXEC), &buffer);
+	if (!done)
+		done = dmafile_recorder_new(argv[1], &how, &recorder);
+	if (done) {
+		say(done);
+		return 1;
+	}
+	puts("started");
+	while (fgets(line, sizeof(line), stdin)) {
+		if (sscanf(line, "append %llu %llu", &at, &length) == 2) {
+			done = dmafile_recorder_append(recorder, buffer, at, length, next, next);
+			next += done >= 0;
+			say(done);
+		} else if (sscanf(line, "wait %llu", &at) == 1) {
+			say(dmafile_recorder_wait(recorder, at, -1));
+		} else if (!strcmp(line, "sync\n")) {
+			done = dmafile_recorder_sync(recorder);
+			if (!done)
+				done = dmafile_recorder_recorded(recorder, &recorded);
+			say(done ? done : (int64_t)recorded.durable);
+		} else if (!strcmp(line, "finish\n")) {
+			done = dmafile_recorder_finish(recorder, &recorded);
+			say(done ? done : (int64_t)recorded.durable);
+			return done != 0;
+		} else {
+			errx(1, "what is %s", line);
+		}
+	}
+	errx(1, "nobody has asked to finish");
+}

@@ -1,0 +1,142 @@
+"""Saves at every boundary of size and offset, from every source, to files and into them.
+
+    save_edges.py DMAFILE HELPERS edges FOLDER...    as root, with a raw disk
+    save_edges.py DMAFILE HELPERS larger FOLDER      more bytes than there is memory
+
+The disk is written to in place, then it takes a vfat, which is one more folder. What is saved is
+compared with the source by sha256sum(1) or cmp(1).
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.vm.inside.loads import BLOB, meminfo, pinned, settles
+from tests.vm.inside.saves import call, names_in
+from tests.vm.inside.sources import DATA, HUGE, sources
+
+BLOCK = 64 << 10
+AROUND = (512, 4096, BLOCK, HUGE)
+SIZES = (0, 1, *(edge + more for edge in AROUND for more in (-1, 0, 1)))
+OFFSETS = (0, 1, 511, 512, 513, 4095, 4096, 4097, BLOCK - 1, BLOCK + 1, HUGE - 1, HUGE, HUGE + 1)
+
+
+class Edges:
+    def __init__(self, program: str) -> None:
+        self.dmafile = shutil.copy(program, "/tmp/dmafile")
+        self.count = 0
+        self.pinned = pinned()
+
+    def save(self, case: str, source: int, to: str, size: int, start: int = 0) -> None:
+        self.count += 1
+        words = [self.dmafile, "save", f"--from=fd:{source}@{start}", f"--length={size}"]
+        done = subprocess.run([*words, "--quiet", to], pass_fds=(source,), capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b""), f"{case}: {done}"
+
+    def whole(self, source: str, fd: int, data: bytes, folder: Path) -> None:
+        """Each size as a file, from another offset each time."""
+        to = folder / "to"
+        names = names_in(folder) | {"to"}
+        for number, size in enumerate(SIZES):
+            start = OFFSETS[number % len(OFFSETS)]
+            case = f"{size} bytes from {start} of {source} to {folder}"
+            self.save(case, fd, str(to), size, start)
+            assert sha256(to) == hashlib.sha256(data[start : start + size]).hexdigest(), case
+            assert names_in(folder) == names, f"{case}: {names_in(folder)}"
+        to.unlink()
+
+    def piped(self, folder: Path) -> None:
+        to, names = folder / "to", names_in(folder) | {"to"}
+        for size in SIZES:
+            self.count += 1
+            case = f"{size} bytes of a pipe to {folder}"
+            words = [self.dmafile, "save", "--from=-", "--quiet", str(to)]
+            done = subprocess.run(words, input=DATA[:size], capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b""), f"{case}: {done}"
+            assert sha256(to) == hashlib.sha256(DATA[:size]).hexdigest(), case
+            assert names_in(folder) == names, f"{case}: {names_in(folder)}"
+        to.unlink()
+
+    def inside(self, source: str, fd: int, data: bytes, to: Path) -> None:
+        """At each offset of a file or device, each time another size: nothing else changes."""
+        for number, at in enumerate(OFFSETS):
+            size = SIZES[(5 * number + 3) % len(SIZES)]
+            start = OFFSETS[(3 * number + 1) % len(OFFSETS)]
+            case = f"{size} bytes from {start} of {source} to {to}@{at}"
+            room = at + size + BLOCK
+            around = b"\xa5" * room
+            with to.open("rb+") as file:
+                file.write(around)
+                os.fsync(file.fileno())
+            self.save(case, fd, f"{to}@{at}", size, start)
+            want = around[:at] + data[start : start + size] + around[at + size :]
+            head = subprocess.run(("head", f"--bytes={room}", str(to)), stdout=subprocess.PIPE)
+            assert head.stdout == want, f"{case}: {difference(head.stdout, want)}"
+
+    def settled(self) -> None:
+        settles(lambda: pinned() - self.pinned, lambda more: not more, "pages stay pinned")
+
+
+def difference(seen: bytes, want: bytes) -> str:
+    wrong = [at for at in range(len(want)) if seen[at : at + 1] != want[at : at + 1]]
+    return f"{len(wrong)} bytes, from {wrong[0]} to {wrong[-1]}"
+
+
+def sha256(path: Path) -> str:
+    return subprocess.check_output(("sha256sum", str(path)), text=True).split()[0]
+
+
+def edges(edges: Edges, *folders: str) -> None:
+    disk = os.environ["RAW"]
+    for name, fd, data in sources():
+        edges.inside(name, fd, data, Path(disk))
+        print(f"{name}: {edges.count} so far", flush=True)
+    call("modprobe", "vfat")
+    call("busybox", "mkdosfs", disk)
+    vfat = Path("/run/vfat")
+    vfat.mkdir()
+    call("mount", "-t", "vfat", disk, str(vfat))
+    for name, fd, data in sources():
+        for folder in (vfat, *map(Path, folders)):
+            edges.whole(name, fd, data, folder)
+            part = folder / "part"
+            part.touch()
+            edges.inside(name, fd, data, part)
+            part.unlink()
+        print(f"{name}: {edges.count} so far", flush=True)
+    for folder in (vfat, *map(Path, folders)):
+        edges.piped(folder)
+    call("umount", str(vfat))
+
+
+def larger(edges: Edges, folder: str) -> None:
+    """By way of blocks, out of a file and out of a pipe."""
+    source, to = Path(folder) / "source", Path(folder) / "to"
+    size = meminfo("MemTotal:") * 1024 * 5 // 4 + 777
+    with source.open("wb") as file:
+        while file.tell() < size:
+            # No two blocks of the file are alike.
+            at = file.tell() // len(BLOB) * 511
+            file.write((BLOB[at:] + BLOB[:at])[: size - file.tell()])
+    for script in (f"save --quiet --from {source} {to}", f"save --quiet --from - {to} <{source}"):
+        call("sh", "-c", f"{edges.dmafile} {script}")
+        edges.count += 1
+        call("cmp", str(source), str(to))
+
+
+def main() -> None:
+    program, _, part, *words = sys.argv[1:]
+    these = Edges(program)
+    if part == "edges":
+        edges(these, *words)
+    else:
+        larger(these, *words)
+    these.settled()
+    print(f"{these.count} saves checked")
+
+
+if __name__ == "__main__":
+    main()
