@@ -3,7 +3,7 @@
 use crate::border::{self, Header, Result, shared};
 use crate::buffer::{c_string, empty};
 use crate::load::path;
-use crate::options::{teller, word};
+use crate::options::{self, teller, word};
 use crate::{Buffer, Options, Token};
 use dmafile::{Hold, Shared};
 use libc::{c_char, c_int};
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn dmafile_shared(
             builder = builder.at(at);
         }
         // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
-        let builder = unsafe { with_options!(builder, Options::copy(options)?) };
+        let builder = unsafe { with_options!(builder, options::copy(options)?) };
         let made = Box::new(Held::new(builder.run()?)?);
         // SAFETY: it is not null, and so a place for a pointer.
         unsafe { held.write(Box::into_raw(made)) };
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn dmafile_hold(
             builder = builder.at(at);
         }
         // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
-        let builder = unsafe { with_options!(builder, Options::copy(options)?) };
+        let builder = unsafe { with_options!(builder, options::copy(options)?) };
         let made = Box::new(Holder(builder.start()?));
         // SAFETY: it is not null, and so a place for a pointer.
         unsafe { holder.write(Box::into_raw(made)) };
