@@ -27,8 +27,8 @@
  * the time of the call: a handle that came from this library and is not freed yet, a string that
  * ends in NUL, as much memory as is claimed. Strings that come out belong to what they were asked
  * of. Sizes and offsets are in bytes. Nothing here forks, installs signal handlers, or leaves
- * threads behind, but for a recorder until it is finished; a mistake inside the library is an error
- * (-ENOTRECOVERABLE), not an abort.
+ * threads behind, but for a recorder until it is finished, a hold until it is stopped, and shared
+ * memory until it is freed; a mistake inside the library is an error (-ENOTRECOVERABLE), not an abort.
  */
 
 
@@ -79,6 +79,19 @@
  * themselves alone. It belongs to no thread: any may use and free it.
  */
 struct dmafile_buffer;
+
+/**
+ * Files in memory that another process loaded, each in a buffer. Opaque.
+ *
+ * As long as it is there its holder knows of this process. Functions that take it `const` may be called by
+ * several threads at once.
+ */
+struct dmafile_held;
+
+/**
+ * Files that this process holds in memory, and a thread serves to others. Opaque.
+ */
+struct dmafile_holder;
 
 /**
  * The headers of a model, read and checked; its files stay open, so that what is loaded later is
@@ -665,7 +678,7 @@ int dmafile_buffer_receive(int socket, struct dmafile_buffer **buffer);
  * How the load went, as one JSON object: what `dmafile load --json` prints. It belongs to the
  * buffer and is valid until that is freed.
  *
- * NULL with errno ENODATA for a buffer that was received; NULL with errno EINVAL for NULL.
+ * NULL with errno ENODATA for a buffer that was received or taken; NULL with errno EINVAL for NULL.
  *
  * Thread-safe.
  */
@@ -676,6 +689,130 @@ const char *dmafile_buffer_report_json(const struct dmafile_buffer *buffer);
  * thread may be using it. Who has received or duplicated the descriptor keeps the memory.
  */
 void dmafile_buffer_free(struct dmafile_buffer *buffer);
+
+/**
+ * Takes the files that another process holds under `name` (`dmafile hold`, dmafile_hold): the same memory, not a
+ * copy. Nothing is read. `socket` is the path of its socket; NULL for the one with that name in
+ * $XDG_RUNTIME_DIR/dmafile, or else in /run/dmafile. Waits up to `wait_ms` milliseconds until something
+ * is held there, 0 not at all; `cancel` ends the wait, NULL for none.
+ *
+ * The holder is not trusted: its memory has to be of the kind that it says, to be unable to shrink, and to hold
+ * the bytes of each file.
+ *
+ * Returns 0, with the files in `*held`, to be freed with dmafile_held_free. On failure a negative errno,
+ * with NULL there: -ENOENT or -ECONNREFUSED where nothing is held there after the wait, -EACCES where the
+ * socket is not for this user, -EPERM where others could have put it there, -EPROTO for an answer that is not
+ * sound, -ETIMEDOUT for none in 10 seconds, -EMFILE where there is no room for the descriptors, -ECANCELED by the
+ * token; -EINVAL for NULL and for a name that is none.
+ *
+ * Thread-safe.
+ */
+int dmafile_take(const char *name,
+                 const char *socket,
+                 uint64_t wait_ms,
+                 const struct dmafile_token *cancel,
+                 struct dmafile_held **held);
+
+/**
+ * Files and models that several processes of one user share in memory, without a holder: the first that asks loads
+ * them, the others take them from any that has them. `paths` are `count` paths, at least one; a model's
+ * folder or index stands for all of its files. `folder` is where processes find each other, this user's own;
+ * NULL for "shared" in $XDG_RUNTIME_DIR/dmafile, as root in /run/dmafile. Waits up to `wait_ms`
+ * milliseconds for another process that loads. `options` are those of each load (`offset` and `length` have to
+ * be 0); NULL there is all defaults.
+ *
+ * From then on a thread of this process passes the memory on, until it is freed. The memory goes with the last process.
+ * If the process that loads dies, the next one loads.
+ *
+ * Returns 0, with the files in `*held`, to be freed with dmafile_held_free. On failure a negative errno,
+ * with NULL there: as dmafile_load; -ETIMEDOUT where another process has not loaded them within the wait;
+ * -ENOENT without XDG_RUNTIME_DIR, except for root; -EEXIST for two files of the same name.
+ *
+ * Thread-safe.
+ */
+int dmafile_shared(const char *const *paths,
+                   size_t count,
+                   const char *folder,
+                   uint64_t wait_ms,
+                   const struct dmafile_options *options,
+                   struct dmafile_held **held);
+
+/**
+ * How many files there are; 0 with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+size_t dmafile_held_count(const struct dmafile_held *held);
+
+/**
+ * The name of the file of a number, from 0 to dmafile_held_count - 1, in the order in which they were loaded;
+ * without a folder. It belongs to `held`.
+ *
+ * NULL with errno ERANGE for another number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_held_name(const struct dmafile_held *held,
+                              size_t index);
+
+/**
+ * The bytes of the file of a number. The buffer belongs to `held`: it is not to be freed, and used no longer
+ * than `held` is there. Sealed memory, which is the default, is mapped (dmafile_buffer_data); a write there
+ * raises SIGSEGV.
+ *
+ * NULL with errno ERANGE for another number, EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const struct dmafile_buffer *dmafile_held_buffer(const struct dmafile_held *held,
+                                                 size_t index);
+
+/**
+ * What the holder says of the files, as one JSON object: what `dmafile take --json` prints. It belongs to `held`.
+ *
+ * NULL with errno EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+const char *dmafile_held_json(const struct dmafile_held *held);
+
+/**
+ * Frees what was taken, its buffers with it; NULL is nothing to free. No other thread may be using it.
+ */
+void dmafile_held_free(struct dmafile_held *held);
+
+/**
+ * Loads files and models, each file into memory of its own that is sealed, and serves them to other processes from
+ * a thread, until dmafile_hold_stop: under `name`, or if that is NULL under the name of the one path without its
+ * ending; at the path `socket`, in a folder that not everybody can write to, or if that is NULL at its name in
+ * $XDG_RUNTIME_DIR/dmafile, as root in /run/dmafile. Only this user may take them: the socket has mode
+ * 0600. `paths`, `count` and `options` as those of dmafile_shared.
+ *
+ * Returns 0, with a handle in `*holder`. On failure a negative errno, with NULL there: as dmafile_load;
+ * -EADDRINUSE where another holder serves there, -EPERM for a folder that anybody can write to, -EEXIST for
+ * two files of the same name, -EINVAL for a name that is none.
+ *
+ * Thread-safe. In a child of fork(2) the handle does nothing.
+ */
+int dmafile_hold(const char *const *paths,
+                 size_t count,
+                 const char *name,
+                 const char *socket,
+                 const struct dmafile_options *options,
+                 struct dmafile_holder **holder);
+
+/**
+ * Whether it serves still, 1 or 0: nobody has released it (`dmafile release`). -EINVAL for NULL.
+ *
+ * Thread-safe.
+ */
+int dmafile_hold_serving(const struct dmafile_holder *holder);
+
+/**
+ * Ends a hold and frees its handle; NULL is nothing to end. What was taken stays with those who have it. No
+ * other thread may be using it.
+ */
+void dmafile_hold_stop(struct dmafile_holder *holder);
 
 /**
  * Loads the file at `path` into memory that is allocated for it, as `options` say; NULL there is

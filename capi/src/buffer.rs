@@ -1,9 +1,10 @@
 //! `struct dmafile_buffer`: memory that holds a file's bytes.
 
 use crate::border::{self, Failure, Result, exclusive, shared};
-use dmafile::{Loaded, Report};
+use dmafile::{HeldFile, Loaded, Report};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
@@ -12,10 +13,46 @@ use std::os::unix::net::UnixStream;
 /// Functions that take it `const` may be called by several threads at once; the others need it for
 /// themselves alone. It belongs to no thread: any may use and free it.
 pub struct Buffer {
-    inner: dmafile::Buffer,
+    inner: Memory,
     /// What `inner` has, with its numbers.
     dma_bufs: Vec<DmaBuf>,
     report: Option<CString>,
+}
+
+/// The memory itself, and what has to last as long.
+enum Memory {
+    Own(dmafile::Buffer),
+    /// Its holder counts this process as one that has it.
+    Taken(HeldFile),
+}
+
+impl Deref for Memory {
+    type Target = dmafile::Buffer;
+
+    fn deref(&self) -> &dmafile::Buffer {
+        match self {
+            Self::Own(buffer) => buffer,
+            Self::Taken(file) => &file.buffer,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut dmafile::Buffer {
+        match self {
+            Self::Own(buffer) => buffer,
+            Self::Taken(file) => &mut file.buffer,
+        }
+    }
+}
+
+impl Memory {
+    fn into_buffer(self) -> dmafile::Buffer {
+        match self {
+            Self::Own(buffer) => buffer,
+            Self::Taken(file) => file.buffer,
+        }
+    }
 }
 
 /// A dma-buf of a buffer. It belongs to the buffer; later versions may have more members behind
@@ -42,10 +79,15 @@ impl Buffer {
             let json = serde_json::to_string(report).expect("a report is plain data");
             c_string(json)
         });
-        Ok(Self::new(inner, report.transpose()?))
+        Ok(Self::new(Memory::Own(inner), report.transpose()?))
     }
 
-    fn new(inner: dmafile::Buffer, report: Option<CString>) -> Self {
+    /// What another process loaded.
+    pub(crate) fn taken(file: HeldFile) -> Self {
+        Self::new(Memory::Taken(file), None)
+    }
+
+    fn new(inner: Memory, report: Option<CString>) -> Self {
         let numbers = |one: &dmafile::DmaBuf| DmaBuf {
             fd: one.fd.as_raw_fd(),
             at: one.at,
@@ -175,7 +217,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
         owned.check_single("cannot hand the buffer on", "dmafile_buffer_into_fds")?;
-        Ok(owned.inner.into_fd()?.into_raw_fd())
+        Ok(owned.inner.into_buffer().into_fd()?.into_raw_fd())
     })
 }
 
@@ -199,7 +241,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
         border::check(fds.cast(), room, "fds")?;
-        let given = owned.inner.into_fds()?;
+        let given = owned.inner.into_buffer().into_fds()?;
         if given.len() > room {
             let why = format!("it has {} descriptors, and room is {room}", given.len());
             let failure = Failure::new(libc::ERANGE, "cannot hand the buffer on", &why);
@@ -389,7 +431,7 @@ pub unsafe extern "C" fn dmafile_buffer_receive(socket: c_int, buffer: *mut *mut
         unsafe { empty(buffer, "buffer")? };
         let inner = dmafile::Buffer::receive(&stream(socket)?)?;
         // SAFETY: it is not null, and so a place for a pointer.
-        unsafe { Buffer::new(inner, None).give(buffer) };
+        unsafe { Buffer::new(Memory::Own(inner), None).give(buffer) };
         Ok(())
     })
 }
@@ -411,7 +453,7 @@ fn stream(socket: RawFd) -> Result<UnixStream> {
 /// How the load went, as one JSON object: what `dmafile load --json` prints. It belongs to the
 /// buffer and is valid until that is freed.
 ///
-/// NULL with errno ENODATA for a buffer that was received; NULL with errno EINVAL for NULL.
+/// NULL with errno ENODATA for a buffer that was received or taken; NULL with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -424,7 +466,7 @@ pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *c
             None => Err(Failure::new(
                 libc::ENODATA,
                 "cannot give a report",
-                "this buffer was received, and loaded elsewhere",
+                "this buffer was loaded by another process",
             )),
         }
     })

@@ -12,6 +12,7 @@
 
 mod border;
 mod buffer;
+mod hold;
 mod load;
 mod model;
 mod options;
@@ -22,6 +23,7 @@ mod snapshot;
 mod token;
 
 pub use buffer::*;
+pub use hold::*;
 pub use load::{dmafile_load, dmafile_load_into};
 pub use model::*;
 pub use options::{DMAFILE_NO_MEMORY_CHECK, Options};

@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::border::{self, Failure, Result};
-use dmafile::{Load, Progress};
+use dmafile::{Allocation, Io, Load, Method, Progress};
 use libc::{c_char, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
@@ -206,20 +206,12 @@ impl Options {
 
     /// All but the kind of memory.
     unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
-        let mut load = load.names(&crate::border::Header);
+        // SAFETY: as `apply` asks for.
+        let mut load = unsafe { self.tuning()? }.tune(load.names(&crate::border::Header));
         // SAFETY: as `apply` asks for.
         unsafe {
             if let Some(pages) = word(self.pages, "options.pages")? {
                 load = load.pages(pages);
-            }
-            if let Some(method) = word(self.method, "options.method")? {
-                load = load.method(method);
-            }
-            if let Some(io) = word(self.io, "options.io")? {
-                load = load.io(io);
-            }
-            if let Some(allocation) = word(self.allocation, "options.allocation")? {
-                load = load.allocation(allocation);
             }
             if let Some(verify) = word(self.verify, "options.verify")? {
                 load = load.verify(verify);
@@ -231,17 +223,6 @@ impl Options {
         if let Some(length) = some(self.length) {
             load = load.length(length);
         }
-        if let Some(gather) = some(self.gather) {
-            load = load.gather(gather);
-        }
-        if let Some(block) = some(self.block) {
-            load = load.block(block);
-        }
-        if let Some(queue_depth) = some(self.queue_depth) {
-            load = load.queue_depth(queue_depth);
-        }
-        check_flags(self.flags, DMAFILE_NO_MEMORY_CHECK)?;
-        load = load.check_memory(self.flags & DMAFILE_NO_MEMORY_CHECK == 0);
         if let Some(call) = self.progress {
             load = load.progress(teller(call, self.user));
         }
@@ -250,6 +231,61 @@ impl Options {
             load = load.cancel(token.0.clone());
         }
         Ok(load)
+    }
+
+    /// How bytes move.
+    ///
+    /// # Safety
+    /// Its strings are null or end in NUL.
+    pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
+        check_flags(self.flags, DMAFILE_NO_MEMORY_CHECK)?;
+        // SAFETY: as this function asks for.
+        unsafe {
+            Ok(Tuning {
+                method: word(self.method, "options.method")?,
+                io: word(self.io, "options.io")?,
+                allocation: word(self.allocation, "options.allocation")?,
+                gather: some(self.gather),
+                block: some(self.block),
+                queue_depth: some(self.queue_depth),
+                check_memory: self.flags & DMAFILE_NO_MEMORY_CHECK == 0,
+            })
+        }
+    }
+}
+
+/// The options of a load that say how its bytes move, without pointers of the caller.
+pub(crate) struct Tuning {
+    method: Option<Method>,
+    io: Option<Io>,
+    allocation: Option<Allocation>,
+    gather: Option<u64>,
+    block: Option<u64>,
+    queue_depth: Option<u32>,
+    check_memory: bool,
+}
+
+impl Tuning {
+    pub(crate) fn tune(&self, mut load: Load) -> Load {
+        if let Some(method) = self.method {
+            load = load.method(method);
+        }
+        if let Some(io) = self.io {
+            load = load.io(io);
+        }
+        if let Some(allocation) = self.allocation {
+            load = load.allocation(allocation);
+        }
+        if let Some(gather) = self.gather {
+            load = load.gather(gather);
+        }
+        if let Some(block) = self.block {
+            load = load.block(block);
+        }
+        if let Some(queue_depth) = self.queue_depth {
+            load = load.queue_depth(queue_depth);
+        }
+        load.check_memory(self.check_memory)
     }
 }
 

@@ -64,6 +64,8 @@ impl Kit {
         kit.compile("cc", "tests/save.c", "save-checks", &own);
         kit.compile("cc", "examples/save.c", "save", &c99);
         kit.compile("cc", "examples/record_camera.c", "record_camera", &c99);
+        kit.compile("cc", "examples/take.c", "take", &c99);
+        kit.compile("cc", "tests/hold.c", "hold", &own);
         Ok(kit)
     }
 
@@ -415,6 +417,67 @@ fn a_c_program_records() {
     if valgrind() {
         recorded(kit, kit.checked("record"));
     }
+}
+
+#[test]
+fn a_c_program_takes_what_another_process_holds() {
+    let Some(kit) = kit() else { return };
+    let folder = socket("take");
+    std::fs::create_dir(&folder).unwrap();
+    let at = folder.join("socket");
+    let digest = sha256sum(&noise());
+    let holder = dmafile::Hold::of([&kit.file]).name("noise").at(&at);
+    let holder = holder.start().unwrap();
+    let take = |mut take: Command, more: &[&str]| {
+        take.arg("noise").arg("--at").arg(&at).args(more);
+        done(take).stdout
+    };
+    assert_eq!(sha256sum(&take(kit.program("take"), &["--cat"])), digest);
+    let line = format!("noise bytes {LEN} sum {}\n", kit.sum);
+    assert_eq!(text(&take(kit.program("take"), &["--wait", "60000"])), line);
+    if valgrind() {
+        assert_eq!(sha256sum(&take(kit.checked("take"), &["--cat"])), digest);
+    }
+    drop(holder);
+    let mut late = kit.program("take");
+    let late = late.arg("noise").arg("--at").arg(&at).output().unwrap();
+    assert_eq!(late.status.code(), Some(1));
+    assert!(
+        text(&late.stderr).starts_with("take: cannot take: "),
+        "{late:?}"
+    );
+    assert!(text(&late.stderr).contains("(ENOENT)"), "{late:?}");
+    std::fs::remove_dir(&folder).unwrap();
+}
+
+#[test]
+fn c_programs_hold_and_share() {
+    let Some(kit) = kit() else { return };
+    let folder = socket("shared");
+    std::fs::create_dir(&folder).unwrap();
+    let digest = sha256sum(&noise());
+    let share = |mut take: Command| {
+        take.arg("--shared").arg(&kit.file).arg("--cat");
+        take.arg("--at")
+            .arg(folder.join("a"))
+            .args(["--wait", "60000"]);
+        sha256sum(&done(take).stdout)
+    };
+    assert_eq!(share(kit.program("take")), digest);
+    let own = dmafile::Shared::of([&kit.file]).at(folder.join("a"));
+    let own = own.run().unwrap();
+    assert_eq!(share(kit.program("take")), digest);
+    let exercise = |mut hold: Command, name: &str| {
+        hold.arg(&kit.file).arg(folder.join(name));
+        done(hold);
+    };
+    exercise(kit.program("hold"), "b");
+    if valgrind() {
+        assert_eq!(share(kit.checked("take")), digest);
+        exercise(kit.checked("hold"), "c");
+    }
+    drop(own);
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// An empty folder of this name.

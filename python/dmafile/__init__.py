@@ -3,6 +3,7 @@
 >>> buffer = dmafile.load("model.safetensors")  # a memfd: buffer.fileno(), memoryview(buffer)
 >>> report = dmafile.save(buffer, "copy.safetensors")  # on the disk, whole or not at all
 >>> tensors = dmafile.numpy.load_file("model.safetensors")  # views of one private buffer
+>>> held = dmafile.shared("model/", wait=600)  # one load for several processes
 
 Linux only. Sizes are in bytes. What goes wrong is a `dmafile.Error`, which is an OSError.
 """
@@ -12,8 +13,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ._dma_buf import DmaBuf
-from ._dmafile import Buffer, RecorderBuffer, Ticket, __version__
+from ._dmafile import Buffer, Holder, RecorderBuffer, Ticket, __version__
 from ._errors import Cancelled, Error, UsageError
+from ._hold import Held, HeldFile, hold, holds, release, shared, take
 from ._load import load, load_async
 from ._record import Record, Recorder, Recording, read_recording
 from ._save import save
@@ -31,6 +33,9 @@ __all__ = [
     "Cancelled",
     "DmaBuf",
     "Error",
+    "Held",
+    "HeldFile",
+    "Holder",
     "Record",
     "Recorder",
     "RecorderBuffer",
@@ -40,13 +45,18 @@ __all__ = [
     "Ticket",
     "UsageError",
     "__version__",
+    "hold",
+    "holds",
     "load",
     "load_async",
     "load_snapshot",
     "open_tensors",
     "read_recording",
+    "release",
     "save",
     "save_snapshot",
+    "shared",
+    "take",
 ]
 
 for _named in (
@@ -56,6 +66,13 @@ for _named in (
     Cancelled,
     load,
     load_async,
+    hold,
+    take,
+    shared,
+    holds,
+    release,
+    Held,
+    HeldFile,
     save,
     load_snapshot,
     save_snapshot,

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from . import _dmafile
 from ._dmafile import Buffer
 from ._errors import Error, make
+from ._hold import HeldModel
 from ._load import Options
 from ._progress import Callback, callback
 
@@ -29,7 +30,9 @@ _LOADING = 2
 """Parts that are loaded at the same time, so that the disk does not wait between two."""
 
 
-def chosen(model: _dmafile.Model, tensors: Tensors) -> tuple[list[str] | None, list[Placed]]:
+def chosen(
+    model: _dmafile.Model | HeldModel, tensors: Tensors
+) -> tuple[list[str] | None, list[Placed]]:
     """The patterns that name what is wanted, None for all of it, and its rows in the order of
     their bytes."""
     if tensors is None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from . import _dmafile
 from ._errors import make
+from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, open_model
 
 Index: TypeAlias = Any
@@ -45,10 +46,16 @@ class TensorFile:
         self._array: Callable[..., Any] = arrays._array
         self._check: Callable[[str], None] = arrays._check
         self._options = options
-        self._open: _dmafile.Model | None = open_model(path)
+        self._open: _dmafile.Model | HeldModel | None
+        name = held_name(path)
+        if name is None:
+            self._open = open_model(path)
+        else:
+            private = _FRAMEWORKS[framework] == "torch"
+            self._open = HeldModel(name, options, private=private)
 
     @property
-    def _model(self) -> _dmafile.Model:
+    def _model(self) -> _dmafile.Model | HeldModel:
         if self._open is None:
             raise ValueError("the file is closed")
         return self._open
@@ -185,7 +192,9 @@ def open_tensors(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these; or a list of files, all of one model.
+            GGUF, or a folder with one of these; or a list of files, all of one model. Tensors of
+            `held:NAME` are views of the memory that another process holds under that name, as those
+            of `load_file`.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
             `block`, `queue_depth`, `memory_check`.

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _dmafile
+from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
 from ._safetensors import Row, name_of, parts, serialize, serialize_file
@@ -81,7 +82,9 @@ def load_file(
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these; or a list of files, all of one model.
+            GGUF, or a folder with one of these; or a list of files, all of one model. `held:NAME`
+            is the model that another process holds under that name: read-only views of its memory,
+            which stays as long as an array does.
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
             says of each name whether it is wanted. Only what is chosen is read and takes memory;
             all tensors if None.
@@ -98,6 +101,13 @@ def load_file(
             (FileNotFoundError) for a pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
+    name = held_name(path)
+    if name is not None:
+        held = HeldModel(name, {**options, "verify": verify}, private=False)
+        return {
+            name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape)
+            for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
+        }
     model = open_model(path)
     patterns, table = chosen(model, tensors)
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
@@ -116,7 +126,7 @@ def load_file(
 
 
 def _array(
-    buffer: _dmafile.Buffer | bytearray | None, dtype: str, shape: tuple[int, ...]
+    buffer: _dmafile.Buffer | bytearray | memoryview | None, dtype: str, shape: tuple[int, ...]
 ) -> NDArray[Any]:
     """The whole of a buffer as one array; None for an array without elements."""
     if buffer is None:

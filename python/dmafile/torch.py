@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 
 from . import _dmafile
+from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
 from ._safetensors import NAMES, Row, at_address, name_of, parts, serialize, serialize_file
@@ -36,8 +37,19 @@ def load_file(
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
+
+    Tensors of `held:NAME` are views of the held memory that can be written to: what is written
+    stays in this process, in pages of its own. Memory that others can change
+    (`hold(writable=True)`, dma-bufs) is refused (EPERM).
     """
     where = _device(device)
+    name = held_name(filename)
+    if name is not None:
+        held = HeldModel(name, {**options, "verify": verify}, private=True)
+        return {
+            name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape).to(where)
+            for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
+        }
     model = open_model(filename)
     patterns, rows = chosen(model, tensors)
     view = _viewer(rows)
@@ -145,7 +157,7 @@ def _dtype(name: str) -> Any:
 
 
 def _array(
-    buffer: _dmafile.Buffer | bytearray | None, dtype: str, shape: tuple[int, ...]
+    buffer: _dmafile.Buffer | bytearray | memoryview | None, dtype: str, shape: tuple[int, ...]
 ) -> _Tensor:
     """The whole of a buffer as one tensor; None for a tensor without elements."""
     if buffer is None:

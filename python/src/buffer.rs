@@ -2,7 +2,7 @@
 
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
-use dmafile::{Loaded, Report, Retired};
+use dmafile::{HeldFile, Loaded, Report, Retired};
 use pyo3::exceptions::{
     PyBlockingIOError, PyBufferError, PyMemoryError, PyTimeoutError, PyValueError,
 };
@@ -12,6 +12,7 @@ use pyo3::sync::MutexExt;
 use pyo3::types::PyList;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::ffi::{c_int, c_void};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +22,54 @@ use std::time::{Duration, Instant};
 /// Memory that Python objects share. Whoever exports it holds a clone: it is given back when the
 /// last one goes.
 pub(crate) struct Held {
-    buffer: dmafile::Buffer,
+    buffer: Memory,
     /// Nobody else can reach it.
     private: bool,
     /// It consists of dma-bufs: devices are told when the CPU reads it.
     announced: bool,
     /// It has been exported by the buffer protocol.
     exported: AtomicBool,
+}
+
+/// The memory itself, and what has to last as long.
+enum Memory {
+    Own(dmafile::Buffer),
+    /// Its holder counts this process as one that has it.
+    Taken(HeldFile),
+    /// Pages of other memory, until they are written to.
+    CopyOnWrite {
+        buffer: dmafile::Buffer,
+        _of: Arc<Held>,
+    },
+}
+
+impl Deref for Memory {
+    type Target = dmafile::Buffer;
+
+    fn deref(&self) -> &dmafile::Buffer {
+        match self {
+            Self::Own(buffer) | Self::CopyOnWrite { buffer, .. } => buffer,
+            Self::Taken(file) => &file.buffer,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut dmafile::Buffer {
+        match self {
+            Self::Own(buffer) | Self::CopyOnWrite { buffer, .. } => buffer,
+            Self::Taken(file) => &mut file.buffer,
+        }
+    }
+}
+
+impl Memory {
+    fn retire(self) -> Retired {
+        match self {
+            Self::Own(buffer) | Self::CopyOnWrite { buffer, .. } => buffer.retire(),
+            Self::Taken(file) => file.buffer.retire(),
+        }
+    }
 }
 
 impl Held {
@@ -55,6 +97,10 @@ impl Held {
             self.buffer.access()?.read_at(0, &mut bytes).map(|()| bytes)
         });
         copied.map_err(|error| raise(py, &error, None))
+    }
+
+    pub(crate) fn buffer(&self) -> &dmafile::Buffer {
+        &self.buffer
     }
 
     /// Calls `look` with all bytes, in order, in pieces.
@@ -144,16 +190,21 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn of(loaded: Loaded) -> Self {
         let report = serde_json::to_string(&loaded.report).expect("a report is plain data");
-        Self::new(loaded.buffer, Some(report))
+        Self::new(Memory::Own(loaded.buffer), Some(report))
     }
 
     /// A source of a snapshot, which has no report where it has no byte.
     pub(crate) fn of_source(buffer: dmafile::Buffer, report: Option<&Report>) -> Self {
         let json = report.map(|report| serde_json::to_string(report).expect("plain data"));
-        Self::new(buffer, json)
+        Self::new(Memory::Own(buffer), json)
     }
 
-    fn new(mut buffer: dmafile::Buffer, report_json: Option<String>) -> Self {
+    /// What another process loaded.
+    pub(crate) fn taken(file: HeldFile) -> Self {
+        Self::new(Memory::Taken(file), None)
+    }
+
+    fn new(mut buffer: Memory, report_json: Option<String>) -> Self {
         Self {
             nbytes: buffer.len(),
             offset: buffer.offset(),
@@ -279,7 +330,16 @@ impl Buffer {
     #[staticmethod]
     fn receive(py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = Wait::on(sock)?.each(py, PollFlags::IN, dmafile::Buffer::try_receive)?;
-        Ok(Self::new(buffer, None))
+        Ok(Self::new(Memory::Own(buffer), None))
+    }
+
+    /// The same bytes as private memory, for arrays that cannot be read-only: the pages are those of this
+    /// buffer until they are written to. Raises `dmafile.Error` with EPERM for memory that others can change.
+    fn _private(&self, py: Python<'_>) -> PyResult<Self> {
+        let held = self.share(py)?;
+        let made = py.detach(|| held.buffer.copy_on_write());
+        let buffer = made.map_err(|error| raise(py, &error, None))?;
+        Ok(Self::new(Memory::CopyOnWrite { buffer, _of: held }, None))
     }
 
     /// The bytes as a DLPack capsule: one dimension of uint8 on the CPU.

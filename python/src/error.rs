@@ -39,7 +39,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
         kind,
         error.raw_os_error(),
         &error.render(&Keywords),
-        path,
+        path.filter(|path| !path.as_os_str().is_empty()),
         &error.remedy().render(&Keywords),
     )
 }

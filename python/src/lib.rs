@@ -4,6 +4,7 @@
 mod buffer;
 mod dlpack;
 mod error;
+mod hold;
 mod job;
 mod model;
 mod recorder;
@@ -25,6 +26,8 @@ fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
 mod module {
     #[pymodule_export]
     use super::buffer::Buffer;
+    #[pymodule_export]
+    use super::hold::{Holder, hold, holds, release, shared, take};
     #[pymodule_export]
     use super::job::{Running, check, load, save, start};
     #[pymodule_export]

@@ -40,6 +40,34 @@ impl Model {
         }
     }
 
+    /// The headers of a model that is in memory: its name, and for each file its name and its buffer.
+    #[staticmethod]
+    fn of_buffers(
+        py: Python<'_>,
+        name: PathBuf,
+        files: Vec<(PathBuf, PyRef<'_, Buffer>)>,
+    ) -> PyResult<Self> {
+        let shares = files
+            .iter()
+            .map(|(path, buffer)| Ok((path, buffer.share(py)?)));
+        let shares = shares.collect::<PyResult<Vec<_>>>()?;
+        let opened = py.detach(|| {
+            let files = shares
+                .iter()
+                .map(|(path, held)| (path.as_path(), held.buffer()));
+            dmafile::Model::of_buffers(&name, files)
+        });
+        match opened {
+            Ok(model) => Ok(Self { model, path: name }),
+            Err(error) => Err(raise(py, &error, None)),
+        }
+    }
+
+    /// Where a tensor begins, as in the table's rows.
+    fn place(&self, name: &str) -> PyResult<u64> {
+        Ok(self.tensor(name)?.at)
+    }
+
     /// `safetensors` or `gguf`.
     #[getter]
     fn format(&self) -> String {

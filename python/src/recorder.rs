@@ -395,7 +395,7 @@ fn glancing(
 }
 
 /// Seconds that are not negative; None for None, and for more than a clock counts.
-fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
+pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
     let Some(seconds) = value.extract::<Option<f64>>()? else {
         return Ok(None);
     };

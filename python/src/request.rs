@@ -9,6 +9,8 @@ use std::str::FromStr;
 
 /// The options of any load, and those that only the load of a file has.
 pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
+/// The load of a file that is one of several, each whole.
+pub(crate) const SOURCE: &[&str] = &["to"];
 /// The load of a model goes where its tensors are looked for.
 pub(crate) const MODEL: &[&str] = &[];
 

@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Source, Work, as_dict};
-use crate::request;
+use crate::request::{self, SOURCE};
 use dmafile::{
     CancelToken, Error, Load, LoadedSnapshot, Origin, Progress, Save, Snapshot, SnapshotLoad,
     SnapshotReport, Verify,
@@ -107,6 +107,3 @@ pub(crate) fn load_snapshot(
     });
     Ok(sources.collect())
 }
-
-/// What the load of a source can be told, of what that of a file can.
-const SOURCE: &[&str] = &["to"];

@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import dmafile
@@ -15,9 +14,8 @@ from conftest import SIZE, eventually
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.fixture(scope="module")
-def receiver(folder: Path) -> Iterator[list[str]]:
-    """The C example, linked with the C library of this checkout."""
+def built(folder: Path, example: str) -> str:
+    """A C example, linked with the C library of this checkout."""
     missing = [tool for tool in ("cargo", "cc", "make") if shutil.which(tool) is None]
     if missing:
         assert os.environ.get("CI") != "true", f"{missing} missing"
@@ -25,15 +23,21 @@ def receiver(folder: Path) -> Iterator[list[str]]:
     build = folder / "c"
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     archive = target / "debug/libdmafile_capi.a"
-    link = [f"-L{build}", "-ldmafile", f"-Wl,-rpath,{build}", "-o", str(build / "load")]
+    link = [f"-L{build}", "-ldmafile", f"-Wl,-rpath,{build}", "-o", str(build / example)]
     for command in (
         ["cargo", "build", "--quiet", "--locked", "--package", "dmafile-capi"],
         ["make", "--quiet", "-C", "capi", "all", f"ARCHIVE={archive}", f"BUILD={build}"],
-        ["cc", "-std=c99", "-Icapi/include", "capi/examples/load.c", *link],
+        ["cc", "-std=c99", "-Icapi/include", f"capi/examples/{example}.c", *link],
     ):
         subprocess.run(command, cwd=ROOT, check=True)
-    (build / "libdmafile.so.0").symlink_to("libdmafile.so")
-    yield [str(build / "load"), "--receive"]
+    if not (build / "libdmafile.so.0").exists():
+        (build / "libdmafile.so.0").symlink_to("libdmafile.so")
+    return str(build / example)
+
+
+@pytest.fixture(scope="module")
+def receiver(folder: Path) -> list[str]:
+    return [built(folder, "load"), "--receive"]
 
 
 @pytest.mark.parametrize("seal", [False, True])

@@ -19,6 +19,7 @@ def test_the_examples_run(
     weight = np.arange(400 * 256, dtype=np.float32).reshape(400, 256)
     arrays = {"large.weight": weight, "large.bias": weight[0], "a.norm.weight": weight[1]}
     safetensors.numpy.save_file(arrays, "model.safetensors")
+    Path("sockets").mkdir(mode=0o700)
     names: dict[str, object] = {}
     for example in examples:
         exec(compile(example, str(PAGE), "exec"), names)

@@ -115,11 +115,13 @@ def sharded(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(folder: Path) -> Path:
+    return language_model(folder / "llama.gguf", width=64, inner=128)
+
+
+def language_model(path: Path, width: int, inner: int) -> Path:
     """A language model of two layers that knows bytes only, and has learnt nothing."""
     random = np.random.default_rng(5)
-    width, inner = 64, 128
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    path = folder / "llama.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(width)

@@ -2,7 +2,9 @@
 are skipped, aloud."""
 
 import gc
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,32 @@ def test_a_buffer_goes_by_dlpack(model: Path) -> None:
         buffer.close()
     del tensor
     buffer.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_held_tensors_are_views_that_keep_writes_to_themselves(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="dmafile-") as run:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+        name = f"torch-{os.getpid()}"
+        with dmafile.hold(model, name=name) as holder:
+            held = dmafile.torch.load_file(f"held:{name}")
+            wanted = dmafile.torch.load_file(model)
+            assert list(held) == list(wanted)
+            for key, tensor in held.items():
+                assert tensor.dtype == wanted[key].dtype and torch.equal(tensor, wanted[key])
+            held["float32"][3, 2] = 7
+            other = dmafile.torch.load_file(f"held:{name}")
+            assert held["float32"][3, 2] == 7 and other["float32"][3, 2] == 1
+            with dmafile.open_tensors(f"held:{name}", framework="torch") as opened:
+                opened.get_tensor("int64").zero_()
+                assert torch.equal(opened.get_slice("int64")[5:9], torch.zeros((4, 5)))
+            assert torch.equal(other["int64"], wanted["int64"])
+            assert dmafile.holds(at=holder.at)[0]["takers"] > 0
+        held = {key: tensor.sum() for key, tensor in held.items() if key == "float32"}
+        gc.collect()
+        assert held["float32"] == 300 * 5 + 6
 
 
 DTYPES = [

@@ -1,10 +1,13 @@
 """Loads every tensor of a model one way, as that loader's documentation tells its users to, and
 touches every 4 KiB of it; in a process of its own.
 
-    peer.py WAY FILE [check=1]
+    peer.py WAY FILE [check=1 | wait=1]
 
 Prints one JSON object: seconds to `fill`, from before the load to after the last
 touch, and of CPU, imports left out; with check=1 a `report` with a digest of all names and bytes.
+With wait=1 it says so when it has imported all that it needs, and begins when a line comes. It
+says how long the tensors took to be there (`ready`), and until they were touched as well, and stays
+until the next line.
 """
 
 import hashlib
@@ -47,6 +50,12 @@ def safetensors_mmap() -> Callable[[Path], Tensors]:
     import safetensors.numpy
 
     return lambda path: safetensors.numpy.load_file(path).items()
+
+
+def safetensors_torch() -> Callable[[Path], Tensors]:
+    import safetensors.torch
+
+    return lambda path: safetensors.torch.load_file(path).items()
 
 
 def safetensors_pread() -> Callable[[Path], Tensors]:
@@ -157,6 +166,13 @@ class Way:
 WAYS = {
     "dmafile": Way(dmafile, "dmafile", ("numpy", "ml_dtypes")),
     "safetensors, mmap": Way(safetensors_mmap, "safetensors", ("numpy", "ml_dtypes")),
+    "safetensors for torch, mmap": Way(
+        safetensors_torch,
+        "safetensors",
+        ("torch",),
+        torch=True,
+        note="the page cache is its memory",
+    ),
     "safetensors, pread": Way(safetensors_pread, "safetensors", ("numpy", "ml_dtypes")),
     "read()": Way(read, "numpy"),
     "fastsafetensors": Way(fastsafetensors, "fastsafetensors", ("torch",), torch=True),
@@ -176,6 +192,52 @@ WAYS = {
     "tensorizer": Way(tensorizer, "tensorizer", ("torch",), file="tensors", torch=True),
     "gguf": Way(gguf, "gguf", file="gguf", note="the page cache is its memory"),
 }
+
+
+def held() -> Callable[[Path], Tensors]:
+    """FILE is `held:NAME`."""
+    import dmafile.numpy
+
+    return lambda path: dmafile.numpy.load_file(path).items()
+
+
+def held_torch() -> Callable[[Path], Tensors]:
+    import dmafile.torch
+
+    return lambda path: dmafile.torch.load_file(path).items()
+
+
+def taken() -> Callable[[Path], Tensors]:
+    """Whole files, of which no header is read; FILE is `held:NAME`."""
+    import dmafile
+    import numpy as np
+
+    def load(path: Path) -> Tensors:
+        files = dmafile.take(str(path).removeprefix("held:")).files
+        return [(one.name, np.frombuffer(memoryview(one.buffer), np.uint8)) for one in files]
+
+    return load
+
+
+def shared() -> Callable[[Path], Tensors]:
+    """Whole files, of which no header is read."""
+    import dmafile
+    import numpy as np
+
+    def load(path: Path) -> Tensors:
+        files = dmafile.shared(path, wait=600).files
+        return [(one.name, np.frombuffer(memoryview(one.buffer), np.uint8)) for one in files]
+
+    return load
+
+
+HELD = {
+    "dmafile.take": Way(taken, "dmafile", ("numpy",)),
+    "dmafile.numpy, held:": Way(held, "dmafile", ("numpy", "ml_dtypes")),
+    "dmafile.torch, held:": Way(held_torch, "dmafile", ("torch",), torch=True),
+    "dmafile.shared": Way(shared, "dmafile", ("numpy",)),
+}
+"""What another process has in memory; shown by `bench.holding`."""
 
 
 def touched(tensors: Iterable[Any]) -> int:
@@ -198,10 +260,38 @@ def busy() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def read_bytes() -> int:
+    """What this process has had read from the disk."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(one.split()[1]) for one in lines if one.startswith("read_bytes:"))
+
+
+def faults() -> int:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
+def wait(load: Callable[[Path], Tensors], path: Path, raw: Callable[[Any], Any]) -> None:
+    """Loads and touches when it is told to, and keeps it until it is told again."""
+    print("imported", flush=True)
+    sys.stdin.readline()
+    read, faulted, started = read_bytes(), faults(), time.perf_counter()
+    loaded = list(load(path))
+    ready = time.perf_counter() - started
+    touched(raw(tensor) for _, tensor in loaded)
+    seconds = time.perf_counter() - started
+    said = {"ready": ready, "touched": seconds, "faults": faults() - faulted}
+    print(json.dumps({**said, "read": read_bytes() - read}), flush=True)
+    sys.stdin.readline()
+
+
 def main() -> None:
-    way, path, check = WAYS[sys.argv[1]], Path(sys.argv[2]), "check=1" in sys.argv[3:]
+    way, path, check = {**WAYS, **HELD}[sys.argv[1]], Path(sys.argv[2]), "check=1" in sys.argv[3:]
     raw = bytes_of_tensor if way.torch else bytes_of_array
     load = way.start()
+    if "wait=1" in sys.argv[3:]:
+        wait(load, path, raw)
+        return
     started, cpu = time.perf_counter(), busy()
     loaded = load(path)
     if not check and not way.streams:

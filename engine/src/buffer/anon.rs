@@ -71,7 +71,7 @@ impl Finish for Anon {
 }
 
 /// Filled.
-struct Private(View);
+pub(super) struct Private(pub(super) View);
 
 impl CopyOut for Private {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {

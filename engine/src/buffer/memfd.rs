@@ -164,7 +164,7 @@ impl FilledMemfd {
 }
 
 /// Where to map a memfd so that its huge pages can be mapped as such.
-fn alignment(hugetlb: bool, len: usize) -> usize {
+pub(super) fn alignment(hugetlb: bool, len: usize) -> usize {
     let huge = pages::huge() as usize;
     // hugetlb memory brings its own.
     if hugetlb || len < huge { 1 } else { huge }

@@ -141,6 +141,30 @@ impl Buffer {
         }
     }
 
+    /// The same bytes as private memory that can be written to: the pages are those of this buffer until they
+    /// are written to, and take no memory before. For bindings to languages whose arrays cannot be read-only.
+    ///
+    /// # Errors
+    /// EPERM where others can change the bytes: all but a memfd that is sealed ([`Buffer::seal`]); ENOMEM.
+    #[cfg(feature = "hold")]
+    pub fn copy_on_write(&self) -> Result<Self> {
+        let failed = |errno| Error::os("cannot map the buffer", errno).at(&self.kind);
+        let Some(fd) = self
+            .as_fd()
+            .filter(|_| self.kind == Kind::Memfd.to_string())
+        else {
+            return Err(failed(Errno::PERM).with_why("it is no sealed memfd"));
+        };
+        let stat = file::stat(fd).map_err(failed)?;
+        let len = self.range().1;
+        let view = View::copied(fd, len, memfd::alignment(stat.is_hugetlb(), len))
+            .inspect(View::want_huge)
+            .map_err(failed)?;
+        let memory = Box::new(anon::Private(view));
+        let kind = Kind::Anon.to_string();
+        Ok(Self::new(memory, kind, self.offset, self.len))
+    }
+
     /// As [`Buffer::into_fds`], for programs that this process executes: close-on-exec is off.
     ///
     /// # Errors

@@ -118,7 +118,7 @@ impl Hold {
 
     /// Ends when no process has taken it or been connected for this long; default never.
     pub fn idle(mut self, most: Duration) -> Self {
-        self.idle = Some(most);
+        self.idle = Some(most.min(super::LONGEST));
         self
     }
 

@@ -21,6 +21,11 @@ mod store;
 mod systemd;
 mod take;
 
+use std::time::Duration;
+
+/// Longer than anybody waits; what is added to the time of day stays in its range.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 pub use holder::{Hold, Holder};
 pub use identity::FileIdentity;
 pub use list::{Holding, Taker, holds, release};

@@ -64,7 +64,7 @@ impl Shared {
 
     /// How long to wait for another process that loads; default not at all.
     pub fn wait(mut self, most: Duration) -> Self {
-        self.wait = most;
+        self.wait = most.min(super::LONGEST);
         self
     }
 

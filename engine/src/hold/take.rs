@@ -5,6 +5,7 @@ use super::name;
 use super::place;
 use super::protocol::{Answer, HeldInfo, LONGEST_ANSWER, MOST_FILES, Op, Request, VERSION};
 use crate::buffer::Buffer;
+use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::socket::{self, Credentials};
 use crate::sys::{Errno, file};
@@ -29,6 +30,7 @@ pub struct Take {
     name: String,
     at: Option<PathBuf>,
     wait: Duration,
+    cancel: CancelToken,
 }
 
 /// Files in memory that another process loaded, taken from its holder.
@@ -101,6 +103,7 @@ impl Held {
             name: name.into(),
             at: None,
             wait: Duration::ZERO,
+            cancel: CancelToken::new(),
         }
     }
 
@@ -198,7 +201,13 @@ impl Take {
 
     /// How long to wait until something is held there; default not at all.
     pub fn wait(mut self, most: Duration) -> Self {
-        self.wait = most;
+        self.wait = most.min(super::LONGEST);
+        self
+    }
+
+    /// Lets `token` end the wait early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.cancel = token;
         self
     }
 
@@ -231,6 +240,9 @@ impl Take {
                 }
             }
             let error = first.expect("there is a place to look at");
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(&self.name));
+            }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(error);

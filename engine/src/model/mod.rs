@@ -5,15 +5,25 @@ mod digests;
 mod pattern;
 mod shards;
 
+#[cfg(feature = "hold")]
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::format::{Dtype, Entry, Format, MAX_HEADER, Table, Value, quoted};
 use crate::load::Load;
+#[cfg(feature = "hold")]
+use crate::message::{Opt, message};
+#[cfg(feature = "hold")]
+use crate::options::Kind;
 use crate::request::Reach;
 use crate::source::{Shard, Source};
 use crate::sys::Errno;
+#[cfg(feature = "hold")]
+use crate::sys::file;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Read};
+#[cfg(feature = "hold")]
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -77,7 +87,8 @@ impl Model {
     /// reason; EISDIR for a folder without one; EINVAL for one with several; else as [`Load::run`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        Self::of(path, &shards::find(path)?)
+        let found = shards::find(path)?;
+        Self::read(Source::open_all(path, &found.files)?, &found)
     }
 
     /// Opens the files of one model, in this order. Errors that are of no file name the first.
@@ -89,11 +100,48 @@ impl Model {
             let why = "the list of files is empty";
             return Err(Error::new("cannot load", why).with_errno(Errno::INVAL));
         };
-        Self::of(first, &shards::Found::plain(files.to_vec()))
+        let found = shards::Found::plain(files.to_vec());
+        Self::read(Source::open_all(first, files)?, &found)
     }
 
-    fn of(path: &Path, found: &shards::Found) -> Result<Self> {
-        let source = Arc::new(Source::open_all(path, &found.files)?);
+    /// A model whose files are in memory, each whole in a memfd of its own, in the order of the model's files:
+    /// what each is called, and its buffer. `path` is what the model is called in errors.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a part of a
+    /// file; else as [`Model::open`].
+    #[cfg(feature = "hold")]
+    pub fn of_buffers<'b>(
+        path: impl AsRef<Path>,
+        files: impl IntoIterator<Item = (&'b Path, &'b Buffer)>,
+    ) -> Result<Self> {
+        let mut open = Vec::new();
+        for (name, buffer) in files {
+            let place = || name.display().to_string();
+            let failed = |errno| Error::os("cannot read a model", errno).at(place());
+            let whole = |fd: &BorrowedFd<'_>| {
+                let size = file::stat(*fd).map_or(0, |stat| stat.size);
+                buffer.dma_bufs().is_empty() && (buffer.offset(), buffer.len()) == (0, size)
+            };
+            let Some(fd) = buffer.as_fd().filter(whole) else {
+                return Err(failed(Errno::OPNOTSUPP)
+                    .with_why("its memory is not a file that ends with its last byte")
+                    .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
+            };
+            let twin = file::twin(fd).map_err(failed)?;
+            open.push((name.to_path_buf(), twin));
+        }
+        let found = shards::Found::plain(open.iter().map(|(path, _)| path.clone()).collect());
+        if open.is_empty() {
+            let place = path.as_ref().display().to_string();
+            return Err(Error::os("cannot read a model", Errno::NODATA).at(place));
+        }
+        Self::read(Source::of_all(path.as_ref(), open)?, &found)
+    }
+
+    /// Reads the headers of its files.
+    fn read(source: Source, found: &shards::Found) -> Result<Self> {
+        let source = Arc::new(source);
         let mut model: Option<Self> = None;
         let mut headers = 0;
         for (shard, (file, start, size)) in source.files().enumerate() {

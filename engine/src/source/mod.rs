@@ -99,18 +99,32 @@ impl Source {
 
     /// Opens the files of what is known by `path`, in this order; at least one.
     pub(crate) fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
+        Self::all(path, files.iter().map(|path| Input::open(path)))
+    }
+
+    /// As [`Source::open_all`], of files that are open for reading.
+    #[cfg(feature = "hold")]
+    pub(crate) fn of_all(path: &Path, files: Vec<(PathBuf, OwnedFd)>) -> Result<Self> {
+        let files = files.into_iter().map(|(path, file)| {
+            let link = place::link_of(file.as_fd());
+            Input::of(&path, file, &link)
+        });
+        Self::all(path, files)
+    }
+
+    fn all(path: &Path, files: impl Iterator<Item = Result<Input>>) -> Result<Self> {
         let mut parts: Vec<Part> = Vec::new();
-        for path in files {
+        for file in files {
+            let file = file?;
             // A gap even where a file ends at such a multiple: no extent lies in two files.
             let start = match parts.last() {
                 None => Some(0),
                 Some(last) => (last.end() + 1).checked_next_multiple_of(GRAIN),
             };
-            let file = Input::open(path)?;
             let end = start.and_then(|start| start.checked_add(file.size()));
             let Some(start) = start.filter(|_| end.is_some_and(|end| end <= i64::MAX as u64))
             else {
-                let place = path.display().to_string();
+                let place = file.path().display().to_string();
                 return Err(Error::os("cannot load", Errno::OVERFLOW).at(place));
             };
             parts.push(Part { file, start });

@@ -113,6 +113,18 @@ impl Mapping {
         Ok(hole)
     }
 
+    /// `len` bytes of `fd` from its start, copied page by page where they are written to (MAP_PRIVATE); `align`
+    /// as in [`Mapping::shared`]. The kernel counts on none of them to be (MAP_NORESERVE).
+    #[cfg(feature = "hold")]
+    fn copied(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
+        let hole = Self::reserve(len, align)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        unsafe { rustix::mm::mmap(hole.base.as_ptr().cast(), len, prot, flags, fd, 0)? };
+        Ok(hole)
+    }
+
     /// `len` bytes of a hugetlb memfd from its start, shared and writable, of which few will be
     /// touched: nothing is reserved for its holes (MAP_NORESERVE). A touch of a hole raises SIGBUS
     /// where the pool is empty.
@@ -229,6 +241,15 @@ impl View {
         let mut map = Mapping::shared(fd, len, align, false)?;
         map.share = Share::Sealed;
         Ok(Self(map))
+    }
+
+    /// As [`View::sealed`], writable: what is written stays in this process, in pages of its own.
+    #[cfg(feature = "hold")]
+    pub(crate) fn copied(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
+        if !super::memfd::is_sealed(fd)? {
+            return Err(Errno::PERM);
+        }
+        Mapping::copied(fd, len, align).map(Self)
     }
 
     /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write

@@ -1,0 +1,227 @@
+"""Measures what it takes a second process, and four workers at once, to have a model in memory: one
+that is held (`dmafile hold`, `dmafile.shared`), beside other loaders that share the page cache.
+
+Each process imports what it needs, and begins when it is told to; it touches every 4 KiB of every
+tensor. Of the other loaders those run that are installed. docs/holding.md shows what came out.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.__main__ import HERE, folders, program
+from bench.runs import RESULTS, Rows, Run
+from bench.seconds import facts
+from bench.seconds.commands import script
+from bench.seconds.files import MIB, cached, evict, fill_cache
+from bench.seconds.model import Shape, header, make_model
+from bench.seconds.peers import converted, label, lacks
+from bench.seconds.programs.peer import HELD, WAYS
+from bench.words import compared, ratio, spread, table
+
+NAME = f"bench-{os.getpid()}"
+HELD_MODEL = f"held:{NAME}"
+WORKERS = 4
+PEERS = ("safetensors, mmap", "safetensors for torch, mmap", "gguf", "torch.load, mmap")
+"""Those whose processes share memory: the page cache."""
+SECOND = ("dmafile.take", "dmafile.numpy, held:", "dmafile.torch, held:", *PEERS)
+AT_ONCE = ("dmafile.shared", *PEERS)
+TABLES = ("second", "workers")
+ALL = {**WAYS, **HELD}
+
+
+class Worker:
+    """A process that has imported a loader, and waits."""
+
+    def __init__(self, way: str, path: str) -> None:
+        command = script("peer.py", way, path, "wait=1")
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.line()
+
+    def line(self) -> str:
+        assert self.child.stdout is not None
+        text = self.child.stdout.readline()
+        if not text:
+            sys.exit(f"{self.child.args!r} has ended: {self.child.wait()}")
+        return text
+
+    def go(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+
+    def said(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.line())
+        return found
+
+    def pss(self) -> int:
+        """Its share of all memory that it has mapped, in bytes."""
+        lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
+
+
+def model(folder: Path, mib: int) -> Path:
+    """One of at most so many MiB."""
+    for hidden in range(3072, 0, -32):
+        shape = Shape(hidden=hidden, key_value=max(1, hidden // 4), intermediate=int(3.5 * hidden))
+        if header(shape)[1] <= mib * MIB:
+            path = folder / f"held-{mib}.safetensors"
+            make_model(path, shape)
+            return path
+    sys.exit(f"--mib: {mib} is too small for such a model")
+
+
+def files(source: Path, ways: Sequence[str]) -> dict[str, Path]:
+    """What each of those reads that can run here."""
+    return {way: converted(source, ALL[way].file) for way in ways if not lacks(ALL[way])}
+
+
+def workers(way: str, path: str, count: int) -> tuple[list[dict[str, Any]], float, int]:
+    """What each says, seconds until the last is done, and the memory of all."""
+    here = [Worker(way, path) for _ in range(count)]
+    before = sum(one.pss() for one in here)
+    started = time.perf_counter()
+    for one in here:
+        one.go()
+    said = [one.said() for one in here]
+    seconds = time.perf_counter() - started
+    memory = sum(one.pss() for one in here) - before
+    for one in here:
+        one.go()
+        one.child.wait()
+    return said, seconds, memory
+
+
+def measure(
+    command: Sequence[str], source: Path, rounds: int, draw: random.Random
+) -> list[dict[str, Any]]:
+    samples = []
+    second, at_once = files(source, SECOND), files(source, AT_ONCE)
+    hold = [*command, "hold", str(source), f"--name={NAME}"]
+    for number in range(1, rounds + 1):
+        cells = [("second", way) for way in second] + [("workers", way) for way in at_once]
+        draw.shuffle(cells)
+        for kind, way in cells:
+            path = {"second": second, "workers": at_once}[kind][way]
+            held = kind == "second" and way in HELD
+            # The memory of a hold is not there when others are measured.
+            holder = subprocess.Popen(hold, stdout=subprocess.PIPE) if held else None
+            if holder and holder.stdout and not holder.stdout.readline():
+                sys.exit(f"{hold} has ended: {holder.wait()}")
+            evict(path)
+            if kind == "second" and not held:
+                fill_cache(path)
+            count = 1 if kind == "second" else WORKERS
+            said, seconds, memory = workers(way, HELD_MODEL if held else str(path), count)
+            samples.append(
+                {
+                    "table": kind,
+                    "way": label_of(way),
+                    "held": way in HELD,
+                    "round": number,
+                    "size": path.stat().st_size,
+                    "ready": max(one["ready"] for one in said),
+                    "touched": max(one["touched"] for one in said),
+                    "all": seconds,
+                    "faults": sum(one["faults"] for one in said),
+                    "read": sum(one["read"] for one in said),
+                    "memory": memory,
+                    "cached_after": cached(path),
+                }
+            )
+            if holder:
+                holder.terminate()
+                holder.wait()
+            print(f"round {number} of {rounds}: {kind}, {way}", file=sys.stderr)
+    return samples
+
+
+def label_of(way: str) -> str:
+    return way if way in HELD else label(way)
+
+
+def tables(run: Run) -> dict[str, Rows]:
+    return {"second": second_table(run.samples), "workers": workers_table(run.samples)}
+
+
+def by_way(samples: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[Mapping[str, Any]]]:
+    mine = [one for one in samples if one["table"] == kind]
+    names = sorted({(not one["held"], one["way"]) for one in mine})
+    return {name: [one for one in mine if one["way"] == name] for _, name in names}
+
+
+def of(samples: Sequence[Mapping[str, Any]], what: str) -> list[float]:
+    return [float(one[what]) for one in samples]
+
+
+def second_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
+    ways = by_way(samples, "second")
+    ours = next(name for name, found in ways.items() if found[0]["held"])
+    rows = []
+    for name, found in ways.items():
+        row = [name, spread([1000 * one for one in of(found, "ready")])]
+        row += [spread(of(found, "touched"), 3), f"{max(of(found, 'faults')):,.0f}"]
+        beside = compared(of(found, "touched"), of(ways[ours], "touched"))
+        fewer = f"{ratio(of(ways[ours], 'faults'), of(found, 'faults')):.3f}"
+        rows.append([*row, *(("", "") if name == ours else (beside, fewer))])
+    head = ["", "ready, ms", "touched, s", "page faults", f"time to {ours}'s"]
+    return [*head, f"{ours}'s faults to its"], rows
+
+
+def workers_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
+    ways = by_way(samples, "workers")
+    ours = next(name for name, found in ways.items() if found[0]["held"])
+    rows = []
+    for name, found in ways.items():
+        row = [name, spread(of(found, "all"))]
+        for what in ("read", "memory", "cached_after"):
+            row.append(spread([one[what] / one["size"] for one in found]))
+        beside = compared(of(found, "all"), of(ways[ours], "all"))
+        rows.append([*row, "" if name == ours else beside])
+    head = ["", "all ready and touched, s", "read from the disk, to the file"]
+    head += ["memory of all, to the file", "left in the page cache, to the file"]
+    return [*head, f"time to {ours}'s"], rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="holding", description=__doc__)
+    parser.add_argument("--dir", type=Path, default=HERE, help="on the disk measured [.bench]")
+    parser.add_argument("--mib", type=int, default=4096, help="size of the model, at most [4096]")
+    parser.add_argument("--rounds", type=int, default=5, help="[5]")
+    parser.add_argument("--seed", type=int, help="of the order of the runs [drawn]")
+    parser.add_argument("--program", help="dmafile's command [that of PATH, or of this Python]")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"write to {RESULTS.name} and docs/holding.md [to .bench]",
+    )
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
+    command = program(args.program)
+    with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
+        # Where holds of users are; root has a place of its own.
+        os.environ["XDG_RUNTIME_DIR"] = run_dir
+        about = {**facts.described(command, place, scratch), "mib": args.mib}
+        source = model(place, args.mib)
+        samples = measure(command, source, args.rounds, random.Random(seed))
+    run = Run({"bench": "holding", "machine": about, "seed": seed}, samples)
+    for made in tables(run).values():
+        print(f"\n{table(*made)}")
+    # It knows this module's tables.
+    from bench import documents
+
+    folder = documents.written(run, about["date"][:10], "holding", args.keep)
+    print(f"\nEvery run: {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+//! Files that are held in memory for other processes, and taken from them.
+
+use crate::border::{self, Header, Result, shared};
+use crate::buffer::{c_string, empty};
+use crate::load::path;
+use crate::options::{self, teller, word};
+use crate::{Buffer, Options, Token};
+use dmafile::{Hold, Shared};
+use libc::{c_char, c_int};
+use serde_json::json;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Files in memory that another process loaded, each in a buffer. Opaque.
+///
+/// As long as it is there its holder knows of this process. Functions that take it `const` may be called by
+/// several threads at once.
+pub struct Held {
+    files: Vec<(CString, Buffer)>,
+    json: CString,
+}
+
+/// Files that this process holds in memory, and a thread serves to others. Opaque.
+pub struct Holder(dmafile::Holder);
+
+impl Held {
+    fn new(held: dmafile::Held) -> Result<Self> {
+        let (pid, uid) = held.holder();
+        let about = held.files().iter().map(|file| {
+            let mut about = json!(file.info);
+            about["huge"] = json!(file.huge);
+            about
+        });
+        let json = json!({
+            "name": held.name(),
+            "at": held.at().to_string_lossy(),
+            "holder": {"pid": pid, "uid": uid},
+            "files": about.collect::<Vec<_>>(),
+        });
+        let json = c_string(json.to_string())?;
+        let files = held.into_files().into_iter();
+        let files = files.map(|file| Ok((c_string(file.name.clone())?, Buffer::taken(file))));
+        Ok(Self {
+            files: files.collect::<Result<_>>()?,
+            json,
+        })
+    }
+
+    fn file(&self, index: usize) -> Result<&(CString, Buffer)> {
+        self.files.get(index).ok_or_else(|| {
+            let why = format!("number {index} of {}, counted from 0", self.files.len());
+            border::Failure::new(libc::ERANGE, "no such file", &why)
+        })
+    }
+}
+
+/// Adds the options of the caller to a [`Hold`] or [`Shared`].
+///
+/// # Safety
+/// As [`Options::apply`], of its strings, token and callback.
+macro_rules! with_options {
+    ($builder:expr, $options:expr) => {{
+        let options: Options = $options;
+        if (options.offset, options.length) != (0, 0) {
+            let why = "files are held whole; leave it 0";
+            let what = "options.offset, options.length";
+            return Err(border::Failure::new(libc::EINVAL, what, why));
+        }
+        let tuning = options.tuning()?;
+        let mut builder = $builder.names(&Header).each(move |load| tuning.tune(load));
+        if let Some(kind) = word(options.to, "options.to")? {
+            builder = builder.to(kind);
+        }
+        if let Some(pages) = word(options.pages, "options.pages")? {
+            builder = builder.pages(pages);
+        }
+        if let Some(verify) = word(options.verify, "options.verify")? {
+            builder = builder.verify(verify);
+        }
+        if let Some(call) = options.progress {
+            builder = builder.progress(teller(call, options.user));
+        }
+        if let Some(token) = options.cancel.as_ref() {
+            builder = builder.cancel(token.0.clone());
+        }
+        builder
+    }};
+}
+
+/// Paths of the caller.
+///
+/// # Safety
+/// `paths` is null or has `count` strings that end in NUL.
+unsafe fn paths(paths: *const *const c_char, count: usize) -> Result<Vec<PathBuf>> {
+    border::check(paths.cast(), count, "paths")?;
+    let each = (0..count).map(|index| {
+        // SAFETY: not null where there are any; as this function asks for.
+        unsafe { path(paths.add(index).read()) }.map(Path::to_path_buf)
+    });
+    each.collect()
+}
+
+/// A path that may be left out.
+///
+/// # Safety
+/// `text` is null, or ends in NUL.
+unsafe fn optional_path(text: *const c_char) -> Result<Option<PathBuf>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as this function asks for.
+    let bytes = unsafe { border::bytes(text, "path")? };
+    Ok(Some(PathBuf::from(OsStr::from_bytes(bytes))))
+}
+
+/// Takes the files that another process holds under `name` (`dmafile hold`, dmafile_hold): the same memory, not a
+/// copy. Nothing is read. `socket` is the path of its socket; NULL for the one with that name in
+/// $XDG_RUNTIME_DIR/dmafile, or else in /run/dmafile. Waits up to `wait_ms` milliseconds until something
+/// is held there, 0 not at all; `cancel` ends the wait, NULL for none.
+///
+/// The holder is not trusted: its memory has to be of the kind that it says, to be unable to shrink, and to hold
+/// the bytes of each file.
+///
+/// Returns 0, with the files in `*held`, to be freed with dmafile_held_free. On failure a negative errno,
+/// with NULL there: -ENOENT or -ECONNREFUSED where nothing is held there after the wait, -EACCES where the
+/// socket is not for this user, -EPERM where others could have put it there, -EPROTO for an answer that is not
+/// sound, -ETIMEDOUT for none in 10 seconds, -EMFILE where there is no room for the descriptors, -ECANCELED by the
+/// token; -EINVAL for NULL and for a name that is none.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_take(
+    name: *const c_char,
+    socket: *const c_char,
+    wait_ms: u64,
+    cancel: *const Token,
+    held: *mut *mut Held,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(held, "held")? };
+        // SAFETY: the header asks for null or a string.
+        let name = unsafe { border::required(name, "name")? };
+        let mut take = dmafile::Held::take(name).wait(Duration::from_millis(wait_ms));
+        // SAFETY: the header asks for null or a string.
+        if let Some(at) = unsafe { optional_path(socket)? } {
+            take = take.at(at);
+        }
+        // SAFETY: the header asks for null or a token that lives until we return.
+        if let Some(token) = unsafe { cancel.as_ref() } {
+            take = take.cancel(token.0.clone());
+        }
+        let made = Box::new(Held::new(take.run()?)?);
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { held.write(Box::into_raw(made)) };
+        Ok(())
+    })
+}
+
+/// Files and models that several processes of one user share in memory, without a holder: the first that asks loads
+/// them, the others take them from any that has them. `paths` are `count` paths, at least one; a model's
+/// folder or index stands for all of its files. `folder` is where processes find each other, this user's own;
+/// NULL for "shared" in $XDG_RUNTIME_DIR/dmafile, as root in /run/dmafile. Waits up to `wait_ms`
+/// milliseconds for another process that loads. `options` are those of each load (`offset` and `length` have to
+/// be 0); NULL there is all defaults.
+///
+/// From then on a thread of this process passes the memory on, until it is freed. The memory goes with the last process.
+/// If the process that loads dies, the next one loads.
+///
+/// Returns 0, with the files in `*held`, to be freed with dmafile_held_free. On failure a negative errno,
+/// with NULL there: as dmafile_load; -ETIMEDOUT where another process has not loaded them within the wait;
+/// -ENOENT without XDG_RUNTIME_DIR, except for root; -EEXIST for two files of the same name.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_shared(
+    paths: *const *const c_char,
+    count: usize,
+    folder: *const c_char,
+    wait_ms: u64,
+    options: *const Options,
+    held: *mut *mut Held,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(held, "held")? };
+        // SAFETY: the header asks for null or strings.
+        let all = unsafe { self::paths(paths, count)? };
+        let mut builder = Shared::of(all).wait(Duration::from_millis(wait_ms));
+        // SAFETY: the header asks for null or a string.
+        if let Some(at) = unsafe { optional_path(folder)? } {
+            builder = builder.at(at);
+        }
+        // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
+        let builder = unsafe { with_options!(builder, options::copy(options)?) };
+        let made = Box::new(Held::new(builder.run()?)?);
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { held.write(Box::into_raw(made)) };
+        Ok(())
+    })
+}
+
+/// How many files there are; 0 with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_held_count(held: *const Held) -> usize {
+    // SAFETY: the header asks for null or a handle that is alive.
+    border::value(|| Ok(unsafe { shared(held, "held")? }.files.len()))
+}
+
+/// The name of the file of a number, from 0 to dmafile_held_count - 1, in the order in which they were loaded;
+/// without a folder. It belongs to `held`.
+///
+/// NULL with errno ERANGE for another number, EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_held_name(held: *const Held, index: usize) -> *const c_char {
+    // SAFETY: the header asks for null or a handle that is alive.
+    border::pointer(|| Ok(unsafe { shared(held, "held")? }.file(index)?.0.as_ptr()))
+}
+
+/// The bytes of the file of a number. The buffer belongs to `held`: it is not to be freed, and used no longer
+/// than `held` is there. Sealed memory, which is the default, is mapped (dmafile_buffer_data); a write there
+/// raises SIGSEGV.
+///
+/// NULL with errno ERANGE for another number, EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_held_buffer(held: *const Held, index: usize) -> *const Buffer {
+    // SAFETY: the header asks for null or a handle that is alive.
+    border::pointer(|| Ok(&raw const unsafe { shared(held, "held")? }.file(index)?.1))
+}
+
+/// What the holder says of the files, as one JSON object: what `dmafile take --json` prints. It belongs to `held`.
+///
+/// NULL with errno EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_held_json(held: *const Held) -> *const c_char {
+    // SAFETY: the header asks for null or a handle that is alive.
+    border::pointer(|| Ok(unsafe { shared(held, "held")? }.json.as_ptr()))
+}
+
+/// Frees what was taken, its buffers with it; NULL is nothing to free. No other thread may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_held_free(held: *mut Held) {
+    // SAFETY: the header asks for null or a handle that is alive, freed once.
+    unsafe { border::free(held) };
+}
+
+/// Loads files and models, each file into memory of its own that is sealed, and serves them to other processes from
+/// a thread, until dmafile_hold_stop: under `name`, or if that is NULL under the name of the one path without its
+/// ending; at the path `socket`, in a folder that not everybody can write to, or if that is NULL at its name in
+/// $XDG_RUNTIME_DIR/dmafile, as root in /run/dmafile. Only this user may take them: the socket has mode
+/// 0600. `paths`, `count` and `options` as those of dmafile_shared.
+///
+/// Returns 0, with a handle in `*holder`. On failure a negative errno, with NULL there: as dmafile_load;
+/// -EADDRINUSE where another holder serves there, -EPERM for a folder that anybody can write to, -EEXIST for
+/// two files of the same name, -EINVAL for a name that is none.
+///
+/// Thread-safe. In a child of fork(2) the handle does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_hold(
+    paths: *const *const c_char,
+    count: usize,
+    name: *const c_char,
+    socket: *const c_char,
+    options: *const Options,
+    holder: *mut *mut Holder,
+) -> c_int {
+    border::status(|| {
+        // SAFETY: the header asks for null or a place for a pointer.
+        unsafe { empty(holder, "holder")? };
+        // SAFETY: the header asks for null or strings.
+        let mut builder = Hold::of(unsafe { self::paths(paths, count)? });
+        // SAFETY: the header asks for null or a string.
+        if let Some(name) = unsafe { border::optional(name, "name")? } {
+            builder = builder.name(name);
+        }
+        // SAFETY: the header asks for null or a string.
+        if let Some(at) = unsafe { optional_path(socket)? } {
+            builder = builder.at(at);
+        }
+        // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
+        let builder = unsafe { with_options!(builder, options::copy(options)?) };
+        let made = Box::new(Holder(builder.start()?));
+        // SAFETY: it is not null, and so a place for a pointer.
+        unsafe { holder.write(Box::into_raw(made)) };
+        Ok(())
+    })
+}
+
+/// Whether it serves still, 1 or 0: nobody has released it (`dmafile release`). -EINVAL for NULL.
+///
+/// Thread-safe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_hold_serving(holder: *const Holder) -> c_int {
+    // SAFETY: the header asks for null or a handle that is alive.
+    border::number(|| {
+        Ok(c_int::from(
+            unsafe { shared(holder, "holder")? }.0.is_serving(),
+        ))
+    })
+}
+
+/// Ends a hold and frees its handle; NULL is nothing to end. What was taken stays with those who have it. No
+/// other thread may be using it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmafile_hold_stop(holder: *mut Holder) {
+    // SAFETY: the header asks for null or a handle that is alive, freed once.
+    unsafe { border::free(holder) };
+}

@@ -1,0 +1,273 @@
+//! Files that are held in memory for other processes, and taken from them.
+
+use crate::buffer::Buffer;
+use crate::error::{Keywords, raise, usage};
+use crate::job::{Job, Work, as_dict};
+use crate::recorder::seconds;
+use crate::request::{self, SOURCE};
+use dmafile::{CancelToken, Error, HeldFile, Hold, Load, Progress, Shared, Take};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+impl Work for Hold {
+    type Outcome = dmafile::Holder;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<dmafile::Holder, Error> {
+        self.start()
+    }
+}
+
+impl Work for Shared {
+    type Outcome = dmafile::Held;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token).progress(tell)
+    }
+
+    fn run(self) -> Result<dmafile::Held, Error> {
+        Self::run(self)
+    }
+}
+
+impl Work for Take {
+    type Outcome = dmafile::Held;
+
+    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.cancel(token)
+    }
+
+    fn run(self) -> Result<dmafile::Held, Error> {
+        Self::run(self)
+    }
+}
+
+/// Files that this process holds, and a thread serves, until `stop` or the end of this object.
+///
+/// As a context manager it stops at the end of the block. What was taken stays with those who have it. A child
+/// that this process forks has no part in it.
+#[pyclass(frozen, weakref, module = "dmafile")]
+pub(crate) struct Holder {
+    holder: Mutex<Option<dmafile::Holder>>,
+    /// What it is called.
+    #[pyo3(get)]
+    name: String,
+    /// The path of its socket.
+    #[pyo3(get)]
+    at: PathBuf,
+    files: String,
+}
+
+impl Holder {
+    fn lock(&self) -> MutexGuard<'_, Option<dmafile::Holder>> {
+        self.holder.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[pymethods]
+impl Holder {
+    /// What it holds: a dict for each file, as in the `files` of `dmafile.holds()`, as they were when it began.
+    #[getter]
+    fn files(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        as_dict(py, Ok(self.files.clone()))
+    }
+
+    /// Whether it serves: it has not been stopped, released, or idle for too long.
+    #[getter]
+    fn serving(&self) -> bool {
+        self.lock()
+            .as_ref()
+            .is_some_and(dmafile::Holder::is_serving)
+    }
+
+    /// Ends it. More than once does nothing.
+    fn stop(&self, py: Python<'_>) {
+        let holder = self.lock().take();
+        py.detach(|| drop(holder));
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.stop(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.serving() { "" } else { " stopped" };
+        let (name, at) = (&self.name, self.at.display());
+        format!("<dmafile.Holder name={name} at={at}{state}>")
+    }
+}
+
+/// Loads `paths` and serves them, as `how` says of the hold and `options` of each load.
+#[pyfunction]
+pub(crate) fn hold(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    how: &Bound<'_, PyDict>,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Holder> {
+    let mut hold = Hold::of(&paths).names(&Keywords);
+    for (name, value) in how {
+        let name = name.extract::<String>()?;
+        if value.is_none() {
+            continue;
+        }
+        hold = match name.as_str() {
+            "name" => hold.name(value.extract::<String>()?),
+            "at" => hold.at(value.extract::<PathBuf>()?),
+            "to" => hold.to(request::word(&value)?),
+            "pages" => hold.pages(request::word(&value)?),
+            "verify" => hold.verify(request::word(&value)?),
+            "mode" => hold.mode(number(&name, &value)?),
+            "group" => hold.group(number(&name, &value)?),
+            "writable" => hold.writable(value.extract()?),
+            "idle" => match seconds(&value)? {
+                Some(most) => hold.idle(most),
+                None => hold,
+            },
+            "folder" => hold.folder(value.extract::<PathBuf>()?),
+            "replace" => hold.replace(value.extract()?),
+            _ => return Err(unknown(&name)),
+        };
+    }
+    let hold = hold.each(tuning(py, options)?);
+    let holder = Job::start(py, hold, first(&paths), || ())?.attend(py, progress)?;
+    Ok(Holder {
+        name: holder.name().to_string(),
+        at: holder.at().to_path_buf(),
+        files: serde_json::to_string(holder.files()).expect("plain data"),
+        holder: Mutex::new(Some(holder)),
+    })
+}
+
+/// What was taken: name, socket, process and user of its holder, and the name, buffer and description of
+/// each file.
+type Taken = (
+    String,
+    PathBuf,
+    (u32, u32),
+    Vec<(String, Buffer, Py<PyAny>)>,
+);
+
+/// Takes what is held under a name.
+#[pyfunction]
+pub(crate) fn take(
+    py: Python<'_>,
+    name: String,
+    at: Option<PathBuf>,
+    wait: &Bound<'_, PyAny>,
+) -> PyResult<Taken> {
+    let mut take =
+        dmafile::Held::take(name).wait(seconds(wait)?.unwrap_or(std::time::Duration::MAX));
+    if let Some(at) = at {
+        take = take.at(at);
+    }
+    let held = Job::start(py, take, Path::new(""), || ())?.attend(py, None)?;
+    taken(py, held)
+}
+
+/// Takes `paths` from another process of this user that has them in memory, or loads them.
+#[pyfunction]
+pub(crate) fn shared(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    how: &Bound<'_, PyDict>,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Taken> {
+    let mut shared = Shared::of(&paths).names(&Keywords);
+    for (name, value) in how {
+        let name = name.extract::<String>()?;
+        if name == "wait" {
+            shared = shared.wait(seconds(&value)?.unwrap_or(std::time::Duration::MAX));
+            continue;
+        }
+        if value.is_none() {
+            continue;
+        }
+        shared = match name.as_str() {
+            "at" => shared.at(value.extract::<PathBuf>()?),
+            "to" => shared.to(request::word(&value)?),
+            "pages" => shared.pages(request::word(&value)?),
+            "verify" => shared.verify(request::word(&value)?),
+            "writable" => shared.writable(value.extract()?),
+            _ => return Err(unknown(&name)),
+        };
+    }
+    let shared = shared.each(tuning(py, options)?);
+    let held = Job::start(py, shared, first(&paths), || ())?.attend(py, progress)?;
+    taken(py, held)
+}
+
+/// What is held at a socket, or at all of them: a list of dicts.
+#[pyfunction]
+pub(crate) fn holds(py: Python<'_>, at: Option<PathBuf>) -> PyResult<Py<PyAny>> {
+    let all = py.detach(|| dmafile::holds(at.as_deref()));
+    let all = all.map_err(|error| raise(py, &error, at.as_deref()))?;
+    as_dict(py, serde_json::to_string(&all))
+}
+
+/// Ends a hold.
+#[pyfunction]
+pub(crate) fn release(py: Python<'_>, name: &str, at: Option<PathBuf>) -> PyResult<()> {
+    let done = py.detach(|| dmafile::release(name, at.as_deref()));
+    done.map_err(|error| raise(py, &error, at.as_deref()))
+}
+
+fn taken(py: Python<'_>, held: dmafile::Held) -> PyResult<Taken> {
+    let (name, at, holder) = (
+        held.name().to_string(),
+        held.at().to_path_buf(),
+        held.holder(),
+    );
+    let files = held.into_files().into_iter().map(|file: HeldFile| {
+        let mut info = json!(file.info);
+        info["huge"] = json!(file.huge);
+        let info = as_dict(py, serde_json::to_string(&info))?;
+        Ok((file.name.clone(), Buffer::taken(file), info))
+    });
+    Ok((name, at, holder, files.collect::<PyResult<_>>()?))
+}
+
+/// Sets the options of each load, which are right.
+fn tuning(
+    py: Python<'_>,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<impl Fn(Load) -> Load + Send + 'static> {
+    // What is wrong with them is found here, where it can be raised.
+    let any = request::apply(Load::new(""), options, SOURCE)?;
+    any.check().map_err(|error| raise(py, &error, None))?;
+    let options = options.clone().unbind();
+    Ok(move |load| {
+        Python::attach(|py| request::apply(load, options.bind(py), SOURCE))
+            .expect("they were applied before")
+    })
+}
+
+fn first(paths: &[PathBuf]) -> &Path {
+    paths.first().map_or(Path::new(""), PathBuf::as_path)
+}
+
+fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let size = request::size(name, value)?;
+    u32::try_from(size).map_err(|_| {
+        let text = format!("{name}: {size} is out of range, 0 to {}", u32::MAX);
+        usage(value.py(), &text)
+    })
+}
+
+fn unknown(name: &str) -> PyErr {
+    PyTypeError::new_err(format!("'{name}' is no option of this"))
+}

@@ -1,0 +1,352 @@
+"""Files that one process holds in memory, and others take."""
+
+import errno
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dmafile
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from conftest import Run, eventually, file_sha256, sha256, write
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# The least that the tensors have, in bytes.
+SIZE = 5000 * 256 * 4
+
+TAKE = """
+import hashlib, json, sys, dmafile
+held = dmafile.take(sys.argv[1], at=sys.argv[2], wait=60)
+print(json.dumps({one.name: hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held}))
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder for sockets, whose paths have to be short."""
+    with tempfile.TemporaryDirectory(prefix="dmafile-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def named(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that nothing else holds, at the place where holds are looked for."""
+    place.joinpath("run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place / "run"))
+    return f"test-{os.getpid()}-{place.name}"
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Arrays:
+    random = np.random.default_rng(17)
+    shapes = {"large": (5000, 256), "small": (3,), "scalar": ()}
+    made = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    return {
+        **{name: np.asarray(one) for name, one in made.items()},
+        "bytes": np.arange(7, dtype="u1"),
+    }
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, arrays: Arrays) -> Path:
+    """Two shards and an index."""
+    path = folder / "held"
+    path.mkdir()
+    placed = {}
+    for number, names in ((1, ("large", "small")), (2, ("scalar", "bytes"))):
+        file = f"model-{number:05}-of-00002.safetensors"
+        tensors = {name: arrays[name] for name in names}
+        write(path / file, safetensors.numpy.save(tensors, {"format": "np"}))
+        placed.update(dict.fromkeys(names, file))
+    index = json.dumps({"metadata": {}, "weight_map": placed})
+    (path / "model.safetensors.index.json").write_text(index)
+    return path
+
+
+def disk_bytes() -> int:
+    """What this process has had read from the disk."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+def test_another_process_takes_what_this_one_holds(model: Path, place: Path, python: Run) -> None:
+    at = place / "socket"
+    with dmafile.hold(model, name="model", at=at, verify="sha256") as holder:
+        assert (holder.name, holder.at, holder.serving) == ("model", at, True)
+        done = python(TAKE, "model", at)
+        assert done.returncode == 0, done.stderr
+        names = sorted(one.name for one in model.glob("*.safetensors"))
+        assert json.loads(done.stdout) == {name: file_sha256(model / name) for name in names}
+        assert [one["digest"]["digest"] for one in holder.files] == [
+            file_sha256(model / name) for name in names
+        ]
+        before = disk_bytes()
+        with dmafile.take("model", at=at) as held:
+            assert held.holder == (os.getpid(), os.geteuid())
+            assert [one.name for one in held.files] == names
+            assert held.files[0].info["sealed"] and not held.files[0].info["changed"]
+            for one in held:
+                assert one.buffer.readonly and one.buffer.report is None
+                assert file_sha256(f"/proc/{os.getpid()}/fd/{one.buffer.fileno()}") == file_sha256(
+                    model / one.name
+                )
+            assert dmafile.holds(at=at)[0]["takers"] == 1
+        # The interpreter may have read some of its own files.
+        assert disk_bytes() - before < SIZE / 2
+        eventually(lambda: dmafile.holds(at=at)[0]["takers"] == 0)
+    assert not holder.serving and not at.exists()
+
+
+def test_what_was_taken_stays(model: Path, place: Path) -> None:
+    at = place / "socket"
+    wanted = file_sha256(model / "model-00002-of-00002.safetensors")
+    holder = dmafile.hold(model, name="model", at=at)
+    held = dmafile.take("model", at=at)
+    bytes_of_second = memoryview(held.files[1].buffer)
+    with pytest.raises(BufferError):
+        held.close()
+    del held
+    gc.collect()
+    # A memoryview keeps the connection: one process has taken it.
+    assert dmafile.holds(at=at)[0]["takers"] == 1
+    dmafile.release("model", at=at)
+    eventually(lambda: not holder.serving)
+    assert sha256(bytes_of_second) == wanted
+
+
+def test_a_wait_ends_with_the_hold_or_with_control_c(model: Path, place: Path) -> None:
+    at = place / "socket"
+    with pytest.raises(FileNotFoundError, match="ENOENT"):
+        dmafile.take("late", at=at)
+    taken: list[dmafile.Held] = []
+    taker = threading.Thread(target=lambda: taken.append(dmafile.take("late", at=at, wait=60)))
+    taker.start()
+    with dmafile.hold(model, name="late", at=at):
+        taker.join()
+    assert len(taken[0]) == 2
+    program = "import sys, dmafile; print(flush=True); dmafile.take('x', at=sys.argv[1], wait=None)"
+    command = [sys.executable, "-c", program, str(place / "never")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    # It is about to wait, or waits: a signal ends it in either case.
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=60)
+    assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
+
+
+def test_requests_that_cannot_be(model: Path, place: Path) -> None:
+    at = place / "socket"
+    for wrong in (
+        {"to": "anon"},
+        {"name": "a/b"},
+        {"group": "no such group"},
+        {"group": 1 << 40},
+        {"idle": -1.0},
+        {"queue_depth": 0},
+        {"pages": "large"},
+    ):
+        with pytest.raises(dmafile.UsageError):
+            dmafile.hold(model, **{"name": "x", "at": at, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        dmafile.hold(model, at=at, colour="red")  # type: ignore[call-arg]
+    with pytest.raises(dmafile.UsageError):
+        dmafile.shared([], at=place / "shared")
+    assert not at.exists()
+    with dmafile.hold(model, name="x", at=at, idle=1e300), pytest.raises(dmafile.Error) as refused:
+        dmafile.hold(model, name="x", at=at)
+    assert refused.value.errno == errno.EADDRINUSE
+
+
+LEAKS = """
+import gc, os, sys, dmafile
+for round in range(51):
+    held = dmafile.take(sys.argv[1], at=sys.argv[2])
+    view = memoryview(held.files[0].buffer)
+    del held, view
+    gc.collect()
+    maps = open("/proc/self/maps").read().count("memfd:")
+    found = len(os.listdir("/proc/self/fd")), maps
+    first = found if round == 0 else first
+assert found == first and maps == 0, (found, first)
+"""
+
+
+def test_descriptors_go_with_the_last_use(model: Path, place: Path, python: Run) -> None:
+    at = place / "socket"
+    with dmafile.hold(model, name="model", at=at):
+        done = python(LEAKS, "model", at)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_reads_on_and_leaves_the_holder_alone(model: Path, place: Path) -> None:
+    at = place / "socket"
+    wanted = file_sha256(model / "model-00001-of-00002.safetensors")
+    # In a process of its own: this one has threads.
+    program = f"""
+import hashlib, os, sys, dmafile
+holder = dmafile.hold({str(model)!r}, name="model", at={str(at)!r})
+held = dmafile.shared({str(model)!r}, at={str(place / "shared")!r})
+child = os.fork()
+if child == 0:
+    digest = hashlib.sha256(memoryview(held.files[0].buffer)).hexdigest()
+    holder.stop()
+    held.close()
+    os._exit(0 if digest == {wanted!r} else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert holder.serving
+assert len(dmafile.take("model", at={str(at)!r})) == 2
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+SHARE = """
+import hashlib, os, sys, dmafile
+held = dmafile.shared(sys.argv[1], at=sys.argv[2], wait=60)
+digests = [hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held]
+lines = open("/proc/self/io").read().splitlines()
+read = [line.split()[1] for line in lines if line.startswith("read_bytes")]
+print(held.holder[0] == os.getpid(), *read, *digests, flush=True)
+sys.stdin.read(1)
+digests_later = [hashlib.sha256(memoryview(one.buffer)).hexdigest() for one in held]
+assert digests_later == digests
+"""
+
+
+def test_processes_share_one_load_and_survive_the_loader(folder: Path, place: Path) -> None:
+    path = write(folder / "shared.bin", np.random.default_rng(4).bytes(24 << 20))
+    wanted, size = file_sha256(path), path.stat().st_size
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    command = [sys.executable, "-c", SHARE, str(path), str(place / "shared")]
+
+    def start() -> "subprocess.Popen[str]":
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def said(child: "subprocess.Popen[str]") -> list[str]:
+        assert child.stdout is not None
+        return child.stdout.readline().split()
+
+    children = [start() for _ in range(4)]
+    try:
+        words = [said(child) for child in children]
+        assert [one[2] for one in words] == [wanted] * 4
+        loaders = [one[0] for one in words]
+        assert loaders.count("True") == 1
+        # Python's own files may come from the disk as well, but no second load of these.
+        assert sum(int(one[1]) for one in words) < 2 * size
+        loader = children[loaders.index("True")]
+        loader.kill()
+        loader.wait()
+        late = start()
+        children.append(late)
+        words = [said(late)]
+        assert words[0][2] == wanted and words[0][0] == "False"
+        assert int(words[0][1]) < size
+        for child in children:
+            if child is not loader:
+                child.communicate("x", timeout=60)
+                assert child.returncode == 0
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def test_numpy_sees_the_held_memory(model: Path, arrays: Arrays, named: str) -> None:
+    with dmafile.hold(model, name=named) as holder:
+        before = disk_bytes()
+        tensors = dmafile.numpy.load_file(f"held:{named}")
+        _ = sum(int(array.view(np.uint8).sum()) for array in tensors.values() if array.shape)
+        assert disk_bytes() - before < SIZE / 2
+        assert list(tensors) == list(dmafile.numpy.load_file(model))
+        for name, array in tensors.items():
+            assert np.array_equal(array, arrays[name]) and array.shape == arrays[name].shape
+            assert not array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            tensors["large"][0, 0] = 1
+        assert shared_kib(tensors["large"]) > 4000
+        some = dmafile.numpy.load_file(f"held:{named}", tensors="s*")
+        assert sorted(some) == ["scalar", "small"]
+        with pytest.raises(FileNotFoundError):
+            dmafile.numpy.load_file(f"held:{named}", tensors=["nothing"])
+        with pytest.raises(dmafile.UsageError, match="verify"):
+            dmafile.numpy.load_file(f"held:{named}", verify="sha256")
+        with dmafile.open_tensors(f"held:{named}") as opened:
+            assert opened.format == "safetensors" and opened.metadata() == {"format": "np"}
+            assert np.array_equal(opened.get_tensor("large"), arrays["large"])
+            assert np.array_equal(opened.get_slice("large")[7:90:3], arrays["large"][7:90:3])
+        assert dmafile.holds(at=holder.at)[0]["takers"] > 0
+    # The holder is gone, the memory is not.
+    assert np.array_equal(tensors["large"], arrays["large"])
+    with pytest.raises(FileNotFoundError):
+        dmafile.numpy.load_file(f"held:{named}")
+
+
+def shared_kib(array: "np.ndarray[Any, Any]") -> int:
+    """How much of the mapping with an array are pages of the file that it maps, in KiB."""
+    address = array.ctypes.data
+    found = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            start, end = (int(part, 16) for part in words[0].split("-"))
+            inside = start <= address < end
+        elif inside and words[0] in ("Rss:", "Anonymous:"):
+            found += int(words[1]) if words[0] == "Rss:" else -int(words[1])
+    return found
+
+
+def test_loaders_read_a_folder_of_links(model: Path, arrays: Arrays, place: Path) -> None:
+    links = place / "links"
+    with dmafile.hold(model, name="model", at=place / "socket", folder=links):
+        index = json.loads((links / "model.safetensors.index.json").read_text())["weight_map"]
+        for name, file in index.items():
+            with safetensors.safe_open(links / file, framework="np") as opened:
+                assert np.array_equal(opened.get_tensor(name), arrays[name])
+    assert not links.exists()
+
+
+def test_memory_that_may_be_written_is_shared_for_reading_and_writing(
+    place: Path, folder: Path
+) -> None:
+    path = write(folder / "writable.bin", bytes(100_000))
+    at = place / "socket"
+    with dmafile.hold(path, name="x", at=at, writable=True):
+        one, other = dmafile.take("x", at=at), dmafile.take("x", at=at)
+        assert one.files[0].info["sealed"] is False
+        os.pwrite(one.files[0].buffer.fileno(), b"changed", 50_000)
+        assert bytes(memoryview(other.files[0].buffer)[50_000:50_007]) == b"changed"
+        with pytest.raises(dmafile.Error) as refused:
+            one.files[0].buffer._private()
+        assert refused.value.errno == errno.EPERM
+    assert path.read_bytes() == bytes(100_000)
+
+
+def test_another_file_takes_the_place(folder: Path, place: Path) -> None:
+    path = write(folder / "replaced.bin", b"old" * 10_000)
+    at = place / "socket"
+    first = dmafile.hold(path, name="x", at=at)
+    held = dmafile.take("x", at=at)
+    time.sleep(0.01)
+    write(path, b"new" * 10_000)
+    assert dmafile.holds(at=at)[0]["changed"]
+    with dmafile.hold(path, name="x", at=at, replace=True):
+        eventually(lambda: not first.serving)
+        assert bytes(memoryview(dmafile.take("x", at=at).files[0].buffer)[:3]) == b"new"
+    assert bytes(memoryview(held.files[0].buffer)[:3]) == b"old"
