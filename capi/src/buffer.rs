@@ -23,7 +23,7 @@ pub struct Buffer {
 enum Memory {
     Own(dmafile::Buffer),
     /// Its holder counts this process as one that has it.
-    Taken(HeldFile),
+    Taken(Box<HeldFile>),
 }
 
 impl Deref for Memory {
@@ -84,7 +84,7 @@ impl Buffer {
 
     /// What another process loaded.
     pub(crate) fn taken(file: HeldFile) -> Self {
-        Self::new(Memory::Taken(file), None)
+        Self::new(Memory::Taken(Box::new(file)), None)
     }
 
     fn new(inner: Memory, report: Option<CString>) -> Self {

@@ -301,11 +301,10 @@ pub unsafe extern "C" fn dmafile_hold(
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_hold_serving(holder: *const Holder) -> c_int {
-    // SAFETY: the header asks for null or a handle that is alive.
     border::number(|| {
-        Ok(c_int::from(
-            unsafe { shared(holder, "holder")? }.0.is_serving(),
-        ))
+        // SAFETY: the header asks for null or a handle that is alive.
+        let holder = unsafe { shared(holder, "holder")? };
+        Ok(c_int::from(holder.0.is_serving()))
     })
 }
 

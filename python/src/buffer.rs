@@ -35,7 +35,7 @@ pub(crate) struct Held {
 enum Memory {
     Own(dmafile::Buffer),
     /// Its holder counts this process as one that has it.
-    Taken(HeldFile),
+    Taken(Box<HeldFile>),
     /// Pages of other memory, until they are written to.
     CopyOnWrite {
         buffer: dmafile::Buffer,
@@ -201,7 +201,7 @@ impl Buffer {
 
     /// What another process loaded.
     pub(crate) fn taken(file: HeldFile) -> Self {
-        Self::new(Memory::Taken(file), None)
+        Self::new(Memory::Taken(Box::new(file)), None)
     }
 
     fn new(mut buffer: Memory, report_json: Option<String>) -> Self {
