@@ -50,9 +50,8 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: loaders-test loaders-contract
-.PHONY: help demo test vm-test consumers-test fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+.PHONY: help demo test vm-test consumers-test loaders-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -232,6 +231,10 @@ series-cost: need-rust .venv/dev ## count what the series changes: small writes,
 premap-cost: need-rust .venv/dev ## count what it saves to map a buffer for a disk once (10 minutes)
 	@echo "premap-cost: five virtual machines; to bench/results and docs/series.md; builds base and series first"
 	@$(PYTHON) -m bench.instructions premap --keep $(ARGS)
+
+save-cost: need-rust .venv/dev ## count what saves take out of a dma-buf and a memfd (5 minutes)
+	@echo "save-cost: one virtual machine; to bench/results and docs/saving.md"
+	@$(PYTHON) -m bench.instructions saves --keep $(ARGS)
 
 pins-cost: need-rust .venv/dev ## count what tracking pins costs, on and off (5 minutes)
 	@echo "pins-cost: three virtual machines; to bench/results and docs/series.md; builds series and series-unpinned first"

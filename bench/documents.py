@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from bench import dropping, overlap, runs
-from bench.instructions import pins, premap, series
+from bench.instructions import pins, premap, saves, series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
 from bench.runs import RESULTS, ROOT, Rows, Run
@@ -24,6 +24,7 @@ MAKERS = {
     "by-size": series.tables_by_size,
     "premap": premap.tables,
     "pins": pins.tables,
+    "saves": saves.tables,
     "overlap": overlap.tables,
     "dropping": dropping.tables,
 }

@@ -1,11 +1,12 @@
 """Counts instructions in QEMU: `make vm-bench`, `make series-cost`, `make premap-cost`,
-`make pins-cost`.
+`make pins-cost`, `make save-cost`.
 
 stock    every way from a file into memory, on Debian's 6.12: docs/instructions.md, docs/kernel.md;
          with --kernel newest a column beside it, kept apart
 series   what the series of kernel/linux-6.12 changes: docs/series.md
 by-size  the rows of a published table at its sizes, up to 3 GiB, on the kernel of the series
 premap   reads into buffers that are mapped for each request and once, on the same kernel
+saves    out of a dma-buf of dmafile.ko, and of a memfd, to the disk: docs/saving.md
 pins     what tracking pins costs, while it is on and while it is off: the same kernel, and the same
          without the tracker
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 from bench import documents, runs
 from bench.candidates import on_stock
-from bench.instructions import pins, premap, series
+from bench.instructions import pins, premap, saves, series
 from bench.instructions.measure import MIB, as_run, measure
 from bench.instructions.tables import NEWEST, STOCK
 from bench.runs import RESULTS, ROOT, Run
@@ -28,6 +29,7 @@ NAMES = {
     "series": "series",
     "by-size": "series-by-size",
     "premap": "premap",
+    "saves": saves.NAME,
     "pins": "pins",
 }
 """What their results are called."""
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace) -> Run:
         return series.measured(args.mib * MIB, args.rounds, args.seed)
     if args.what == "premap":
         return premap.measured(args.rounds)
+    if args.what == "saves":
+        return saves.measured(args.mib, args.rounds, args.seed)
     if args.what == "pins":
         return pins.measured(args.rounds, args.seed)
     if args.what == "by-size":
