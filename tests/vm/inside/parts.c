@@ -30,7 +30,7 @@ int main(int argc, char **argv)
 	parts[0] = (struct dmafile_part){ .memory = head, .bytes = HEAD };
 	parts[1] = (struct dmafile_part){ .fd = fd, .offset = HEAD, .bytes = size - HEAD - TAIL };
 	parts[2] = (struct dmafile_part){ .memory = tail, .bytes = TAIL };
-	if (dmafile_save(parts, 3, argv[1], NULL, NULL, NULL, NULL) >= 0)
+	if (dmafile_save(parts, 3, argv[1], NULL, NULL) >= 0)
 		return 0;
 	dmafile_strerror_r(why, sizeof(why));
 	fprintf(stderr, "dmafile: %s\n", why);

@@ -240,6 +240,7 @@ def full(saves: Saves, *systems: str) -> None:
             saves.count += 1
             os.truncate(folder / "to", size)
             saves.record(folder, "(ENOSPC); free space")
+        print(f"{fs}: {saves.count} so far", flush=True)
 
 
 def limits(saves: Saves) -> None:
@@ -295,6 +296,7 @@ def broken(saves: Saves, *systems: str) -> None:
             assert said[1:] == [said[1]] * 2 and "(EIO)" in said[1], f"{fs} {io}: {said}"
             saves.recorded(path, 1)
             saves.count += 1
+        print(f"{fs}, {io}: {saves.count} so far", flush=True)
 
 
 @contextlib.contextmanager
