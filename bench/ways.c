@@ -92,6 +92,7 @@ enum { START, CREATED, FILLED, CLOSED };
 enum { MAX_CANDIDATES = 256 };
 #define KIB (1UL << 10)
 #define MIB (1UL << 20)
+#define GIB (1UL << 30)
 #define HUGE_PAGE (2 * MIB)
 
 struct candidate {
@@ -716,10 +717,15 @@ static void check_saved(const struct candidate *c)
 {
 	void *seen = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int fd = open(saved_path, O_RDONLY | O_DIRECT);
+	size_t done = 0;
+	ssize_t n;
 
 	if (fd < 0 || seen == MAP_FAILED)
 		err(1, "%s", saved_path);
-	if (read(fd, seen, size) != (ssize_t)size || memcmp(seen, wanted, size))
+	/* A call reads 2 GiB at most, and a direct one whole blocks. */
+	while (done < size && (n = read(fd, (char *)seen + done, size - done < GIB ? size - done : GIB)) > 0)
+		done += n;
+	if (done != size || memcmp(seen, wanted, size))
 		errx(1, "%s: wrong bytes", c->line);
 	munmap(seen, size);
 	close(fd);
