@@ -80,7 +80,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "model",
         &[
-            "error", "format", "load", "message", "request", "source", "sys", "verify",
+            "buffer", "error", "format", "load", "message", "options", "request", "source", "sys",
+            "verify",
         ],
     ),
     (
@@ -88,6 +89,13 @@ const ROOMS: &[(&str, &[&str])] = &[
         &[
             "buffer", "control", "error", "flow", "load", "message", "options", "plan", "reasons",
             "request", "save", "source", "sync", "sys", "verify",
+        ],
+    ),
+    (
+        "hold",
+        &[
+            "buffer", "control", "error", "load", "message", "model", "options", "request",
+            "source", "sys", "verify",
         ],
     ),
     (
