@@ -1,8 +1,9 @@
 """Measures what it takes a second process, and four workers at once, to have a model in memory: one
 that is held (`dmafile hold`, `dmafile.shared`), beside other loaders that share the page cache.
 
-Each process imports what it needs, and begins when it is told to; it touches every 4 KiB of every
-tensor. Of the other loaders those run that are installed. docs/holding.md shows what came out.
+Each process imports what it needs, waits for a line on its standard input, then takes the model and
+touches every 4 KiB of every tensor. Other loaders run where they are installed. The tables are for
+docs/holding.md.
 """
 
 import argparse

@@ -229,6 +229,19 @@ pub(crate) fn check(pointer: *const u8, len: usize, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// What the caller passes as an array; null stands for none.
+///
+/// # Safety
+/// `first` is null, or points to `count` values that stay as they are for `'a`.
+pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+    check(first.cast(), count.saturating_mul(size_of::<T>()), what)?;
+    Ok(match count {
+        0 => &[],
+        // SAFETY: not null; the rest is as this function asks for.
+        _ => unsafe { std::slice::from_raw_parts(first, count) },
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -182,12 +182,8 @@ pub unsafe extern "C" fn dmafile_save(
         unsafe { no_report(report) };
         // SAFETY: the header asks for null or options.
         let options = unsafe { options::copy(options)? };
-        border::check(parts.cast(), count, "parts")?;
-        let parts = match count {
-            0 => &[],
-            // SAFETY: not null; the header asks for `count` parts.
-            _ => unsafe { std::slice::from_raw_parts(parts, count) },
-        };
+        // SAFETY: the header asks for `count` parts.
+        let parts = unsafe { border::array(parts, count, "parts")? };
         // SAFETY: the header asks for memory that stays until we return.
         let parts = parts.iter().map(|part| unsafe { shown(part) });
         let mut parts = parts.collect::<Result<Vec<_>>>()?;

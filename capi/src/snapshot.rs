@@ -60,12 +60,8 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
         unsafe { no_report(report) };
         // SAFETY: the header asks for null or options.
         let options = unsafe { options::copy(options)? };
-        border::check(sources.cast(), count, "sources")?;
-        let sources = match count {
-            0 => &[],
-            // SAFETY: not null; the header asks for `count` sources.
-            _ => unsafe { std::slice::from_raw_parts(sources, count) },
-        };
+        // SAFETY: the header asks for `count` sources.
+        let sources = unsafe { border::array(sources, count, "sources")? };
         // SAFETY: the header asks for null or a string.
         let mut saving = Saving::new(unsafe { self::path(path)? }).names(&border::Header);
         let mut lengths = HashMap::new();

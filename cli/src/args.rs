@@ -81,7 +81,7 @@ subcommands! {
     "hold" => Hold(HoldArgs),
     /// Take what is held, and hand it to a command
     "take" => Take(TakeArgs),
-    /// List what is held, and who has it
+    /// List holds and the processes that have taken them
     "holds" => Holds(HoldsArgs),
     /// End a hold; what was taken stays
     "release" => Release(ReleaseArgs),

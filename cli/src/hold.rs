@@ -61,7 +61,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A line for each hold, and below it who has taken it, and what has changed on the disk.
+/// A line for each hold; below it the processes that took it, and its files that have changed on the disk.
 fn text(all: &[Holding]) -> String {
     let mut table = String::from("NAME\tFILES\tBYTES\tPAGES\tSEALED\tPID\tUSER\tAGE\tTAKERS\tAT\n");
     for held in all {

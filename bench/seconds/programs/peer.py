@@ -272,7 +272,7 @@ def faults() -> int:
 
 
 def wait(load: Callable[[Path], Tensors], path: Path, raw: Callable[[Any], Any]) -> None:
-    """Loads and touches when it is told to, and keeps it until it is told again."""
+    """Loads and touches at the first line of its standard input, and keeps it until the second."""
     print("imported", flush=True)
     sys.stdin.readline()
     read, faulted, started = read_bytes(), faults(), time.perf_counter()

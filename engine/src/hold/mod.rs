@@ -1,8 +1,8 @@
 //! Files that one process holds in memory and others take by descriptor.
 //!
 //! [`Hold`] loads each file into a buffer of its own, seals it, and serves it on a Unix socket; [`Held`] is
-//! what another process takes there: the same memory, not a copy. The kernel counts who has it, so that
-//! what was taken stays when its holder ends. [`Shared`] does without a holder: the first of several
+//! what another process takes there: the same memory, not a copy. The kernel counts references to it, so
+//! that it stays with its takers when the holder ends. [`Shared`] does without a holder: the first of several
 //! processes loads, and each one that has the memory passes it on.
 
 mod folder;

@@ -25,7 +25,7 @@ pub(super) const MOST_DESCRIPTORS: usize = 16;
 pub(super) enum Op {
     /// Descriptors and where the bytes lie in them.
     Take,
-    /// What is held, and who has it.
+    /// The files, and the processes that have taken them.
     List,
     /// An end of the hold.
     Release,

@@ -118,8 +118,9 @@ class Saves:
         act: Callable[[Process], object],
         status: int,
         *fds: int,
+        repair: Callable[[], object] = lambda: None,
     ) -> str:
-        """What it says when something happens to it in the middle."""
+        """What it says when something happens to it in the middle; `repair` comes before the look."""
         self.count += 1
         before = seen(folder)
         process = Process(
@@ -133,6 +134,7 @@ class Saves:
         assert (process.returncode, out) == (status, ""), case
         if status > 0:
             self.is_one_line(line, case)
+            repair()
             assert seen(folder) == before, f"{case}: {seen(folder)}"
         return line
 
@@ -353,14 +355,19 @@ def meanwhile(saves: Saves, spare: str) -> None:
         line = saves.under_way(folder, command, lambda _: (folder / "new").mkdir(), 1)
         assert "a folder has come into its place (EISDIR)" in line, line
         (folder / "new").rmdir()
+
         # The device goes away, and comes back.
-        for name in ("save", "snapshot"):
-            command = saves.commands(folder, *slow)[name]
-            line = saves.under_way(folder, command, lambda _: becomes(f"0 {sectors} error"), 1)
-            assert "(EIO)" in line or "(EROFS)" in line, line
+        def comes_back() -> None:
             call("umount", str(folder))
             becomes(f"0 {sectors} delay {loop} 0 0 {loop} 0 100")
             call("mount", f"/dev/mapper/{NAME}", str(folder))
+
+        for name in ("save", "snapshot"):
+            command = saves.commands(folder, *slow)[name]
+            line = saves.under_way(
+                folder, command, lambda _: becomes(f"0 {sectors} error"), 1, repair=comes_back
+            )
+            assert "(EIO)" in line or "(EROFS)" in line, line
     vanishes(saves, Path(spare))
 
 
