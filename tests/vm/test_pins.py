@@ -20,10 +20,3 @@ KERNELS = ["6.12", *(pytest.param(name, marks=matrix) for name in ("6.1", kernel
 def test_who_pins_and_how_much_is_what_was_done(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("pins", options=options), "facts checked")
-
-
-@matrix
-@pytest.mark.usefixtures("tools")
-def test_a_kernel_that_tracks_pins_makes_all_of_them_exact(programs: Programs) -> None:
-    options = ("--kernel=series", "--append=pin_owner=on", "--fs=ext4")
-    passed(programs.run("pins", options=options), "facts checked")

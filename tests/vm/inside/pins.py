@@ -22,8 +22,6 @@ PATIENCE = 300
 """Seconds in which a machine of a busy host does what it does at once on an idle one."""
 TRACING = Path("/sys/kernel/tracing")
 OLD = os.uname().release.startswith("6.1.")
-TRACKED = Path("/proc/kpagepins").exists()
-"""Whether this is a kernel with the series; it was booted with pin_owner=on then."""
 
 GROUP = Path("/sys/fs/cgroup/pinned")
 ENTER = f'echo $$ >{GROUP}/cgroup.procs && exec "$0" "$@"'
@@ -277,8 +275,7 @@ def pages(pins: Pins, pinner: Pinner) -> None:
     pins.same("bytes", (shown["bytes"], total), (len(wanted) * PAGE, len(wanted) * PAGE))
     for group in shown["groups"]:
         pins.same("who maps them", [one["pid"] for one in group["mapped"]], [pinner.pid])
-        exact = TRACKED or group["folios"] * PAGE != group["bytes"]
-        pins.same("exact", group["exact"], exact)
+        pins.same("exact", group["exact"], group["folios"] * PAGE != group["bytes"])
         pins.same("cgroup", group["cgroup"], None if group["sort"] == "hugetlb" else "/pinned")
     # All of them, those that nobody maps among them.
     everyone = pins.run("--pages")
@@ -413,11 +410,6 @@ def main(dmafile: str, helpers: str) -> None:
     (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
     GROUP.mkdir()
     pinner = Pinner(pins.pinner, *makers)
-    if TRACKED:
-        # What else the tracker says is compared with its own files, in kernel/tests.
-        pages(pins, pinner)
-        print(f"{pins.count} facts checked")
-        return
     joined(pins, pinner)
     file(pins, pinner)
     if "udmabuf" in pinner.facts:

@@ -120,7 +120,7 @@ class Saves:
         *fds: int,
         repair: Callable[[], object] = lambda: None,
     ) -> str:
-        """What it says when something happens to it in the middle; `repair` comes before the look."""
+        """What it says when something happens to it in the middle; then `repair` is called."""
         self.count += 1
         before = seen(folder)
         process = Process(
