@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
@@ -493,8 +493,44 @@ fn two_savers_are_not_mixed() {
     let says = "another one is being saved there (EBUSY); wait until that has ended";
     assert!(error.to_string().contains(says), "{error}");
     check(dir.path(), 1);
-    drop(folder);
+    // To close it would not do: another test may just have forked a child, which has it, too.
+    rustix::fs::flock(&folder, FlockOperation::Unlock).unwrap();
     pair(dir.path(), 2).unwrap();
+    check(dir.path(), 2);
+}
+
+#[test]
+fn a_child_that_was_forked_meanwhile_keeps_no_saver_out() {
+    let dir = dir();
+    let child = Arc::new(AtomicI32::new(0));
+    let forked = Arc::clone(&child);
+    let save = Snapshot::new(dir.path()).add("a", origin(&noise(300_001, 1)));
+    let save = save.progress(move |_| {
+        let first = forked.compare_exchange(0, -1, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_ok() {
+            // SAFETY: the child makes system calls alone, and ends by itself if the test does not end it.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: as above.
+                unsafe {
+                    libc::alarm(60);
+                    libc::pause();
+                    libc::_exit(0);
+                }
+            }
+            forked.store(pid, Ordering::Relaxed);
+        }
+    });
+    save.run().unwrap();
+    let pid = child.load(Ordering::Relaxed);
+    assert!(pid > 0, "{pid}");
+    let saved = pair(dir.path(), 2);
+    // SAFETY: our own child, which nothing else waits for.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    saved.unwrap();
     check(dir.path(), 2);
 }
 

@@ -17,10 +17,11 @@ use crate::error::{Error, Result};
 use crate::load::Load;
 use crate::message::Names;
 use crate::options::{Kind, Pages};
+use crate::sys::place::{mark, unmark};
 use crate::sys::{Errno, errno};
 use crate::verify::{Algorithm, Hasher, Verify};
-use rustix::fs::FlockOperation;
 use std::fs::{self, File};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -223,9 +224,15 @@ fn is_it(held: &Held, files: &[Open]) -> bool {
 /// The name of the file that is locked.
 const LOCK: &str = "lock";
 
-/// A lock on a folder, which is given back when it is dropped.
+/// A lock on a folder, until it is dropped.
 struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        unmark(self.file.as_fd());
+    }
 }
 
 impl Lock {
@@ -242,10 +249,10 @@ impl Lock {
                 .mode(0o600)
                 .open(&path)
                 .map_err(|error| failed(errno(error)))?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if is_at(&file, &path) => return Ok(Self { _file: file }),
-                // The last one has removed it meanwhile.
-                Ok(()) | Err(Errno::INTR) => continue,
+            match mark(file.as_fd()) {
+                Ok(()) if is_at(&file, &path) => return Ok(Self { file }),
+                // It was removed meanwhile.
+                Ok(()) => continue,
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(failed(errno)),
             }

@@ -16,6 +16,14 @@ pub(super) struct Folder {
     listed: Option<OwnedFd>,
 }
 
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some(listed) = &self.listed {
+            place::unmark(listed.as_fd());
+        }
+    }
+}
+
 impl Folder {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (folder, listed) = place::folder(path).map_err(|errno| {

@@ -177,10 +177,16 @@ pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> 
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Marks a file, or a folder that may be listed, as in use until its last descriptor is closed (flock(2)); EAGAIN where another process
-/// does.
+/// Marks a file, or a folder that may be listed, as in use until [`unmark`], or until its last descriptor is
+/// closed (flock(2)); EAGAIN where another process does.
 pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
+}
+
+/// Ends a mark at once: a child that was forked meanwhile has the descriptor, too.
+pub(crate) fn unmark(fd: BorrowedFd<'_>) {
+    // It fails for no descriptor that was marked.
+    let _ = retry(|| rustix::fs::flock(fd, FlockOperation::Unlock));
 }
 
 /// Gives a file these permissions and this owner.
