@@ -37,12 +37,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
     of_kind(py, kind, error, path)
 }
 
-/// The same of the headers of a model: what is wrong in one is a `SafetensorError`.
+/// The same of the headers of a model: what is wrong in one, or that there is none, is a
+/// `SafetensorError`.
 pub(crate) fn unsound(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
-    match error.raw_os_error() {
-        Some(errno) if errno == Errno::BADMSG.raw_os_error() => {
-            of_kind(py, "safetensors", error, path)
-        }
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::BADMSG | Errno::NODATA) => of_kind(py, "safetensors", error, path),
         _ => raise(py, error, path),
     }
 }
