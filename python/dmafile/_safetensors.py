@@ -3,7 +3,7 @@
 import ctypes
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
@@ -87,8 +87,8 @@ class TensorSpec:
 
     dtype: str
     """What the format calls it: `F32`."""
-    shape: list[int]
-    """Elements by dimension."""
+    shape: Sequence[int]
+    """Elements by dimension, as a list."""
     data_ptr: int
     data_len: int
 

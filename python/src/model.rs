@@ -314,7 +314,14 @@ pub(crate) fn table<'py>(
             false => (tensor.dtype, None),
         };
         let shape = PyTuple::new(py, shape.as_ref().unwrap_or(&tensor.shape))?;
-        (&tensor.name, dtype.name(), shape, tensor.offset, tensor.bytes).into_pyobject(py)
+        (
+            &tensor.name,
+            dtype.name(),
+            shape,
+            tensor.offset,
+            tensor.bytes,
+        )
+            .into_pyobject(py)
     });
     PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)
 }

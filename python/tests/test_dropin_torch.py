@@ -239,7 +239,8 @@ def test_models_are_saved_and_loaded_as_there(ours: Any, folder: Path) -> None:
                 assert torch.equal(again.state_dict()[name], tensor)
             assert again.first.weight.data_ptr() == again.second.weight.data_ptr()
     plain = torch.nn.Linear(2, 2)
-    for metadata in (None, {}):
+    nothing: list[dict[str, str] | None] = [None, {}]
+    for metadata in nothing:
         ours.save_model(plain, mine, metadata)
         theirs.save_model(plain, str(other), metadata)
         assert mine.read_bytes() == other.read_bytes()
