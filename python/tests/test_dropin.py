@@ -191,6 +191,13 @@ def test_parts_are_refused_as_there(model: Path, index: Any) -> None:
         assert isinstance(caught.value, IndexError)
 
 
+def test_bounds_may_be_negative(model: Path, written: Arrays) -> None:
+    with dmafile.safe_open(model, "np") as file:
+        part = file.get_slice("int64")
+        for index in (np.s_[-3:], np.s_[:-2], np.s_[2:-1, -2:], np.s_[5:2]):
+            assert same(part[index], written["int64"][index])
+
+
 def test_elements_are_arrays_and_scalars_have_no_parts(model: Path) -> None:
     with dmafile.safe_open(model, "np") as ours, safetensors.safe_open(model, "np") as theirs:
         assert same(ours.get_slice("float64")[2], theirs.get_slice("float64")[2])
