@@ -1,4 +1,4 @@
-"""Tensors of PyTorch that share memory, by the names that programs take from safetensors."""
+"""Which tensors of PyTorch share memory, by the names that programs import from safetensors."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ _Tensor: TypeAlias = Any
 
 
 def storage_ptr(tensor: _Tensor) -> int:
-    """The address of the memory of which a tensor is the whole or a part; 0 for one without."""
+    """The address of the storage that a tensor is a view of; 0 for a tensor without one."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except NotImplementedError:
@@ -17,7 +17,7 @@ def storage_ptr(tensor: _Tensor) -> int:
 
 
 def storage_size(tensor: _Tensor) -> int:
-    """How many bytes that memory has."""
+    """How many bytes that storage has."""
     try:
         return int(tensor.untyped_storage().nbytes())
     except NotImplementedError:
@@ -25,7 +25,7 @@ def storage_size(tensor: _Tensor) -> int:
 
 
 def _end_ptr(tensor: _Tensor) -> int:
-    """The address behind the last element of a tensor."""
+    """The address of the first byte after the last element of a tensor."""
     end = int(tensor.data_ptr())
     if tensor.numel():
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -35,23 +35,22 @@ def _end_ptr(tensor: _Tensor) -> int:
 
 
 def _is_complete(tensor: _Tensor) -> bool:
-    """Whether a tensor is the whole of its memory."""
+    """Whether a tensor covers its whole storage."""
     whole = (storage_ptr(tensor), storage_size(tensor))
     return (tensor.data_ptr(), tensor.numel() * tensor.element_size()) == whole
 
 
 def _find_shared_tensors(state_dict: Mapping[str, _Tensor]) -> list[set[str]]:
-    """The names of tensors, those together that have bytes in common."""
-    memories = defaultdict(list)
+    """The names of the tensors, grouped by those that have bytes in common."""
+    storages = defaultdict(list)
     for name, tensor in state_dict.items():
-        memory = (tensor.device, storage_ptr(tensor), storage_size(tensor))
-        if tensor.device.type != "meta" and all(memory[1:]):
-            memories[memory].append((int(tensor.data_ptr()), _end_ptr(tensor), name))
+        storage = (tensor.device, storage_ptr(tensor), storage_size(tensor))
+        if tensor.device.type != "meta" and all(storage[1:]):
+            storages[storage].append((int(tensor.data_ptr()), _end_ptr(tensor), name))
     groups: list[set[str]] = []
-    for areas in memories.values():
+    for areas in storages.values():
         reached = 0
         for start, end, name in sorted(areas):
-            # One alone in its memory need not have bytes: it is a group as well.
             if start >= reached:
                 groups.append(set())
             groups[-1].add(name)
@@ -65,12 +64,12 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Of tensors that share memory, the one to keep, and the names of the others, sorted.
+    """For tensors that share memory: the name of the one to keep, and those of the others, sorted.
 
-    One is kept that is the whole of the memory: of `preferred_names` where there is one, else one
-    that is not of `discard_names` where there is one; of several the first by its name.
+    The one to keep covers its whole storage. It is one of `preferred_names` if possible, else one
+    that is not in `discard_names` if possible; of several the first by name.
 
-    Raises a RuntimeError where no tensor is the whole of the memory.
+    Raises a RuntimeError if none of the tensors covers the storage.
     """
     preferred, discard = set(preferred_names or ()), set(discard_names or ())
     removed = {}
@@ -78,8 +77,8 @@ def _remove_duplicate_names(
         whole = {name for name in names if _is_complete(state_dict[name])}
         if not whole:
             raise RuntimeError(
-                f"none of {', '.join(sorted(names))} is the whole of the memory that they are parts"
-                " of; save their .clone()"
+                f"{', '.join(sorted(names))}: not the whole of the memory they are views of, which"
+                " would be lost; replace them by their .clone()"
             )
         kept = min(whole & preferred or whole - discard or whole)
         if others := sorted(names - {kept}):

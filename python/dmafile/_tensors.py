@@ -43,7 +43,7 @@ class TensorFile:
 
     def __init__(self, path: ModelPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
-            text = f"framework: {framework!r} is none of numpy, torch"
+            text = f"framework: {framework!r} is not supported; use numpy or torch"
             raise make("request", None, text)
         if "verify" in options:
             raise TypeError("'verify' is no option of open_tensors: a digest is a file's")
@@ -242,7 +242,7 @@ class _Slice(TensorSlice):
         for at, (one, count) in enumerate(zip(given, shape, strict=False)):
             if isinstance(one, slice):
                 if one.step is not None and one.step < 1:
-                    raise wrong(f"the step {one.step} of dimension {at} is not 1 or more")
+                    raise wrong(f"the step {one.step} of dimension {at} is less than 1")
                 last = [one.start + 1 if one.start else 0, one.stop or 0]
             elif isinstance(one, bool) or hasattr(one, "__len__") or not hasattr(one, "__index__"):
                 raise wrong(f"an index is not an integer, a slice or ...: {one!r}")
@@ -317,9 +317,9 @@ def _safe_open_handle(
 
 
 def check_backend(backend: str) -> None:
-    """Raises where safetensors has no such backend."""
+    """Raises for a backend that safetensors does not have."""
     if backend not in ("mmap", "pread"):
-        raise make("request", None, f"backend: {backend!r} is none of mmap, pread")
+        raise make("request", None, f"backend: {backend!r} is not supported; use mmap or pread")
 
 
 def open_tensors(

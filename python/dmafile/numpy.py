@@ -198,7 +198,7 @@ def _check(dtype: str) -> None:
 def _device(device: object) -> None:
     """Arrays are in this machine's memory, and nowhere else."""
     if device not in (None, "cpu"):
-        raise make("request", None, f"device: {device!r} has no NumPy arrays; leave it out")
+        raise make("request", None, f"device: NumPy arrays cannot be on {device!r}; use cpu")
 
 
 def _put(array: Any, device: None) -> NDArray[Any]:

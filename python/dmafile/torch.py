@@ -300,7 +300,7 @@ def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
         raise ValueError(f"tensors: wanted a dictionary of tensors, got a {type(tensors).__name__}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name}: it is no tensor but a {type(tensor).__name__}")
+            raise ValueError(f"{name}: it is a {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided:
             raise ValueError(f"{name}: it is sparse; save its .to_dense()")
     if shared := [sorted(names) for names in _find_shared_tensors(tensors) if len(names) > 1]:
@@ -328,20 +328,20 @@ def save_model(
     force_contiguous: bool = True,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves the tensors of a module, of those that share memory only one; returns the report.
+    """Saves the tensors of a module, and of those that share memory only one; returns the report.
 
-    Which one is kept, and what the metadata says of the others (their names, with the name of the
-    one that was kept), is as in safetensors. `load_model` reads such a file.
+    As in safetensors, the metadata maps the names of the others to the name of the one that was
+    saved. `load_model` reads such a file.
 
     Args:
         model: A `torch.nn.Module`.
         filename: The file.
-        metadata: Texts by name, for the header. It stays as it is.
+        metadata: Texts by name, for the header. The dictionary is not changed.
         force_contiguous: Whether tensors that are not contiguous are copied first.
         options: As in `save_file`.
 
     Raises:
-        RuntimeError: Tensors share memory of which none of them is the whole.
+        RuntimeError: Tensors are views of memory that none of them covers.
         ValueError: A tensor is sparse, or not contiguous without `force_contiguous`.
         Error: As `save_file`.
     """
@@ -370,20 +370,20 @@ def load_model(
     backend: str = "mmap",
     **options: Unpack[Options],
 ) -> tuple[set[str], list[str]]:
-    """Loads a file into the tensors of a module, those among them that share memory too.
+    """Loads a file into the tensors of a module, some of which may share memory.
 
     Args:
         model: A `torch.nn.Module`.
         filename: A file, or a model, as `load_file` takes it.
-        strict: Whether it is an error that a tensor is missing in the file, or in the module.
+        strict: Whether a tensor that the file or the module lacks is an error.
         device, backend, options: As in `load_file`.
 
     Returns:
-        The names that are missing in the file, and those that are in the file alone.
+        The names that only the module has, and those that only the file has.
 
     Raises:
-        RuntimeError: `strict`, and names are missing. The other tensors have been loaded then. Or a
-            shape differs.
+        RuntimeError: With `strict`, the names differ; the tensors in both have been loaded. Or the
+            shape of a tensor differs.
         Error: As `load_file`.
     """
     tensors = load_file(filename, device, backend=backend, **options)
