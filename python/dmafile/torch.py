@@ -40,9 +40,11 @@ from ._tensors import check_backend, safe_open
 
 # The names that begin with an underscore are those that programs take from safetensors.
 __all__ = [
+    "_TYPES",
     "TensorSpec",
     "_end_ptr",
     "_find_shared_tensors",
+    "_getdtype",
     "_is_complete",
     "_remove_duplicate_names",
     "deserialize",
@@ -64,10 +66,9 @@ __all__ = [
 _Tensor: TypeAlias = Any
 _View: TypeAlias = Callable[[memoryview | None, int, Placed], _Tensor]
 
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
-if not hasattr(torch, _DTYPES["F4"]):
-    # Older versions get the bytes.
-    _DTYPES["F4"] = "uint8"
+_TYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasattr(torch, dtype)}
+# Older versions get the bytes.
+_TYPES.setdefault("F4", torch.uint8)
 
 
 def load_file(
@@ -229,8 +230,13 @@ def _put(tensor: _Tensor, device: Any) -> _Tensor:
     return tensor.to(device)
 
 
+def _getdtype(dtype_str: str) -> Any:
+    """PyTorch's type for one of the format; a KeyError where this version has none."""
+    return _TYPES[dtype_str]
+
+
 def _dtype(name: str) -> Any:
-    dtype = getattr(torch, _DTYPES.get(name, ""), None)
+    dtype = _TYPES.get(name)
     if dtype is None:
         raise TypeError(f"this PyTorch has no dtype for {name} tensors")
     return dtype

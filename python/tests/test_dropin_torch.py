@@ -62,7 +62,7 @@ def same(left: Any, right: Any) -> bool:
     [
         "load", "load_file", "save", "save_file", "load_model", "save_model", "storage_ptr",
         "storage_size", "_find_shared_tensors", "_is_complete", "_end_ptr",
-        "_remove_duplicate_names",
+        "_remove_duplicate_names", "_getdtype",
     ],
 )  # fmt: skip
 def test_arguments_have_their_names_places_and_defaults(ours: Any, name: str) -> None:
@@ -74,6 +74,14 @@ def test_arguments_have_their_names_places_and_defaults(ours: Any, name: str) ->
     assert arguments(ours)[: len(there)] == there
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert all(kind != positional for _, _, kind in arguments(ours)[len(there) :])
+
+
+def test_types_are_those_of_there(ours: Any) -> None:
+    assert ours._TYPES.items() >= theirs._TYPES.items()
+    assert ours._getdtype("BF16") is torch.bfloat16
+    for module in (ours, theirs):
+        with pytest.raises(KeyError):
+            module._getdtype("word")
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
