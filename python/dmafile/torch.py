@@ -94,20 +94,20 @@ def load_file(
     if name is not None:
         held = HeldModel(name, {**options, "verify": verify}, private=True)
         return {
-            name: _put(_array(held.at(at, nbytes) if nbytes else None, dtype, shape), where)
+            name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape).to(where)
             for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
         }
     model = open_model(filename)
     patterns, rows = chosen(model, tensors)
-    filled = any(row[4] for row in rows)
-    if not filled:
-        check_empty(filename, options, verify)
-
-    def load() -> _dmafile.Buffer:
+    view = _viewer(rows)
+    # PyTorch gives the export back and keeps only the object: so it gets one that is an export.
+    whole: memoryview | None = None
+    if any(row[4] for row in rows):
         with callback(progress) as tell:
-            return model.load(patterns, {**options, "verify": verify}, tell)
-
-    loaded = _views(load if filled else None, rows)
+            whole = memoryview(model.load(patterns, {**options, "verify": verify}, tell))
+    else:
+        check_empty(filename, options, verify)
+    loaded = {row[0]: view(whole, 0, row) for row in rows}
     if where.type != "cpu":
         loaded = {name: tensor.to(where) for name, tensor in loaded.items()}
     return loaded
@@ -116,7 +116,6 @@ def load_file(
 def _views(load: Callable[[], _dmafile.Buffer] | None, rows: list[Placed]) -> dict[str, _Tensor]:
     """What is loaded, None where it would have no bytes, as tensors."""
     view = _viewer(rows)
-    # PyTorch gives the export back and keeps only the object: so it gets one that is an export.
     whole = None if load is None else memoryview(load())
     return {row[0]: view(whole, 0, row) for row in rows}
 
