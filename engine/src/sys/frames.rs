@@ -82,7 +82,7 @@ impl Frames {
     /// Calls `each` for all pages that the tracker knows pins of, by frame. ENOENT on kernels without it.
     pub(crate) fn tracked(&self, mut each: impl FnMut(Tracked)) -> Result<(), Errno> {
         let file = self.pins.as_ref().ok_or(Errno::NOENT)?;
-        let (mut words, mut flags) = (vec![0; CHUNK * 8], vec![0; CHUNK * 8]);
+        let (mut words, mut flags) = (vec![0_u8; CHUNK * 8], vec![0_u8; CHUNK * 8]);
         let mut at = 0;
         loop {
             let got = file.read_at(&mut words, at).map_err(errno)? & !7;
@@ -91,7 +91,9 @@ impl Frames {
             }
             let pinned: Vec<_> = numbers(&words[..got])
                 .enumerate()
-                .filter_map(|(page, word)| Some((page, word, exact_pins(word).filter(|pins| *pins > 0)?)))
+                .filter_map(|(page, word)| {
+                    Some((page, word, exact_pins(word).filter(|pins| *pins > 0)?))
+                })
                 .collect();
             if !pinned.is_empty() {
                 let flags = &mut flags[..got];
@@ -99,7 +101,9 @@ impl Frames {
                 for (page, word, pins) in pinned {
                     each(Tracked {
                         frame: at / 8 + page as u64,
-                        flags: numbers(&flags[page * 8..]).next().expect("a flag for each page"),
+                        flags: numbers(&flags[page * 8..])
+                            .next()
+                            .expect("a flag for each page"),
                         pins,
                         region: word >> REGION_SHIFT,
                     });

@@ -827,7 +827,12 @@ mod tests {
         let memfd = ("00:01".to_string(), 7);
         let mut folios = Vec::new();
         let mut see = |frame, flags, pins, file: Option<&FileId>| {
-            let page = Tracked { frame, flags, pins, region: 0 };
+            let page = Tracked {
+                frame,
+                flags,
+                pins,
+                region: 0,
+            };
             add(&mut folios, &page, file);
         };
         // One whose first page was not pinned yet, a small one, and two of several pages, side by side.
@@ -837,7 +842,10 @@ mod tests {
         for (frame, flags) in [(8, 0), (9, frames::TAIL), (10, 0), (11, frames::TAIL)] {
             see(frame, flags | frames::SWAPBACKED, 5, Some(&memfd));
         }
-        let found: Vec<_> = folios.iter().map(|one| (one.frame, one.pages, one.pins)).collect();
+        let found: Vec<_> = folios
+            .iter()
+            .map(|one| (one.frame, one.pages, one.pins))
+            .collect();
         assert_eq!(found, [(4, 1, 2), (8, 2, 5), (10, 2, 5)]);
         assert!(folios.iter().all(|one| one.exact));
         assert_eq!((&folios[0].file, &folios[2].file), (&None, &Some(memfd)));
