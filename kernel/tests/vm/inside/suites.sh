@@ -2,10 +2,10 @@
 #
 #     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
 #
-# SUITE is blktests, liburing, ltp, ext4 or xfs; the latter two are xfstests on these file systems. FOLDER is the
-# suite's source, built, and each TEST what its own program takes: block/003, test/iopoll.t, generic/091. Of LTP it is a
-# program with its arguments: "kernel/mem/ksm/ksm01 -u 32". Ends with 1 if one fails; the last lines, one a test, are
-# for comparing kernels with diff(1).
+# SUITE is blktests, liburing, ltp, mm, ext4 or xfs; mm is Linux's tools/testing/selftests/mm, and the latter two are
+# xfstests on these file systems. FOLDER is the suite's source, built, and each TEST what its own program takes:
+# block/003, test/iopoll.t, "gup_test -a", generic/091; of LTP a program with its arguments: "kernel/mem/ksm/ksm01 -u 32".
+# Ends with 1 if one fails; the last lines, one a test, are for comparing kernels with diff(1).
 suite=$1 folder=$2
 shift 2
 # The machine's tree can't be written to.
@@ -60,14 +60,19 @@ ltp)
 		echo "$test $status" >>$out/summary
 	done
 	;;
-liburing)
-	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch || exit
+liburing | mm)
+	case $suite in
+	liburing) mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch ;;
+	# With as many huge pages as its run_vmtests.sh has; large folios are XFS's.
+	mm) mkfs.xfs -q -f "$RAW2" && mount "$RAW2" $out/scratch && echo 128 >/proc/sys/vm/nr_hugepages ;;
+	esac || exit
 	for test; do
 		echo "$test"
-		timeout 300 "$folder/$test" 2>&1
+		# With its words.
+		timeout 2400 "$folder"/$test 2>&1
 		case $? in
 		0) status=passed ;;
-		77) status='not run' ;;
+		4 | 77) status='not run' ;;
 		*) status=failed ;;
 		esac
 		echo "$test $status" >>$out/summary
