@@ -86,7 +86,8 @@ test: ## lint, then run every test; says how far it is
 
 consumers-test: need-rust need-test-tools extension .venv/consumers ## other people's programs use what is loaded: llama.cpp, OpenVINO, Vulkan (250 MB, once)
 	@echo "consumers-test: on this machine, and two virtual ones (5 minutes)"
-	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py $(ARGS)
+	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
+		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
