@@ -310,7 +310,7 @@ need-rust-tools: need-rust
 # Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
+	@for wanted in build-essential:c++ fuse3:fusermount3 fuse2fs:fuse2fs squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
 		systemd:systemd-socket-activate qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
 		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs dmsetup:/sbin/dmsetup; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,22 +50,38 @@ def prepare(dmafile: str) -> None:
     (UNITS / "dmafile-hold@.service").write_text(unit)
 
 
-def boot() -> "subprocess.Popen[bytes]":
+class Systemd:
     """systemd, as the first process of a PID namespace."""
-    words = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-    says = {"container": "test", "SYSTEMD_UNIT_PATH": str(UNITS), "SYSTEMD_LOG_TARGET": "null"}
-    systemd = subprocess.Popen(
-        (*words, "/lib/systemd/systemd", "--system", "--unit=multi-user.target"),
-        env={**os.environ, **says},
-        stdin=subprocess.DEVNULL,
-    )
-    running = ("systemctl", "is-system-running", "--wait")
-    settles(
-        lambda: subprocess.run(running, capture_output=True, text=True).stdout.strip(),
-        lambda said: said in ("running", "degraded"),
-        "systemd does not start",
-    )
-    return systemd
+
+    def __init__(self) -> None:
+        words = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        says = {"container": "test", "SYSTEMD_UNIT_PATH": str(UNITS), "SYSTEMD_LOG_TARGET": "null"}
+        self.process = subprocess.Popen(
+            (*words, "/lib/systemd/systemd", "--system", "--unit=multi-user.target"),
+            env={**os.environ, **says},
+            stdin=subprocess.DEVNULL,
+        )
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        settles(children.read_text, lambda found: found.strip() != "", "no child")
+        # It answers processes of its own namespace only.
+        self.enter = ("nsenter", f"--target={children.read_text().strip()}", "--pid", "--mount")
+        command = (*self.enter, "systemctl", "is-active", "multi-user.target")
+        settles(
+            lambda: subprocess.run(command, capture_output=True, text=True),
+            lambda done: done.stdout == "active\n",
+            "systemd does not start",
+        )
+
+    def ctl(self, *words: str) -> str:
+        return call(*self.enter, "systemctl", *words)
+
+    def stored(self) -> int:
+        """How many descriptors it keeps for the service."""
+        return int(self.ctl("show", "--value", "--property=NFileDescriptorStore", SERVICE))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def holder() -> int:
@@ -81,11 +98,6 @@ def read(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-def stored() -> int:
-    """How many descriptors systemd keeps for it."""
-    return int(call("systemctl", "show", "--value", "--property=NFileDescriptorStore", SERVICE))
-
-
 def take(*command: str) -> list[str]:
     return [str(PROGRAMS / "dmafile"), "take", NAME, "--quiet", "--", *command]
 
@@ -94,14 +106,15 @@ def digest(path: Path) -> str:
     return call("sha256sum", str(path)).split()[0]
 
 
-def serves(file: File, want: str, before: int, reads: bool) -> int:
+def serves(systemd: Systemd, file: File, before: int, reads: bool) -> int:
     """Another process than before serves the file, and has read it or not."""
     settles(holder, lambda pid: pid not in (0, before), "no other holder")
     pid = holder()
-    assert call(*take("sha256sum", "{}")).split()[0] == want, pid
+    # Before anything reads the file by itself.
     got = read(pid)
+    assert call(*take("sha256sum", "{}")).split()[0] == digest(file.path), pid
     assert (got >= len(file.data)) if reads else got == 0, f"{got} bytes were read from the disk"
-    assert stored() == 1
+    assert systemd.stored() == 1
     return pid
 
 
@@ -112,10 +125,10 @@ def main(dmafile: str, _: str, folder: str) -> None:
     configuration = Path("/etc/dmafile")
     configuration.mkdir()
     (configuration / f"{NAME}.conf").write_text(f"MODEL={file.path}\nOPTIONS=--verify sha256\n")
-    systemd = boot()
+    systemd = Systemd()
     file.evict()
-    call("systemctl", "start", SERVICE)
-    first = serves(file, want, 0, reads=True)
+    systemd.ctl("start", SERVICE)
+    first = serves(systemd, file, 0, reads=True)
     waiting = subprocess.Popen(
         take("sh", "-c", "echo; read go; sha256sum <$DMAFILE_PATH"),
         stdin=subprocess.PIPE,
@@ -124,21 +137,21 @@ def main(dmafile: str, _: str, folder: str) -> None:
     )
     assert waiting.stdout is not None and waiting.stdout.readline() == "\n"
     file.evict()
-    call("systemctl", "restart", SERVICE)
-    second = serves(file, want, first, reads=False)
+    systemd.ctl("restart", SERVICE)
+    second = serves(systemd, file, first, reads=False)
+    file.evict()
     # systemd starts it again by itself (Restart=on-failure).
-    os.kill(second, 9)
-    third = serves(file, want, second, reads=False)
-    assert waiting.communicate("go\n", timeout=PATIENCE)[0].split()[0] == want
+    os.kill(second, signal.SIGKILL)
+    third = serves(systemd, file, second, reads=False)
     # Another file is loaded.
     other = File.of(file.path, 5 * MIB + 13)
     other.evict()
-    call("systemctl", "restart", SERVICE)
-    serves(other, digest(other.path), third, reads=True)
-    call("systemctl", "stop", SERVICE)
-    assert (holder(), stored()) == (0, 0)
-    systemd.kill()
-    systemd.wait()
+    systemd.ctl("restart", SERVICE)
+    serves(systemd, other, third, reads=True)
+    assert waiting.communicate("go\n", timeout=PATIENCE)[0].split()[0] == want
+    systemd.ctl("stop", SERVICE)
+    assert (holder(), systemd.stored()) == (0, 0)
+    systemd.end()
     print("4 starts checked")
 
 
