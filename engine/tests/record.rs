@@ -91,9 +91,8 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
     // One that begins at a block, and one that does not.
     let several = |middle: usize| {
         let (one, other) = bytes.split_at(middle);
-        let part = |bytes: &[u8]| {
-            OriginPart::fd(memory(bytes, SealFlags::empty()), 0, bytes.len() as u64)
-        };
+        let part =
+            |bytes: &[u8]| OriginPart::fd(memory(bytes, SealFlags::empty()), 0, bytes.len() as u64);
         RecordBuffer::open(&Origin::Parts(vec![part(one), part(other)])).unwrap()
     };
     for method in [Method::Auto, Method::Uring, Method::Threads, Method::Bounce] {

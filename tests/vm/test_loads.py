@@ -62,7 +62,8 @@ def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -
 
 @pytest.mark.usefixtures("ready")
 def test_a_service_keeps_its_memory_over_restarts(programs: Programs) -> None:
-    passed(programs.run("services", "/mnt", options=("--kernel=6.12", "--fs=ext4")), "starts checked")
+    options = ("--kernel=6.12", "--fs=ext4")
+    passed(programs.run("services", "/mnt", options=options), "starts checked")
 
 
 @pytest.mark.usefixtures("ready")
