@@ -50,7 +50,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -112,8 +112,14 @@ loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready #
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
+		python/tests/test_dropin_torch.py \
 		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_docs.py $(ARGS)
 	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
+
+dropin-test: need-rust .venv/dev $(LOADERS)/torch/ready ## run the test suite of safetensors with its imports changed (2 minutes; 0.3 MB to download, once)
+	@echo "dropin-test: dmafile instead of safetensors, with PyTorch in $(LOADERS), without CUDA"
+	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
+	$(LOADERS)/torch/bin/python $(LOADER_TESTS)/dropin.py $(LOADERS) --quiet $(ARGS)
 
 loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)
 	python3 $(LOADER_TESTS)/contract.py $(ARGS)

@@ -282,7 +282,7 @@ class HeldModel:
     def format(self) -> str:
         return self._model.format
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any] | None:
         return self._model.metadata()
 
     def names(self) -> list[str]:

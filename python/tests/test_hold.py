@@ -309,6 +309,10 @@ def test_numpy_sees_the_held_memory(model: Path, arrays: Arrays, named: str) -> 
             assert opened.format == "safetensors" and opened.metadata() == {"format": "np"}
             assert np.array_equal(opened.get_tensor("large"), arrays["large"])
             assert np.array_equal(opened.get_slice("large")[7:90:3], arrays["large"][7:90:3])
+        with dmafile.safe_open(f"held:{named}", "np") as opened:
+            together = opened.get_tensors()
+            assert together.keys() == arrays.keys()
+            assert all(np.array_equal(together[name], array) for name, array in arrays.items())
         assert dmafile.holds(at=holder.at)[0]["takers"] > 0
     # The holder is gone, the memory is not.
     assert np.array_equal(tensors["large"], arrays["large"])

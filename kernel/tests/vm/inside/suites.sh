@@ -2,9 +2,10 @@
 #
 #     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
 #
-# SUITE is blktests, liburing, ext4 or xfs; the latter two are xfstests on these file systems. FOLDER is the suite's
-# source, built, and each TEST what its own program takes: block/003, test/iopoll.t, generic/091. Ends with 1 if one
-# fails; the last lines, one a test, are for comparing kernels with diff(1).
+# SUITE is blktests, liburing, ltp, ext4 or xfs; the latter two are xfstests on these file systems. FOLDER is the
+# suite's source, built, and each TEST what its own program takes: block/003, test/iopoll.t, generic/091. Of LTP it is a
+# program with its arguments: "kernel/mem/ksm/ksm01 -u 32". Ends with 1 if one fails; the last lines, one a test, are
+# for comparing kernels with diff(1).
 suite=$1 folder=$2
 shift 2
 # The machine's tree can't be written to.
@@ -38,6 +39,26 @@ ext4 | xfs)
 		! grep -qw "^Not run:.*$test" $out/results/check.log || status='not run'
 		echo "$test $status"
 	done >$out/summary
+	;;
+ltp)
+	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch || exit
+	# It wants all may write there.
+	chmod 1777 $out/scratch
+	export TMPDIR=$out/scratch LTP_TIMEOUT_MUL=5 LTP_COLORIZE_OUTPUT=n
+	for test; do
+		echo "$test"
+		cd "$folder/testcases/$(dirname "${test%% *}")" || exit
+		# The arguments are words of their own.
+		PATH=$PWD:$PATH timeout 400 "$folder"/testcases/$test 2>&1
+		# Its bits: 1 failed, 2 broken, 4 warned, 32 does not run here.
+		case $? in
+		0) status=passed ;;
+		4) status=warned ;;
+		32) status='not run' ;;
+		*) status=failed ;;
+		esac
+		echo "$test $status" >>$out/summary
+	done
 	;;
 liburing)
 	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch || exit
