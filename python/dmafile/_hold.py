@@ -253,7 +253,7 @@ def _group(group: int | str | None) -> int | None:
 
 
 def held_name(path: ModelPath) -> str | None:
-    """The name in `held:NAME`, which stands for what is held under it."""
+    """What follows `held:`: the name of a hold, and `@SOCKET` where its socket is elsewhere."""
     if not isinstance(path, str | bytes | os.PathLike):
         return None
     text = os.fsdecode(path)
@@ -268,7 +268,9 @@ class HeldModel:
         if given:
             text = f"{given[0]}: it is no option for {PREFIX}{name}, which is loaded already"
             raise make("usage", None, text, None, "")
-        files = take(name).files
+        # A name has no @, a path may.
+        held, elsewhere, at = name.partition("@")
+        files = take(held, at=at if elsewhere else None).files
         named = [(file.name, file.buffer) for file in files]
         self._model = _dmafile.Model.of_buffers(PREFIX + name, named)
         self._starts = [start for _, start, _ in self._model.shards()]

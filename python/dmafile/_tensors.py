@@ -339,8 +339,8 @@ def open_tensors(
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
             GGUF, or a folder with one of these; or a list of files, all of one model. Tensors of
-            `held:NAME` are views of the memory that another process holds under that name, as those
-            of `load_file`.
+            `held:NAME` and `held:NAME@SOCKET` are views of the memory that another process holds
+            under that name, as those of `load_file`.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
             `block`, `queue_depth`, `memory_check`.

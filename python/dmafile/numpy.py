@@ -107,8 +107,9 @@ def load_file(
     Args:
         filename: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
             split GGUF, or a folder with one of these; or a list of files, all of one model.
-            `held:NAME` is the model that another process holds under that name: read-only views of
-            its memory, which stays as long as an array does.
+            `held:NAME` is the model that another process holds under that name, `held:NAME@SOCKET`
+            at the socket of that path: read-only views of its memory, which stays as long as an
+            array does.
         backend: `mmap` or `pread`, as in safetensors. Accepted, and without effect.
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
             says of each name whether it is wanted. Only what is chosen is read and takes memory;

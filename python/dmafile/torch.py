@@ -84,8 +84,8 @@ def load_file(
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
 
-    Tensors of `held:NAME` are views of the held memory that can be written to: what is written
-    stays in this process, in pages of its own. Memory that others can change
+    Tensors of `held:NAME` and `held:NAME@SOCKET` are views of the held memory that can be written
+    to: what is written stays in this process, in pages of its own. Memory that others can change
     (`hold(writable=True)`, dma-bufs) is refused (EPERM).
     """
     check_backend(backend)
