@@ -435,15 +435,11 @@ static long pinner_ioctl(struct file *file, unsigned int cmd, unsigned long argu
 static int pinner_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct pinner *pinner = file->private_data;
-	int err = -ENOMEM;
 
-	mutex_lock(&pinner->lock);
+	/* It was freed, wrongly. */
 	if (!pinner->page)
-		pinner->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
-	if (pinner->page)
-		err = vm_insert_page(vma, vma->vm_start, pinner->page);
-	mutex_unlock(&pinner->lock);
-	return err;
+		return -ENXIO;
+	return vm_insert_page(vma, vma->vm_start, pinner->page);
 }
 
 static int pinner_open(struct inode *inode, struct file *file)
@@ -452,6 +448,12 @@ static int pinner_open(struct inode *inode, struct file *file)
 
 	if (!pinner)
 		return -ENOMEM;
+	/* Here, as mmap() holds the mmap_lock, which is taken inside of ours. */
+	pinner->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
+	if (!pinner->page) {
+		kfree(pinner);
+		return -ENOMEM;
+	}
 	mutex_init(&pinner->lock);
 	xa_init_flags(&pinner->handles, XA_FLAGS_ALLOC);
 	file->private_data = pinner;
