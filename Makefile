@@ -111,7 +111,8 @@ loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready #
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
-		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_docs.py $(ARGS)
+		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_ranks.py \
+		$(LOADER_TESTS)/test_docs.py $(ARGS)
 	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
 
 loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)

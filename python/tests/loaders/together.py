@@ -5,6 +5,7 @@ and how many of them have failed.
 `late`, by its number; `killed` is one that is killed when half of the bytes are there.
 """
 
+import ctypes
 import gc
 import hashlib
 import json
@@ -19,9 +20,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+# Before the user is another one, who may not read it.
+import dmafile._ranks
 import dmafile.torch
 import torch
 import torch.distributed as dist
+
+PR_SET_DUMPABLE = 4
 
 
 def read_bytes() -> int:
@@ -82,6 +87,8 @@ def rank(number: int, wanted: dict[str, Any]) -> None:
     dist.barrier()
     if user := wanted["users"].get(me):
         os.setuid(user)
+        # Else its own files in /proc are root's.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
     mark, killed = Path(wanted["mark"]), wanted["killed"]
     if number == killed:
         threading.Thread(target=die_at, args=(mark,), daemon=True).start()
