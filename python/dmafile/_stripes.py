@@ -48,7 +48,7 @@ class _Piece(NamedTuple):
 
 def _pieces(sizes: Sequence[int], sources: Sequence[int], nodes: int) -> list[_Piece]:
     """Stripes by bytes and not by files, cut where a file ends."""
-    fair = sum(sizes) // (16 * nodes) // _GRAIN * _GRAIN
+    fair = sum(sizes) // (64 * nodes) // _GRAIN * _GRAIN
     stripe = min(max(fair, _GRAIN), _STRIPE)
     pieces, at = [], 0
     for file, size in enumerate(sizes):
