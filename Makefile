@@ -107,7 +107,7 @@ vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on
 	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
-loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (15 minutes; 1.3 GB to download, once)
+loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (20 minutes; 1.3 GB to download, once)
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
