@@ -50,7 +50,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -86,7 +86,8 @@ test: ## lint, then run every test; says how far it is
 
 consumers-test: need-rust need-test-tools extension .venv/consumers ## other people's programs use what is loaded: llama.cpp, OpenVINO, Vulkan (250 MB, once)
 	@echo "consumers-test: on this machine, and two virtual ones (5 minutes)"
-	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py $(ARGS)
+	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
+		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
@@ -111,9 +112,15 @@ loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready #
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
 	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
+		python/tests/test_dropin_torch.py \
 		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_ranks.py \
 		$(LOADER_TESTS)/test_docs.py $(ARGS)
 	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
+
+dropin-test: need-rust .venv/dev $(LOADERS)/torch/ready ## run the test suite of safetensors with its imports changed (2 minutes; 0.3 MB to download, once)
+	@echo "dropin-test: dmafile instead of safetensors, with PyTorch in $(LOADERS), without CUDA"
+	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
+	$(LOADERS)/torch/bin/python $(LOADER_TESTS)/dropin.py $(LOADERS) --quiet $(ARGS)
 
 loaders-contract: ## say what has moved in the newest vllm, sglang, transformers and torch of what is relied on (1 GB to download)
 	python3 $(LOADER_TESTS)/contract.py $(ARGS)
@@ -310,7 +317,7 @@ need-rust-tools: need-rust
 # Rust tests skip what they lack a tool for, except under CI=true, where nothing may go untested unnoticed.
 need-test-tools:
 	@scripts/need util-linux-extra command -v fincore
-	@for wanted in build-essential:c++ fuse3:fusermount3 squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
+	@for wanted in build-essential:c++ fuse3:fusermount3 fuse2fs:fuse2fs squashfs-tools:mksquashfs pkg-config:pkg-config valgrind:valgrind \
 		systemd:systemd-socket-activate qemu-system-x86:qemu-system-x86_64 kmod:/sbin/modprobe busybox-static:busybox file:file \
 		xfsprogs:/sbin/mkfs.xfs btrfs-progs:/sbin/mkfs.btrfs f2fs-tools:/sbin/mkfs.f2fs dmsetup:/sbin/dmsetup; do \
 		scripts/need $${wanted%:*} command -v $${wanted#*:} || [ "$$CI" != true ] || exit 1; \

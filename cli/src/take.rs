@@ -2,11 +2,13 @@
 
 use crate::args::TakeArgs;
 use crate::command::{self, Named, Shape, Variables, become_command, wants_path};
+use crate::load::interrupted;
 use crate::output::{Text, write_wanted_json};
+use crate::signals::interruptible;
 use crate::snapshot::inherited;
 use crate::text::columns;
 use crate::{Failure, Launcher};
-use dmafile::{Held, HeldFile, one_line};
+use dmafile::{CancelToken, Held, HeldFile, one_line};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -21,7 +23,9 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
             "--json needs a PATH with COMMAND, whose stdout it would mix with: --json=PATH",
         ));
     }
-    let mut take = Held::take(&args.name);
+    let token = CancelToken::new();
+    interruptible(&token)?;
+    let mut take = Held::take(&args.name).cancel(token.clone());
     if let Some(at) = &args.at {
         take = take.at(at);
     }
@@ -36,6 +40,9 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     };
     notes.print(&remarks(&held))?;
     write_wanted_json(&args.json, &object(&held))?;
+    if hand_over && token.is_set() {
+        return Err(interrupted());
+    }
     if hand_over {
         return Err(exec(args, held, launcher)?);
     }

@@ -4,10 +4,12 @@ mod common;
 #[path = "../../engine/tests/common/models.rs"]
 mod models;
 
-use common::{Dir, MIB, NOBODY, Running, end, is_root, own_user, run_as, sha256};
+use common::{Dir, MIB, NOBODY, Running, caught, end, is_root, own_user, run_as, sha256};
 use common::{reads_directly, skip, start};
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
 use serde_json::Value;
 use std::fs::{self, File, Permissions};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
@@ -323,6 +325,51 @@ fn a_taker_waits_for_its_holder() {
         "{line}"
     );
     drop(holder);
+}
+
+/// The socket of a holder that is asked, and never answers.
+struct Silent(OwnedFd);
+
+impl Silent {
+    fn listen(dir: &Dir) -> Self {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let at = SocketAddrUnix::new(dir.path(SOCKET)).unwrap();
+        rustix::net::bind(&socket, &at).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        Self(socket)
+    }
+
+    /// Waits for a request, and keeps the connection.
+    fn asked(&self) -> OwnedFd {
+        let peer = rustix::net::accept(&self.0).unwrap();
+        let (got, _) = rustix::net::recv(&peer, &mut [0; 4096], RecvFlags::empty()).unwrap();
+        assert!(got > 0);
+        peer
+    }
+}
+
+#[test]
+fn a_signal_ends_a_take() {
+    let dir = new_dir();
+    let take = |command: &str| {
+        start(&mut dir.dmafile(&format!("take file --at {SOCKET} --wait 1h {command}")))
+    };
+    let ends = |running: Running, signal| {
+        running.signal(signal);
+        let ended = running.end();
+        assert!(ended.line(130).ends_with("(ECANCELED)"), "{ended:?}");
+    };
+    // Nothing is held there. SIGTERM is the last that it prepares for.
+    let mut running = take("-- echo ran");
+    running.until(|running| caught(running.pid(), libc::SIGTERM));
+    ends(running, libc::SIGINT);
+    // The holder doesn't answer, for longer than a test may take.
+    let holder = Silent::listen(&dir);
+    for (signal, command) in [(libc::SIGINT, "-- echo ran"), (libc::SIGTERM, "")] {
+        let running = take(command);
+        let _peer = holder.asked();
+        ends(running, signal);
+    }
 }
 
 #[test]

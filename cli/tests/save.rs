@@ -5,8 +5,8 @@ mod common;
 
 use common::sandbox::{Call, any, no_nameless, open_direct, refuse, refuse_on};
 use common::{
-    Dir, KIB, MIB, NOBODY, content, done, end, is_root, limit, memfd, own_mounts, run_as, sha256,
-    skip, start,
+    Dir, KIB, MIB, NOBODY, Running, content, done, end, is_root, limit, memfd, own_mounts, run_as,
+    sha256, skip, start,
 };
 use std::fs::{self, File, Permissions};
 use std::io::Write;
@@ -538,4 +538,73 @@ fn several_at_once_do_not_meet() {
         assert!(bytes == content(0, bytes.len()));
         assert_eq!(dir.names(), ["to"]);
     }
+}
+
+/// ext4 as a FUSE file system at `m`, by a program that ends when it is unmounted.
+fn fuse(dir: &Dir) -> Option<Running> {
+    if !is_root() {
+        skip("only root mounts");
+        return None;
+    }
+    if Command::new("fuse2fs").arg("-V").output().is_err() {
+        skip("fuse2fs is missing (Debian: fuse2fs)");
+        return None;
+    }
+    own_mounts().unwrap();
+    File::create(dir.path("image"))
+        .unwrap()
+        .set_len(64 * MIB)
+        .unwrap();
+    end(Command::new("mkfs.ext4")
+        .args(["-q", "-F"])
+        .arg(dir.path("image")))
+    .ok();
+    let place = dir.path("m");
+    fs::create_dir(&place).unwrap();
+    let device = || fs::metadata(&place).unwrap().dev();
+    let before = device();
+    let mut command = Command::new("fuse2fs");
+    let mut running = start(command.arg("-f").arg(dir.path("image")).arg(&place));
+    running.until(|_| device() != before);
+    assert_ne!(device(), before, "{:?}", running.written());
+    Some(running)
+}
+
+#[test]
+fn a_fuse_file_system_takes_every_source_whole() {
+    let dir = Dir::new();
+    let Some(mounted) = fuse(&dir) else { return };
+    let memory = memory(5 * MIB);
+    for size in [0, 1, 4095, 4097, MIB, 5 * MIB - 77] {
+        let source = dir.file("source", size);
+        let digest = sha256(&source, 0, size);
+        for args in ["", "--io direct", "--io buffered", "--method threads"] {
+            let part = format!("--from fd:{} --length {size}", memory.as_raw_fd());
+            for from in [&part[..], "--from source", "--from -"] {
+                // A part of a file that is read first is no method's alone.
+                if from != part && args == "--method threads" {
+                    continue;
+                }
+                let what = format!("{from} {args} {size}");
+                let mut command = dir.dmafile(&format!("save {from} m/to --quiet {args}"));
+                let mut cat = Command::new("cat");
+                let mut cat = cat.arg(&source).stdout(Stdio::piped()).spawn().unwrap();
+                command.stdin(cat.stdout.take().unwrap());
+                let ended = end(&mut command).ok();
+                assert_eq!(ended.stderr, "", "{what}");
+                // The pipe is nobody's any more.
+                drop(command);
+                cat.wait().unwrap();
+                let to = dir.path("m/to");
+                assert_eq!(fs::metadata(&to).unwrap().len(), size, "{what}");
+                assert_eq!(sha256(&to, 0, size), digest, "{what}");
+                let names = fs::read_dir(dir.path("m")).unwrap();
+                let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+                names.sort();
+                assert_eq!(names, ["lost+found", "to"], "{what}");
+            }
+        }
+    }
+    end(Command::new("umount").arg(dir.path("m"))).ok();
+    mounted.end().ok();
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, KIB, METHODS, MIB, Running, end, end_with_stdout, sha256, start};
+use common::{Dir, KIB, METHODS, MIB, Running, caught, end, end_with_stdout, sha256, start};
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
@@ -161,14 +161,6 @@ fn stopped_continued_and_signalled_all_the_time_it_loads_the_same_bytes() {
         assert_eq!(report["verify"]["digest"], digest, "{method}");
         assert!(storms > 0, "{method}");
     }
-}
-
-/// Whether a process catches a signal.
-fn caught(pid: i32, signal: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.unwrap_or(0) >> (signal - 1) & 1 == 1
 }
 
 /// Starts a load whose trace goes to a FIFO that nobody reads, and comes back when the bytes are

@@ -86,6 +86,13 @@ impl Error {
         error
     }
 
+    /// As [`Error::cancelled`], of a take.
+    pub(crate) fn take_cancelled(place: impl Into<String>) -> Self {
+        let mut error = Self::cancelled(place);
+        error.0.what = "take".into();
+        error
+    }
+
     /// The same of a file that was to be saved, where it was refused as one to load.
     pub(crate) fn of_save(mut self) -> Self {
         if self.0.what.to_string() == "cannot load" {

@@ -5,8 +5,8 @@ mod common;
 
 use common::{bytes_digest, dir, noise};
 use dmafile::{
-    Capture, ErrorKind, Io, Method, Note, Origin, RecordBuffer, Recorder, Recording, Ticket,
-    WhenFull,
+    Capture, ErrorKind, Io, Method, Note, Origin, OriginPart, RecordBuffer, Recorder, Recording,
+    Ticket, WhenFull,
 };
 use rustix::fs::SealFlags;
 use rustix::process::{Resource, Rlimit};
@@ -70,7 +70,8 @@ fn errno(error: &dmafile::Error) -> Option<i32> {
 fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
     let dir = dir();
     let reader = reader(dir.path());
-    let bytes = noise(3 * MIB + 7, 1);
+    // Above 4 MiB a record takes several writes.
+    let bytes = noise(5 * MIB + 7, 1);
     let parts = [
         (0, 0),
         (0, 1),
@@ -80,13 +81,20 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
         (512, 70_000),
         (1, 8191),
         (4096, 2 * MIB),
-        (0, 3 * MIB + 7),
-        (77, 3 * MIB - 70),
+        (0, 5 * MIB + 7),
+        (77, 5 * MIB - 70),
     ];
     let file = dir.path().join("source");
     fs::write(&file, &bytes).unwrap();
     let sealed = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     let open = |fd| RecordBuffer::open(&Origin::fd(fd, 0)).unwrap();
+    // One that begins at a block, and one that does not.
+    let several = |middle: usize| {
+        let (one, other) = bytes.split_at(middle);
+        let part =
+            |bytes: &[u8]| OriginPart::fd(memory(bytes, SealFlags::empty()), 0, bytes.len() as u64);
+        RecordBuffer::open(&Origin::Parts(vec![part(one), part(other)])).unwrap()
+    };
     for method in [Method::Auto, Method::Uring, Method::Threads, Method::Bounce] {
         for io in [Io::Auto, Io::Buffered] {
             let buffers = [
@@ -94,6 +102,8 @@ fn records_of_all_memory_in_all_ways_are_read_by_another_reader() {
                 open(memory(&bytes, sealed)),
                 lent(&bytes),
                 RecordBuffer::open(&Origin::File(file.clone())).unwrap(),
+                several(MIB),
+                several(MIB + 5),
             ];
             let path = dir.path().join(format!("{method}-{io}.rec"));
             let recorder = Capture::new(&path).method(method).io(io).start().unwrap();

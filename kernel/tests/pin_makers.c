@@ -28,15 +28,27 @@
 
 static const char *file, *mapper, *device;
 
-/* The line of a process for a range of its memory is there, or not. */
+/* A line has when its region was made: since the counts were noted. */
+static void made_since(const char *line)
+{
+	__u64 since;
+
+	must(sscanf(line, "%*s w %*u %*u %llu ", &since) == 1, "no time in %s", line);
+	must(since >= noted_at && since <= boot_time(), "made at %llu, not since %llu: %s", since,
+	     noted_at, line);
+}
+
+/* The line of a process for a range of its memory is there. */
 static void shown(pid_t pid, const __u8 *from, unsigned int pages, size_t bytes, const char *site)
 {
-	char path[64], want[128];
+	char path[64], want[128], *line;
 
 	snprintf(path, sizeof(path), "/proc/%d/pins", pid);
 	snprintf(want, sizeof(want), "%lx-%lx w %u %zu ", (uintptr_t)from,
 		 (uintptr_t)from + pages * PAGE, pages, bytes);
-	must(LINE(path, want, site), "no line with %s and %s: %s", want, site, text_of(path));
+	line = LINE(path, want, site);
+	must(line, "no line with %s and %s: %s", want, site, text_of(path));
+	made_since(line);
 }
 
 /* What a process pins for a long time ends when it is ended, but perhaps a moment later. */
@@ -203,10 +215,19 @@ static void ring_killed(void)
 	as_before();
 }
 
+#define SHMEM_HUGE	"/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
 static void udmabufs(void)
 {
-	static const struct { const char *name; unsigned int flags; size_t folio; } kinds[] = {
-		{ "small", 0, PAGE }, { "hugetlb", MFD_HUGETLB, HUGE },
+	static const struct {
+		const char *name;
+		unsigned int flags;
+		size_t folio;
+		const char *huge;
+	} kinds[] = {
+		{ "small", 0, PAGE, "never" },
+		{ "hugetlb", MFD_HUGETLB, HUGE, "never" },
+		{ "shmem_huge", 0, HUGE, "always" },
 	};
 	int node = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
 	unsigned int i;
@@ -215,12 +236,15 @@ static void udmabufs(void)
 	note_counts();
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
 		struct udmabuf_create create = { .size = 2 * HUGE };
-		char want[64], name[32];
+		char want[64], name[32], *line;
 		struct sums sums;
 		int memfd, fd;
 		__u8 *map;
 
+		must(write_to(SHMEM_HUGE, kinds[i].huge), SHMEM_HUGE ": %s", strerror(errno));
 		map = memfd_pages(kinds[i].name, kinds[i].flags, 2 * HUGE, &memfd);
+		must(kinds[i].flags || is_huge(map) == (kinds[i].folio == HUGE),
+		     "pages of %s have the flags %llx", kinds[i].name, flags_of(pfn_at(map)));
 		must(!fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), "seal: %s", strerror(errno));
 		create.memfd = memfd;
 		fd = call(node, UDMABUF_CREATE, &create);
@@ -228,8 +252,9 @@ static void udmabufs(void)
 		snprintf(want, sizeof(want), "@0-%lx w %zu %lu ", 2 * HUGE,
 			 2 * HUGE / kinds[i].folio, 2 * HUGE);
 		snprintf(name, sizeof(name), "memfd:%s", kinds[i].name);
-		must(LINE("/proc/self/pins", want, name, " udmabuf_"), "no line with %s and %s: %s",
-		     want, name, text_of("/proc/self/pins"));
+		line = LINE("/proc/self/pins", want, name, " udmabuf_");
+		must(line, "no line with %s and %s: %s", want, name, text_of("/proc/self/pins"));
+		made_since(line);
 		munmap(map, 2 * HUGE);
 		close(memfd);
 		sums = sums_of(getpid());
@@ -237,8 +262,81 @@ static void udmabufs(void)
 		close(fd);
 		none_shown(getpid());
 	}
+	must(write_to(SHMEM_HUGE, "never"), SHMEM_HUGE ": %s", strerror(errno));
 	close(node);
 	as_before();
+}
+
+/* Between a child and its parent. */
+static int ends_of_socket[2];
+
+union one_fd {
+	struct cmsghdr header;
+	char room[CMSG_SPACE(sizeof(int))];
+};
+
+static struct msghdr message_with(struct iovec *byte, union one_fd *fd)
+{
+	return (struct msghdr) {
+		.msg_iov = byte,
+		.msg_iovlen = 1,
+		.msg_control = fd->room,
+		.msg_controllen = sizeof(fd->room),
+	};
+}
+
+static void send_udmabuf(void)
+{
+	struct udmabuf_create create = { .size = 4 * PAGE };
+	int node = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), memfd, fd;
+	struct iovec byte = { "", 1 };
+	union one_fd passed = { .header = { CMSG_LEN(sizeof(fd)), SOL_SOCKET, SCM_RIGHTS } };
+	struct msghdr message = message_with(&byte, &passed);
+
+	must(node >= 0, "/dev/udmabuf: %s", strerror(errno));
+	memfd_pages("passed", 0, 4 * PAGE, &memfd);
+	must(!fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), "seal: %s", strerror(errno));
+	create.memfd = memfd;
+	fd = call(node, UDMABUF_CREATE, &create);
+	must(fd >= 0, "UDMABUF_CREATE: %s", why(fd));
+	memcpy(CMSG_DATA(&passed.header), &fd, sizeof(fd));
+	must(sendmsg(ends_of_socket[0], &message, 0) == 1, "sendmsg: %s", strerror(errno));
+}
+
+/* A descriptor that is on its way through a socket, or has arrived, keeps what its maker pinned. */
+static void udmabuf_passed(void)
+{
+	char byte;
+	struct iovec room = { &byte, 1 };
+	union one_fd passed;
+	struct msghdr message = message_with(&room, &passed);
+	unsigned int turn;
+	pid_t child;
+	char *line;
+	int fd;
+
+	note_counts();
+	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends_of_socket), "socketpair: %s",
+	     strerror(errno));
+	child = child_with(send_udmabuf);
+	must(sums_of(child).pins == 4 && sums_of(child).bytes == 4 * PAGE, "%lld pins",
+	     sums_of(child).pins);
+	killed(child);
+	for (turn = 0; turn < 2; turn++) {
+		line = LINE(BOOKS "regions", " gone 0 pin_makers @0-4000 w 4 16384 ",
+			    " udmabuf_", "memfd:passed");
+		must(line, "turn %u: %s", turn, text_of(BOOKS "regions"));
+		made_since(strchr(line, '@'));
+		if (!turn)
+			must(recvmsg(ends_of_socket[1], &message, MSG_CMSG_CLOEXEC) == 1,
+			     "recvmsg: %s", strerror(errno));
+	}
+	memcpy(&fd, CMSG_DATA(&passed.header), sizeof(fd));
+	close(fd);
+	close(ends_of_socket[0]);
+	close(ends_of_socket[1]);
+	as_before();
+	must(!LINE(BOOKS "regions", "memfd:passed"), "%s", text_of(BOOKS "regions"));
 }
 
 /* Of mm/gup_test.h, in debugfs. */
@@ -382,6 +480,7 @@ static const struct test plain[] = {
 	{ "ring_clone", ring_clone },
 	{ "ring_killed", ring_killed },
 	{ "udmabufs", udmabufs },
+	{ "udmabuf_passed", udmabuf_passed },
 	{ "by_gup_test", by_gup_test },
 	{ "by_xdp", by_xdp },
 	{ "vmsplice_gets", vmsplice_gets },

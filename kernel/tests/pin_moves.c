@@ -7,8 +7,8 @@
  * succeed once the pins are undone. And what only many references seem to keep, reclaim takes.
  *
  * `nodes` needs two of them, `cma` an area (cma=512M), `offline` a movable zone
- * (kernelcore=1G), `soft_offline` CONFIG_MEMORY_FAILURE, `reclaimed` swap, and `stacks`
- * pin_owner=on,stack; `off` is for a kernel that does not track pins.
+ * (kernelcore=1G), `soft_offline` CONFIG_MEMORY_FAILURE, `reclaimed` swap, `unmounted` a disk
+ * ($RAW), and `stacks` pin_owner=on,stack; `off` is for a kernel that does not track pins.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -201,6 +201,13 @@ static void cma(void)
 	pfn = pfn_at(there);
 	snprintf(all, sizeof(all), "%llu", area.count);
 	for (by = BY_SHORT; by < BYS; by++) {
+		struct pinner_pin lasting = {
+			.address = (uintptr_t)there,
+			.pages = 1,
+			.flags = PINNER_LONGTERM | PINNER_WRITE,
+		};
+		int result;
+
 		note_counts();
 		handle = hold_by(by, there);
 		if (by != BY_NOBODY) {
@@ -209,6 +216,10 @@ static void cma(void)
 			must(pfn_at(there) == pfn, "it has moved");
 			/* Memory of programs that is held is not even tried to be moved. */
 			must_say("not_freed", pfn, said_of(by, pfn));
+			/* Nobody may pin it there for long, and it can't be moved out. */
+			result = try_pin(&lasting);
+			must(result == -ENOMEM && pfn_at(there) == pfn, "pinned: %s", why(result));
+			must_say("longterm_pin", pfn, by == BY_SHORT ? " pins=1 " : said_of(by, pfn));
 			unpin(handle, 1);
 		}
 	}
@@ -359,17 +370,17 @@ static void unmovable(void)
 #define SPLIT	"/sys/kernel/debug/split_huge_pages"
 #define KSM	"/sys/kernel/mm/ksm/"
 
-static void wait_for_scans(unsigned int count)
+static void wait_for_scans(const char *path, unsigned int count)
 {
-	const __u64 before = strtoull(text_of(KSM "full_scans"), NULL, 10);
+	const __u64 before = strtoull(text_of(path), NULL, 10);
 	unsigned int turn;
 
 	for (turn = 0; turn < 6000; turn++) {
-		if (strtoull(text_of(KSM "full_scans"), NULL, 10) > before + count)
+		if (strtoull(text_of(path), NULL, 10) > before + count)
 			return;
 		usleep(100000);
 	}
-	must(false, "%u scans for equal pages did not happen", count);
+	must(false, "%s: %u more did not happen", path, count);
 }
 
 /* Of two equal pages none that is held may become the other. */
@@ -393,7 +404,7 @@ static void ksm(void)
 		must(!madvise(map, 2 * PAGE, MADV_MERGEABLE), "madvise: %s", strerror(errno));
 		if (by != BY_NOBODY) {
 			/* It is looked at twice before it is tried. */
-			wait_for_scans(4);
+			wait_for_scans(KSM "full_scans", 4);
 			must(pfn_at(map) == pfn && pfn_at(map + PAGE) != pfn, "they are one");
 			unpin(handle, 1);
 		}
@@ -432,6 +443,148 @@ static void huge(void)
 		must(write_to(SPLIT, range), "%s", strerror(errno));
 		must(!is_huge(map) && !is_huge(map + HUGE - PAGE), "it is not split");
 		munmap(map, HUGE);
+		as_before();
+	}
+}
+
+#define KHUGEPAGED	"/sys/kernel/mm/transparent_hugepage/khugepaged/"
+
+/* As much memory as a huge page has, of small ones: this process's own, or a memfd's. */
+static __u8 *to_collapse(bool shared)
+{
+	__u8 *map = map_at(2 * HUGE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+	__u8 *from = (__u8 *)round_up((uintptr_t)map, HUGE);
+	int fd;
+
+	munmap(map, from - map);
+	munmap(from + HUGE, map + HUGE - from);
+	if (shared) {
+		fd = memfd_create("collapsed", 0);
+		must(fd >= 0 && !ftruncate(fd, HUGE), "memfd: %s", strerror(errno));
+		must(mmap(from, HUGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+		     from, "mmap: %s", strerror(errno));
+		close(fd);
+	}
+	madvise(from, HUGE, MADV_NOHUGEPAGE);
+	memset(from, 1, HUGE);
+	return from;
+}
+
+/* Something else may hold a page for a moment. */
+static int collapse_now(void *map)
+{
+	unsigned int turn;
+	int result = -1;
+
+	for (turn = 0; turn < 300 && result; turn++) {
+		result = madvise(map, HUGE, MADV_COLLAPSE) ? -errno : 0;
+		if (result != -EAGAIN)
+			break;
+		usleep(10000);
+	}
+	return result;
+}
+
+/* Small pages of which one is held do not become a huge one. */
+static void collapse(void)
+{
+	unsigned int shared;
+	enum by by;
+
+	for (shared = 0; shared < 2; shared++) {
+		for (by = 0; by < BYS; by++) {
+			__u8 *map;
+			__u32 handle;
+			int result;
+			__u64 pfn;
+
+			note_counts();
+			map = to_collapse(shared);
+			handle = hold_by(by, map + 7 * PAGE);
+			pfn = pfn_at(map + 7 * PAGE);
+			must(!madvise(map, HUGE, MADV_HUGEPAGE), "madvise: %s", strerror(errno));
+			if (by != BY_NOBODY) {
+				result = madvise(map, HUGE, MADV_COLLAPSE) ? -errno : 0;
+				must(result == -EAGAIN, "collapsed: %s", why(result));
+				must(!is_huge(map) && pfn_at(map + 7 * PAGE) == pfn, "it is huge");
+				unpin(handle, 1);
+			}
+			result = collapse_now(map);
+			must(!result, "not collapsed: %s", why(result));
+			must(map[7 * PAGE] == 1 && is_huge(map), "it is not huge");
+			munmap(map, HUGE);
+			as_before();
+		}
+	}
+}
+
+/* The same where the kernel collapses unasked. */
+static void khugepaged(void)
+{
+	enum by by;
+
+	must(write_to(KHUGEPAGED "scan_sleep_millisecs", "10") &&
+	     write_to(KHUGEPAGED "alloc_sleep_millisecs", "10") &&
+	     write_to(KHUGEPAGED "pages_to_scan", "65536"), "%s", strerror(errno));
+	for (by = 0; by < BYS; by++) {
+		unsigned int turn;
+		__u32 handle;
+		__u8 *map;
+		__u64 pfn;
+
+		note_counts();
+		map = to_collapse(false);
+		handle = hold_by(by, map + 7 * PAGE);
+		pfn = pfn_at(map + 7 * PAGE);
+		must(!madvise(map, HUGE, MADV_HUGEPAGE), "madvise: %s", strerror(errno));
+		if (by != BY_NOBODY) {
+			wait_for_scans(KHUGEPAGED "full_scans", 4);
+			must(!is_huge(map) && pfn_at(map + 7 * PAGE) == pfn, "it is huge");
+			unpin(handle, 1);
+		}
+		/* It takes only what is in use. */
+		for (turn = 0; turn < 6000 && !is_huge(map); turn++) {
+			memset(map, 1, HUGE);
+			usleep(10000);
+		}
+		must(is_huge(map), "it is still small pages");
+		munmap(map, HUGE);
+		as_before();
+	}
+}
+
+#define MOUNTED	"/tmp/mounted"
+
+/* Pins do not keep a file system mounted: a page leaves the cache, and is its pinner's alone. */
+static void unmounted(void)
+{
+	static const __u32 flags[] = { 0, PINNER_LONGTERM };
+	unsigned int i;
+
+	must(!system("mkfs.ext4 -q -F $RAW && mkdir -p " MOUNTED), "mkfs.ext4");
+	for (i = 0; i < ARRAY_SIZE(flags); i++) {
+		__u32 handle;
+		__u64 pfn;
+		__u8 *map;
+		int fd;
+
+		note_counts();
+		must(!system("mount -t ext4 $RAW " MOUNTED), "mount");
+		fd = open(MOUNTED "/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		must(fd >= 0 && !ftruncate(fd, PAGE), "file: %s", strerror(errno));
+		map = map_at(PAGE, MAP_SHARED, fd);
+		map[0] = 1;
+		must(!fsync(fd), "fsync: %s", strerror(errno));
+		close(fd);
+		handle = pin(PINNER_FAST, flags[i], map, 1);
+		pfn = pfn_at(map);
+		must(system("umount " MOUNTED " 2>/dev/null"), "unmounted while mapped");
+		munmap(map, PAGE);
+		must(!system("umount " MOUNTED), "not unmounted");
+		must(COUNT_OF(pins_of(pfn)) == 1 && IS_LONG(pins_of(pfn)) == !!flags[i], "%llx",
+		     pins_of(pfn));
+		must(sums_of(getpid()).pins == !!flags[i], "%s", text_of("/proc/self/pins"));
+		unpin(handle, 1);
 		as_before();
 	}
 }
@@ -595,6 +748,9 @@ static const struct test all[] = {
 	{ "unmovable", unmovable },
 	{ "ksm", ksm },
 	{ "huge", huge },
+	{ "collapse", collapse },
+	{ "khugepaged", khugepaged },
+	{ "unmounted", unmounted },
 	{ "soft_offline", soft_offline },
 	{ "stacks", stacks },
 	{ "reclaimed", reclaimed },

@@ -4,7 +4,8 @@
  *
  * Threads pin and unpin the same pages for short and long times, by /dev/pinner, by io_uring and,
  * where a disk is given, by direct I/O that ends in interrupts; others fork, unmap, swap out,
- * collapse, protect and move that memory, and read all that the tracker tells. The kernel has
+ * collapse, protect, merge and move that memory, where there are several nodes also between
+ * these, take memory offline that is movable, and read all that the tracker tells. The kernel has
  * nothing to say, and in the end nothing is pinned.
  */
 #define _GNU_SOURCE
@@ -19,6 +20,8 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE	25
 #endif
+
+#define KSM	"/sys/kernel/mm/ksm/"
 
 /* 4 MiB: small pages, and some that may become huge. */
 #define PAGES		1024U
@@ -143,6 +146,22 @@ static void *direct(void *argument)
 	return NULL;
 }
 
+#define MOVED	16
+
+/* To another node, where there is one. */
+static void move(__u64 *seed, __u8 *from)
+{
+	int nodes[MOVED], status[MOVED], node = any(seed, 2);
+	void *pages[MOVED];
+	unsigned int i;
+
+	for (i = 0; i < MOVED; i++) {
+		pages[i] = from + i * PAGE;
+		nodes[i] = node;
+	}
+	syscall(SYS_move_pages, 0, MOVED, pages, nodes, status, 2);
+}
+
 static void *changing(void *argument)
 {
 	__u64 seed = (uintptr_t)argument;
@@ -152,7 +171,7 @@ static void *changing(void *argument)
 		__u8 *from = map + any(&seed, PAGES - pages) * PAGE;
 		size_t size = pages * PAGE;
 
-		switch (any(&seed, 7)) {
+		switch (any(&seed, 9)) {
 		case 0:
 			madvise(from, size, MADV_DONTNEED);
 			break;
@@ -172,6 +191,14 @@ static void *changing(void *argument)
 			break;
 		case 5:
 			madvise(of_memfd, PAGES * PAGE, MADV_REMOVE);
+			break;
+		case 6:
+			move(&seed, map + any(&seed, PAGES - MOVED) * PAGE);
+			move(&seed, of_memfd + any(&seed, PAGES - MOVED) * PAGE);
+			break;
+		case 7:
+			/* Most of them are equal. */
+			madvise(from, size, any(&seed, 4) ? MADV_MERGEABLE : MADV_UNMERGEABLE);
 			break;
 		default:
 			madvise(from, size, MADV_POPULATE_WRITE);
@@ -213,6 +240,28 @@ static void *forking(void *argument)
 	return NULL;
 }
 
+/* Blocks of memory go, with what the tracker has of their pages, and come back. */
+static void *plugging(void *argument)
+{
+	unsigned int number;
+	char command[256];
+
+	(void)argument;
+	while (going()) {
+		for (number = 0; number < 64 && going(); number++) {
+			/* What stays pinned would be waited for; what is not movable is refused. */
+			snprintf(command, sizeof(command),
+				 "cd /sys/devices/system/memory/memory%u 2>/dev/null || exit 0\n"
+				 "grep -q Movable valid_zones || exit 0\n"
+				 "timeout 5 sh -c 'echo offline >state' 2>/dev/null\n"
+				 "grep -q online state || echo online >state", number);
+			must(!system(command), "block %u does not come back", number);
+		}
+		usleep(100000);
+	}
+	return NULL;
+}
+
 /* What others read at the same time; the text is this thread's own. */
 static void *reading(void *argument)
 {
@@ -247,11 +296,14 @@ static void *reading(void *argument)
 static void races(void)
 {
 	void *(*const all[])(void *) = {
-		pinning, pinning, rings, rings, udmabufs, direct, changing, forking, reading,
+		pinning, pinning, rings, rings, udmabufs, direct, changing, forking, plugging,
+		reading,
 	};
 	pthread_t threads[ARRAY_SIZE(all)];
 	unsigned long i;
 
+	must(write_to(KSM "sleep_millisecs", "10") && write_to(KSM "run", "1"), KSM ": %s",
+	     strerror(errno));
 	note_counts();
 	map = huge_pages(PAGES * PAGE / HUGE);
 	of_memfd = memfd_pages("races", 0, PAGES * PAGE, &memfd);
@@ -267,6 +319,7 @@ static void races(void)
 	munmap(map, PAGES * PAGE);
 	munmap(of_memfd, PAGES * PAGE);
 	close(memfd);
+	must(write_to(KSM "run", "0"), KSM ": %s", strerror(errno));
 	as_before();
 }
 

@@ -204,11 +204,24 @@ static inline struct counts counts_now(void)
 }
 
 static struct counts counts_before;
+/* When they were noted. */
+static __u64 noted_at;
+
+/* The clock of regions, in ns. */
+static inline __u64 boot_time(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_BOOTTIME, &time);
+	return time.tv_sec * 1000000000ULL + time.tv_nsec;
+}
 
 /* What others pin for a moment only is not noted. */
 static inline void note_counts(void)
 {
 	struct counts again;
+
+	noted_at = boot_time();
 
 	do {
 		counts_before = counts_now();

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from ._dma_buf import DmaBuf
 from ._dmafile import Buffer, Holder, RecorderBuffer, Ticket, __version__
-from ._errors import Cancelled, Error, UsageError
+from ._errors import Cancelled, Error, SafetensorError, UsageError
 from ._hold import Held, HeldFile, hold, holds, release, shared, take
 from ._load import load, load_async
 from ._record import Record, Recorder, Recording, read_recording
+from ._safetensors import TensorSpec, deserialize, serialize, serialize_file
 from ._save import save
 from ._snapshot import load_snapshot, save_snapshot
-from ._tensors import TensorFile, TensorSlice, open_tensors
+from ._tensors import TensorFile, TensorSlice, open_tensors, safe_open
+from ._tensors import _safe_open_handle as _safe_open_handle
 
 if TYPE_CHECKING:
     from . import checkpoint as checkpoint
@@ -40,11 +42,14 @@ __all__ = [
     "Recorder",
     "RecorderBuffer",
     "Recording",
+    "SafetensorError",
     "TensorFile",
     "TensorSlice",
+    "TensorSpec",
     "Ticket",
     "UsageError",
     "__version__",
+    "deserialize",
     "hold",
     "holds",
     "load",
@@ -53,8 +58,11 @@ __all__ = [
     "open_tensors",
     "read_recording",
     "release",
+    "safe_open",
     "save",
     "save_snapshot",
+    "serialize",
+    "serialize_file",
     "shared",
     "take",
 ]
@@ -64,6 +72,7 @@ for _named in (
     Error,
     UsageError,
     Cancelled,
+    SafetensorError,
     load,
     load_async,
     hold,
@@ -79,6 +88,11 @@ for _named in (
     open_tensors,
     TensorFile,
     TensorSlice,
+    TensorSpec,
+    safe_open,
+    serialize,
+    serialize_file,
+    deserialize,
     Record,
     Recorder,
     Recording,

@@ -2,8 +2,10 @@
 
 import errno as _errno
 import os
+import sys
+from functools import cache
 
-__all__ = ["Cancelled", "Error", "UsageError"]
+__all__ = ["Cancelled", "Error", "SafetensorError", "UsageError"]
 
 
 class Error(OSError):
@@ -38,41 +40,75 @@ class Cancelled(Error):
     """A load that was asked to stop (errno ECANCELED)."""
 
 
-_BUILTIN: tuple[type[OSError], ...] = (
-    BlockingIOError,
-    BrokenPipeError,
-    ConnectionAbortedError,
-    ConnectionRefusedError,
-    ConnectionResetError,
-    FileExistsError,
-    FileNotFoundError,
-    InterruptedError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-    ProcessLookupError,
-    TimeoutError,
-)
-_BOTH: dict[type[OSError], type[Error]] = {
-    builtin: type(builtin.__name__, (Error, builtin), {"__module__": "dmafile"})
-    for builtin in _BUILTIN
+class SafetensorError(Error):
+    """What the package `safetensors` raises its `SafetensorError` for: an unsound header, a tensor
+    or a part that the file does not have, a file that is closed, a save that failed.
+
+    Where that package is imported, such an error is of its class too, so that clauses written for
+    it catch it.
+    """
+
+
+_KINDS: dict[str, tuple[type[Exception], ...]] = {
+    "failed": (Error,),
+    "usage": (UsageError,),
+    "cancelled": (Cancelled,),
+    "safetensors": (SafetensorError,),
+    # And what the same mistake is elsewhere in Python.
+    "closed": (SafetensorError, ValueError),
+    "device": (SafetensorError, UsageError, RuntimeError),
+    "dtype": (SafetensorError, TypeError),
+    "index": (SafetensorError, IndexError),
+    "name": (SafetensorError, KeyError),
+    "request": (SafetensorError, UsageError),
+    "size": (SafetensorError, ValueError),
 }
 
 
+@cache
+def _class(bases: tuple[type[Exception], ...]) -> type[Error]:
+    """The class of an error that is all of these."""
+    first = bases[0]
+    if len(bases) == 1 and issubclass(first, Error):
+        return first
+    # A missing file is called what it is without dmafile.
+    named = bases[1] if first is Error else first
+    made: type[Error] = type(named.__name__, bases, {"__module__": "dmafile"})
+    return made
+
+
 def make(
-    kind: str, errno: int | None, message: str, filename: str | bytes | None, remedy: str
+    kind: str,
+    errno: int | None,
+    message: str,
+    filename: str | bytes | None = None,
+    remedy: str = "",
 ) -> Error:
-    """The exception for an error of the engine."""
-    error: Error
-    if kind == "usage":
-        error = UsageError(errno or _errno.EINVAL, message, filename)
-    elif kind == "cancelled":
-        error = Cancelled(errno or _errno.ECANCELED, message, filename)
-    elif errno is None:
-        error = Error(None, message, filename)
-    else:
+    """The exception for an error, by its kind and errno."""
+    bases = _KINDS[kind]
+    if UsageError in bases:
+        errno = errno or _errno.EINVAL
+    if kind == "cancelled":
+        errno = errno or _errno.ECANCELED
+    if errno is not None and kind in ("failed", "safetensors"):
         builtin = type(OSError(errno, os.strerror(errno)))
-        error = _BOTH.get(builtin, Error)(errno, message, filename)
+        if builtin is not OSError:
+            bases += (builtin,)
+    if issubclass(bases[0], SafetensorError):
+        # An `except` clause that names its class has imported it.
+        theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
+        if theirs is not None and not issubclass(bases[0], theirs):
+            bases += (theirs,)
+    error = _class(bases)(errno, message, filename)
     error.remedy = remedy
     error._kind = kind
     return error
+
+
+def as_safetensors(error: Error) -> Error:
+    """The same failure, as an error that is a `SafetensorError` too."""
+    if error._kind != "failed":
+        return error
+    made = make("safetensors", error.errno, str(error), error.filename, error.remedy)
+    made.__cause__ = error.__cause__
+    return made.with_traceback(error.__traceback__)

@@ -267,7 +267,7 @@ def _group(group: int | str | None) -> int | None:
 
 
 def held_name(path: ModelPath) -> str | None:
-    """The name in `held:NAME`, which stands for what is held under it."""
+    """What follows `held:`: the name of a hold, and `@SOCKET` where its socket is elsewhere."""
     if not isinstance(path, str | bytes | os.PathLike):
         return None
     text = os.fsdecode(path)
@@ -292,13 +292,16 @@ class HeldModel:
         if given:
             text = f"{given[0]}: it is no option for {PREFIX}{name}, which is loaded already"
             raise make("usage", None, text, None, "")
-        return cls(PREFIX + name, take(name).files, private=private)
+        # A name has no @, a path may.
+        held, elsewhere, at = name.partition("@")
+        files = take(held, at=at if elsewhere else None).files
+        return cls(PREFIX + name, files, private=private)
 
     @property
     def format(self) -> str:
         return self._model.format
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any] | None:
         return self._model.metadata()
 
     def names(self) -> list[str]:

@@ -3,11 +3,15 @@
 import ctypes
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
+from . import _dmafile
+from ._errors import Error, as_safetensors, make
 from ._save import HasBytes, Path, SaveOptions, bytes_of
 from ._save import save as _save
+from ._stream import Placed
 
 # The bits of an element, in the order of the bytes in a file: by type, then by name.
 _BITS = {
@@ -40,6 +44,9 @@ NAMES = {
     "float4_e2m1fn_x2": "F4",
 }
 """What the format calls the types of NumPy, ml_dtypes and PyTorch."""
+_PACKED = "float4_e2m1fn_x2"
+"""PyTorch's type of a byte with two elements of the format."""
+_LARGEST_HEADER = 100_000_000
 
 
 class Tensor(TypedDict):
@@ -50,8 +57,8 @@ class Tensor(TypedDict):
     data: HasBytes
 
 
-class TensorSpec(Protocol):
-    """The same as an address: what the safetensors package takes from version 0.8 on."""
+class HasAddress(Protocol):
+    """The same as an address: a `TensorSpec`, of this package or of safetensors."""
 
     @property
     def dtype(self) -> str: ...
@@ -63,7 +70,34 @@ class TensorSpec(Protocol):
     def data_len(self) -> int: ...
 
 
-Tensors: TypeAlias = Mapping[str, Tensor | TensorSpec]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorSpec:
+    """A tensor for `serialize` and `serialize_file` that is in memory of the caller, who keeps it
+    there until they return.
+
+    Args:
+        dtype: The type of its elements: `float32`, `bfloat16`, ..., or what the format calls it.
+        shape: Its elements by dimension; for `float4_e2m1fn_x2` its bytes, with two elements each.
+        data_ptr: The address of its first byte.
+        data_len: How many bytes it has.
+
+    Raises:
+        SafetensorError: The format does not know `dtype` (also a TypeError).
+    """
+
+    dtype: str
+    """What the format calls it: `F32`."""
+    shape: Sequence[int]
+    """Elements by dimension, as a list."""
+    data_ptr: int
+    data_len: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", list(shape_of(self.dtype, self.shape)))
+        object.__setattr__(self, "dtype", name_of(self.dtype))
+
+
+Tensors: TypeAlias = Mapping[str, Tensor | HasAddress]
 Row: TypeAlias = tuple[str, str, tuple[int, ...], memoryview]
 """Name, type as the format spells it, shape, bytes."""
 
@@ -81,11 +115,17 @@ def at_address(address: int, nbytes: int) -> memoryview:
 
 
 def name_of(dtype: str) -> str:
-    """What the format calls a type; a TypeError where it has none."""
+    """What the format calls a type; an error where it has none."""
     name = NAMES.get(dtype, dtype)
     if name not in _BITS:
-        raise TypeError(f"safetensors files have no type for {dtype}")
+        raise make("dtype", None, f"safetensors files have no type for {dtype}")
     return name
+
+
+def shape_of(dtype: str, shape: Iterable[int]) -> tuple[int, ...]:
+    """The shape that the format gives to one of a type of PyTorch."""
+    shape = tuple(shape)
+    return (*shape[:-1], 2 * shape[-1]) if dtype == _PACKED and shape else shape
 
 
 def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memoryview]:
@@ -110,7 +150,8 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
             raise ValueError(f"{name}: no tensor can have the name of the metadata")
         bits, nbytes = _BITS[dtype] * math.prod(shape), data.nbytes
         if bits != 8 * nbytes:
-            raise ValueError(f"{name}: {nbytes} bytes are no {dtype} of shape {list(shape)}")
+            wrong = f"{name}: {nbytes} bytes are not a {dtype} of shape {list(shape)}"
+            raise make("size", None, wrong)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, at + nbytes)}
         datas.append(data)
         at += nbytes
@@ -119,27 +160,37 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
     return [memoryview(len(text).to_bytes(8, "little") + text), *datas]
 
 
-def _row(name: str, tensor: Tensor | TensorSpec) -> Row:
+def write(
+    rows: Iterable[Row], filename: Path, metadata: Mapping[str, str] | None, options: SaveOptions
+) -> dict[str, Any]:
+    """Saves a file of these tensors."""
+    try:
+        return _save(parts(rows, metadata), filename, **options)
+    except Error as error:
+        raise as_safetensors(error) from None
+
+
+def _row(name: str, tensor: Tensor | HasAddress) -> Row:
     spec: Any = tensor
-    if isinstance(tensor, Mapping):
-        dtype, shape, data = spec["dtype"], tuple(spec["shape"]), bytes_of(spec["data"])
-    else:
-        dtype, shape = spec.dtype, tuple(spec.shape)
-        data = at_address(spec.data_ptr, spec.data_len)
-    if dtype == "float4_e2m1fn_x2" and shape:
-        # Two elements are a byte, and one of PyTorch's.
-        shape = (*shape[:-1], 2 * shape[-1])
-    return name, name_of(dtype), shape, data
+    try:
+        if isinstance(tensor, Mapping):
+            dtype, shape, data = spec["dtype"], spec["shape"], bytes_of(spec["data"])
+        else:
+            dtype, shape = spec.dtype, spec.shape
+            data = at_address(spec.data_ptr, spec.data_len)
+    except (KeyError, AttributeError) as error:
+        text = f"{name}: its description lacks {error}; give dtype, shape and data, or a TensorSpec"
+        raise TypeError(text) from None
+    return name, name_of(dtype), shape_of(dtype, shape), data
 
 
-def serialize(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
+def serialize(tensor_dict: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
     """What `serialize_file` writes, as bytes."""
-    rows = [_row(name, tensor) for name, tensor in tensors.items()]
-    return b"".join(parts(rows, metadata))
+    return b"".join(parts([_row(name, one) for name, one in tensor_dict.items()], metadata))
 
 
 def serialize_file(
-    tensors: Tensors,
+    tensor_dict: Tensors,
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
@@ -152,19 +203,41 @@ def serialize_file(
     returns.
 
     Args:
-        tensors: By name, a dictionary of `dtype` (`float32`, `bfloat16`, `float8_e4m3fn` and the
-            like, or what the format calls it: `F32`), `shape`, and `data`: an object with the
-            buffer protocol, C-contiguous, little-endian. Also a `safetensors.TensorSpec`, whose
-            memory has to stay until this returns.
+        tensor_dict: By name, a `TensorSpec`, of this package or of safetensors; or a dictionary of
+            `dtype` (`float32`, `bfloat16`, `float8_e4m3fn` and the like, or what the format calls
+            it: `F32`), `shape`, and `data`: an object with the buffer protocol, C-contiguous,
+            little-endian.
         filename: The file.
         metadata: Texts by name, for the header.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
             `progress`.
 
     Raises:
-        TypeError: The format does not know a `dtype`, or a text is none.
-        ValueError: The bytes of a tensor are not as many as its type and shape say.
-        Error: As `dmafile.save`.
+        TypeError: A name or a text is not a string, a description is incomplete, or the format does
+            not know a `dtype` (then also a SafetensorError).
+        SafetensorError: The bytes of a tensor are not as many as its type and shape say (also a
+            ValueError); or the save failed, as `dmafile.save` does.
     """
-    rows = [_row(name, tensor) for name, tensor in tensors.items()]
-    return _save(parts(rows, metadata), filename, **options)
+    rows = [_row(name, one) for name, one in tensor_dict.items()]
+    return write(rows, filename, metadata, options)
+
+
+def described(data: HasBytes, *, viewed: bool) -> tuple[memoryview, list[Placed]]:
+    """The bytes of a file that is in memory, and its tensors."""
+    view = bytes_of(data)
+    length = int.from_bytes(view[:8], "little")
+    head = bytes(view[: 8 + min(length, _LARGEST_HEADER)])
+    return view, _dmafile.table(head, view.nbytes, viewed)
+
+
+def deserialize(bytes: HasBytes) -> list[tuple[str, dict[str, Any]]]:
+    """The tensors of a safetensors file that is in memory, as bytes: `dtype`, `shape` and `data`, a
+    bytearray of its own, by name.
+
+    Raises a `SafetensorError` (EBADMSG) for what is not a sound file.
+    """
+    view, rows = described(bytes, viewed=False)
+    return [
+        (name, {"shape": list(shape), "dtype": dtype, "data": bytearray(view[at : at + nbytes])})
+        for name, dtype, shape, at, nbytes in rows
+    ]

@@ -13,9 +13,15 @@ from ._load import ModelPath, Options, open_model
 
 Index: TypeAlias = Any
 """What a NumPy array or a PyTorch tensor takes: integers, slices, `...`, None, arrays, masks."""
-Framework: TypeAlias = Literal["numpy", "np", "torch", "pt"]
+Framework: TypeAlias = Literal["numpy", "np", "torch", "pt", "pytorch"]
 
-_FRAMEWORKS = {"numpy": "numpy", "np": "numpy", "torch": "torch", "pt": "torch"}
+_FRAMEWORKS = {
+    "numpy": "numpy",
+    "np": "numpy",
+    "torch": "torch",
+    "pt": "torch",
+    "pytorch": "torch",
+}
 
 
 _GAP = 64 << 10
@@ -37,12 +43,13 @@ class TensorFile:
 
     def __init__(self, path: ModelPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
-            text = f"framework: {framework!r} is none of numpy, torch"
-            raise make("usage", None, text, None, "")
+            text = f"framework: {framework!r} is not supported; use numpy or torch"
+            raise make("request", None, text)
         if "verify" in options:
             raise TypeError("'verify' is no option of open_tensors: a digest is a file's")
         _dmafile.check(options)
         arrays = import_module(f"dmafile.{_FRAMEWORKS[framework]}")
+        self._arrays = arrays
         self._array: Callable[..., Any] = arrays._array
         self._check: Callable[[str], None] = arrays._check
         self._options = options
@@ -57,7 +64,7 @@ class TensorFile:
     @property
     def _model(self) -> _dmafile.Model | HeldModel:
         if self._open is None:
-            raise ValueError("the file is closed")
+            raise make("closed", None, "the file is closed")
         return self._open
 
     @property
@@ -75,18 +82,37 @@ class TensorFile:
 
     def metadata(self) -> dict[str, Any] | None:
         """What the header says besides the tensors; None where it says nothing."""
-        return self._model.metadata() or None
+        return self._model.metadata()
 
     def get_tensor(self, name: str) -> Any:
-        """Reads a tensor into memory of its own; a KeyError where there is none of this name."""
-        return self.get_slice(name)._rows(None)
+        """Reads a tensor into memory of its own.
+
+        Raises a SafetensorError that is a KeyError too where there is none of this name.
+        """
+        return TensorSlice(self, name)._rows(None)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Reads all tensors, as `load_file` does: views of one buffer, in the order of their bytes
+        in the file."""
+        model = self._model
+        if isinstance(model, HeldModel):
+            return {name: self.get_tensor(name) for name in model.names()}
+        rows = model.table()
+        views: Callable[..., dict[str, Any]] = self._arrays._views
+        if not any(row[4] for row in rows):
+            return views(None, rows)
+        return views(lambda: model.load(None, self._options, None), rows)
 
     def get_slice(self, name: str) -> "TensorSlice":
-        """A tensor of which parts can be read; a KeyError where there is none of this name."""
+        """A tensor of which parts can be read.
+
+        Raises a SafetensorError that is a KeyError too where there is none of this name.
+        """
         return TensorSlice(self, name)
 
     def close(self) -> None:
-        """Closes the files. What has been read stays."""
+        """Closes the files. What has been read stays, and so do the files of tensors that
+        `get_slice` has returned."""
         self._open = None
 
     def __enter__(self) -> Self:
@@ -107,9 +133,14 @@ class TensorSlice:
 
     def __init__(self, file: TensorFile, name: str) -> None:
         self._file = file
+        # It stays open for this slice when the file is closed.
+        self._model = file._model
         self._name = name
-        self._said = file._model.described(name)
-        self._dtype, self._shape, self._nbytes = file._model.viewed(name)
+        try:
+            self._said = self._model.described(name)
+        except KeyError:
+            raise make("name", None, f"there is no tensor {name!r} in the file") from None
+        self._dtype, self._shape, self._nbytes = self._model.viewed(name)
 
     def get_shape(self) -> list[int]:
         """Elements by dimension, as the header says."""
@@ -141,7 +172,8 @@ class TensorSlice:
         row = _integer(first)
         if row is not None:
             if not -count <= row < count:
-                raise IndexError(f"row {row} of a tensor with {count}")
+                text = f"{self._name}: index {row} is out of range for dimension 0 of {count}"
+                raise make("index", None, text)
             row %= count
             return self._rows(range(row, row + 1))[(0, *rest)]
         return self._rows(None)[index]
@@ -165,15 +197,129 @@ class TensorSlice:
         """Reads some rows, or all of it."""
         # Not earlier: what the header says can be asked for without the package for the dtype.
         self._file._check(self._dtype)
-        model, shape, start, nbytes = self._file._model, self._shape, 0, self._nbytes
+        shape, start, nbytes = self._shape, 0, self._nbytes
         if rows is not None:
             row_bytes = nbytes // shape[0] if shape[0] else 0
             start, nbytes = rows.start * row_bytes, len(rows) * row_bytes
             shape = (len(rows), *shape[1:])
         if nbytes == 0:
             return self._file._array(None, self._dtype, shape)
-        buffer = model.load_part(self._name, start, nbytes, self._file._options)
+        buffer = self._model.load_part(self._name, start, nbytes, self._file._options)
         return self._file._array(buffer, self._dtype, shape)
+
+
+class _Slice(TensorSlice):
+    """A tensor of `safe_open`, of which parts can be read."""
+
+    _file: "safe_open"
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
+        """A part of the tensor, on the device that `safe_open` was given.
+
+        A tensor of PyTorch takes what its own index takes. An array of NumPy takes what safetensors
+        takes for one: integers, slices with a step of 1 or more, and `...`, none of them out of
+        range; else a SafetensorError that is an IndexError too.
+        """
+        if self._file._arrays.__name__ == "dmafile.numpy":
+            index = self._within(index)
+        return self._file._put(super().__getitem__(index))
+
+    def _within(self, index: Index | tuple[Index, ...]) -> tuple[Index, ...]:
+        """The same index, if safetensors would take it."""
+
+        def wrong(why: str) -> Exception:
+            return make("index", None, f"{self._name}: {why}")
+
+        shape = self._shape
+        if isinstance(index, list) and not index:
+            index = slice(0, 0)
+        given = list(index) if isinstance(index, tuple) else [index]
+        if any(one is ... for one in given):
+            at = next(at for at, one in enumerate(given) if one is ...)
+            given[at : at + 1] = [slice(None)] * (len(shape) + 1 - len(given))
+        if len(given) > len(shape):
+            raise wrong(f"{len(given)} indices are too many for {len(shape)} dimensions")
+        for at, (one, count) in enumerate(zip(given, shape, strict=False)):
+            if isinstance(one, slice):
+                if one.step is not None and one.step < 1:
+                    raise wrong(f"the step {one.step} of dimension {at} is less than 1")
+                last = [one.start + 1 if one.start else 0, one.stop or 0]
+            elif isinstance(one, bool) or hasattr(one, "__len__") or not hasattr(one, "__index__"):
+                raise wrong(f"an index is not an integer, a slice or ...: {one!r}")
+            else:
+                given[at] = one = operator.index(one)
+                last = [one + 1 if one >= 0 else -one]
+            if max(last) > count:
+                raise wrong(f"index {one} is out of range for dimension {at} of {count}")
+        return tuple(given)
+
+
+class safe_open(TensorFile):
+    """Opens a model as `safetensors.safe_open` does, and reads its header; a tensor is read when it
+    is asked for, into memory of its own.
+
+    >>> with dmafile.safe_open("model.safetensors", framework="pt") as file:
+    ...     for name in file.keys():
+    ...         tensor = file.get_tensor(name)
+
+    It is what `open_tensors` returns, with the arguments of safetensors, with tensors on `device`,
+    and with slices of NumPy arrays that refuse what safetensors refuses.
+
+    Args:
+        filename: A file; or a model, as `open_tensors` takes it.
+        framework: `pt`, `torch` or `pytorch`; `np` or `numpy`.
+        device: Where PyTorch's tensors are wanted: `cpu`, `cuda:1`, a number, a `torch.device`.
+        backend: `mmap` or `pread`. Accepted, and without effect: dmafile reads.
+        options: As in `open_tensors`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        SafetensorError: The file is not a sound model; the framework, the device or the backend is
+            not one of those above, or this machine does not have the device.
+        Error: As `open_tensors`.
+    """
+
+    def __init__(
+        self,
+        filename: ModelPath,
+        framework: Framework,
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
+        **options: Unpack[Options],
+    ) -> None:
+        check_backend(backend)
+        super().__init__(filename, framework, options)
+        self._device = self._arrays._device(device)
+
+    def _put(self, tensor: Any) -> Any:
+        return self._arrays._put(tensor, self._device)
+
+    def get_tensor(self, name: str) -> Any:
+        """Reads a tensor; a SafetensorError where there is none of this name."""
+        return self._put(super().get_tensor(name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Reads all tensors, in the order of their bytes in the file."""
+        return {name: self._put(tensor) for name, tensor in super().get_tensors().items()}
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor of which parts can be read; a SafetensorError where the file has none of this
+        name."""
+        return _Slice(self, name)
+
+
+def _safe_open_handle(
+    f: Any, framework: Framework, device: Any = "cpu", *, backend: str = "mmap"
+) -> safe_open:
+    """As `safe_open`, of a file that is open."""
+    return safe_open(f.name, framework, device, backend=backend)
+
+
+def check_backend(backend: str) -> None:
+    """Raises for a backend that safetensors does not have."""
+    if backend not in ("mmap", "pread"):
+        raise make("request", None, f"backend: {backend!r} is not supported; use mmap or pread")
 
 
 def open_tensors(
@@ -186,15 +332,15 @@ def open_tensors(
     ...         array = model.get_tensor(name)
     ...     rows = model.get_slice("wte.weight")[1000:1016]
 
-    The shape of `safetensors.safe_open`. Each tensor gets private memory of its own; for all or
-    most of them `dmafile.numpy.load_file` is faster. The files stay open, so that what is read is
-    what the headers describe.
+    `safe_open` does the same with the arguments of safetensors. Each tensor gets private memory of
+    its own; for all or most of them `dmafile.numpy.load_file` is faster. The files stay open, so
+    that what is read is what the headers describe.
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
             GGUF, or a folder with one of these; or a list of files, all of one model. Tensors of
-            `held:NAME` are views of the memory that another process holds under that name, as those
-            of `load_file`.
+            `held:NAME` and `held:NAME@SOCKET` are views of the memory that another process holds
+            under that name, as those of `load_file`.
         framework: What tensors are given as: `numpy` arrays or `torch` tensors.
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
             `block`, `queue_depth`, `memory_check`.

@@ -1,21 +1,42 @@
 """Tensors of safetensors and GGUF files as NumPy arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _dmafile
+from ._errors import make
 from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
-from ._safetensors import Row, name_of, parts, serialize, serialize_file
-from ._save import Path, SaveOptions
-from ._save import save as _save
-from ._stream import Tensors, chosen
+from ._safetensors import (
+    Row,
+    TensorSpec,
+    described,
+    deserialize,
+    name_of,
+    parts,
+    serialize,
+    serialize_file,
+    write,
+)
+from ._save import HasBytes, Path, SaveOptions
+from ._stream import Placed, Tensors, chosen
+from ._tensors import check_backend, safe_open
 
-__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file"]
+__all__ = [
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "safe_open",
+    "save",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
 
 
 _ML_DTYPES = {
@@ -60,12 +81,15 @@ _DTYPES = _Dtypes(
     F32=np.dtype("<f4"),
     F64=np.dtype("<f8"),
     C64=np.dtype("<c8"),
+    # A byte of two.
+    F4=np.dtype("u1"),
 )
 
 
 def load_file(
-    path: ModelPath,
+    filename: ModelPath,
     *,
+    backend: str = "mmap",
     tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
@@ -81,10 +105,12 @@ def load_file(
     the package `ml_dtypes`.
 
     Args:
-        path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these; or a list of files, all of one model. `held:NAME`
-            is the model that another process holds under that name: read-only views of its memory,
-            which stays as long as an array does.
+        filename: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
+            split GGUF, or a folder with one of these; or a list of files, all of one model.
+            `held:NAME` is the model that another process holds under that name, `held:NAME@SOCKET`
+            at the socket of that path: read-only views of its memory, which stays as long as an
+            array does.
+        backend: `mmap` or `pread`, as in safetensors. Accepted, and without effect.
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
             says of each name whether it is wanted. Only what is chosen is read and takes memory;
             all tensors if None.
@@ -97,31 +123,62 @@ def load_file(
         The arrays by name, in the order of their bytes in the file.
 
     Raises:
-        Error: As `dmafile.load`; EBADMSG for files that are no sound model, ENOENT
-            (FileNotFoundError) for a pattern that names no tensor.
+        SafetensorError: The files are not a sound model (EBADMSG).
+        Error: As `dmafile.load`; ENOENT (FileNotFoundError) for a file that is not there, and for a
+            pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
-    name = held_name(path)
+    check_backend(backend)
+    name = held_name(filename)
     if name is not None:
         held = HeldModel.taken(name, {**options, "verify": verify}, private=False)
         return {
             name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape)
             for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
         }
-    model = open_model(path)
+    model = open_model(filename)
     patterns, table = chosen(model, tensors)
-    dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     if not any(row[4] for row in table):
-        check_empty(path, options, verify)
-        return {name: np.empty(shape, dtypes[dtype]) for name, dtype, shape, _, _ in table}
-    with callback(progress) as tell:
-        buffer = model.load(patterns, {**options, "verify": verify}, tell)
-    # One export for all: a view of a view costs less, and keeps it alive as well.
-    whole = np.frombuffer(memoryview(buffer), np.uint8)
+        check_empty(filename, options, verify)
+        return _views(None, table)
+
+    def load() -> _dmafile.Buffer:
+        with callback(progress) as tell:
+            return model.load(patterns, {**options, "verify": verify}, tell)
+
+    return _views(load, table)
+
+
+def _views(
+    load: Callable[[], _dmafile.Buffer] | None, table: list[Placed]
+) -> dict[str, NDArray[Any]]:
+    """What is loaded, None where it would have no bytes, as arrays."""
+    dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     array, empty = np.ndarray, np.empty
+    if load is None:
+        return {name: empty(shape, dtypes[dtype]) for name, dtype, shape, _, _ in table}
+    # One export for all: a view of a view costs less, and keeps it alive as well.
+    whole = np.frombuffer(memoryview(load()), np.uint8)
     return {
         name: array(shape, dtypes[dtype], whole, at) if nbytes else empty(shape, dtypes[dtype])
         for name, dtype, shape, at, nbytes in table
+    }
+
+
+def load(data: HasBytes) -> dict[str, NDArray[Any]]:
+    """The tensors of a file that is in memory, as arrays, each with memory of its own.
+
+    Args:
+        data: The bytes of a safetensors file: `bytes`, or any object with the buffer protocol.
+
+    Raises:
+        SafetensorError: They are not a sound file (EBADMSG).
+        ImportError: A dtype needs `ml_dtypes`, which is missing.
+    """
+    view, rows = described(data, viewed=True)
+    return {
+        name: _array(bytearray(view[at : at + nbytes]) if nbytes else None, dtype, shape)
+        for name, dtype, shape, at, nbytes in rows
     }
 
 
@@ -139,8 +196,19 @@ def _check(dtype: str) -> None:
     _ = _DTYPES[dtype]
 
 
+def _device(device: object) -> None:
+    """Arrays are in this machine's memory, and nowhere else."""
+    if device not in (None, "cpu"):
+        raise make("request", None, f"device: NumPy arrays cannot be on {device!r}; use cpu")
+
+
+def _put(array: Any, device: None) -> NDArray[Any]:
+    """An element of an array is an array as well."""
+    return np.asarray(array)
+
+
 def save_file(
-    tensors: Mapping[str, NDArray[Any]],
+    tensor_dict: Mapping[str, NDArray[Any]],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
@@ -153,29 +221,30 @@ def save_file(
     first. The file is replaced whole or not at all, and on the disk when this returns.
 
     Args:
-        tensors: The arrays by name.
+        tensor_dict: The arrays by name.
         filename: The file.
         metadata: Texts by name, for the header.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
             `progress`.
 
     Raises:
-        TypeError: An array has a type that the format does not know.
-        Error: As `dmafile.save`.
+        TypeError: A name or a text is not a string; or an array has a type that the format does not
+            know (then also a SafetensorError).
+        SafetensorError: The save failed, as `dmafile.save` does.
     """
-    return _save(_parts(tensors, metadata), filename, **options)
+    return write(_rows(tensor_dict), filename, metadata, options)
 
 
-def save(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
+def save(
+    tensor_dict: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """What `save_file` writes, as bytes."""
-    return b"".join(_parts(tensors, metadata))
+    return b"".join(parts(_rows(tensor_dict), metadata))
 
 
-def _parts(
-    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None
-) -> list[memoryview]:
-    """The header, and the bytes of each array where they are."""
-    return parts([_row(name, array) for name, array in tensors.items()], metadata)
+def _rows(tensor_dict: Mapping[str, NDArray[Any]]) -> list[Row]:
+    """What is saved of the arrays."""
+    return [_row(name, array) for name, array in tensor_dict.items()]
 
 
 def _row(name: str, array: NDArray[Any]) -> Row:

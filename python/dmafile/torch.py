@@ -1,7 +1,6 @@
 """Tensors of safetensors and GGUF files as PyTorch tensors."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
@@ -10,16 +9,60 @@ import torch
 import torch.distributed as dist
 
 from . import _dmafile
+from ._errors import Error, make
 from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, check_empty, open_model
 from ._progress import Callback, callback
-from ._safetensors import NAMES, Row, at_address, name_of, parts, serialize, serialize_file
-from ._save import Path, SaveOptions
-from ._save import save as _save
+from ._safetensors import (
+    NAMES,
+    Row,
+    TensorSpec,
+    at_address,
+    described,
+    deserialize,
+    name_of,
+    parts,
+    serialize,
+    serialize_file,
+    shape_of,
+    write,
+)
+from ._save import HasBytes, Path, SaveOptions
+from ._sharing import (
+    _end_ptr,
+    _find_shared_tensors,
+    _is_complete,
+    _remove_duplicate_names,
+    storage_ptr,
+    storage_size,
+)
 from ._stream import Batch, Placed, Tensors, chosen
 from ._stream import stream as _batches
+from ._tensors import check_backend, safe_open
 
-__all__ = ["load_file", "save", "save_file", "serialize", "serialize_file", "stream"]
+# The names that begin with an underscore are those that programs take from safetensors.
+__all__ = [
+    "_TYPES",
+    "TensorSpec",
+    "_end_ptr",
+    "_find_shared_tensors",
+    "_getdtype",
+    "_is_complete",
+    "_remove_duplicate_names",
+    "deserialize",
+    "load",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save",
+    "save_file",
+    "save_model",
+    "serialize",
+    "serialize_file",
+    "storage_ptr",
+    "storage_size",
+    "stream",
+]
 
 # PyTorch is not there to type-check against.
 _Tensor: TypeAlias = Any
@@ -27,13 +70,16 @@ Report: TypeAlias = Callable[[dict[str, Any]], object]
 """Called with where the bytes of a load came from."""
 _View: TypeAlias = Callable[[memoryview | None, int, Placed], _Tensor]
 
-_DTYPES = {name: dtype for dtype, name in NAMES.items() if name != "F4"}
+_TYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasattr(torch, dtype)}
+# Older versions get the bytes.
+_TYPES.setdefault("F4", torch.uint8)
 
 
 def load_file(
     filename: ModelPath,
     device: Any = "cpu",
     *,
+    backend: str = "mmap",
     tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
@@ -44,8 +90,8 @@ def load_file(
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive; for another `device` each is copied there.
 
-    Tensors of `held:NAME` are views of the held memory that can be written to: what is written
-    stays in this process, in pages of its own. Memory that others can change
+    Tensors of `held:NAME` and `held:NAME@SOCKET` are views of the held memory that can be written
+    to: what is written stays in this process, in pages of its own. Memory that others can change
     (`hold(writable=True)`, dma-bufs) is refused (EPERM).
 
     With a `group` all of its ranks load the same files at the same time, and each byte is read from
@@ -76,6 +122,7 @@ def load_file(
             or options, or its files have other bytes.
         TypeError: This PyTorch has no dtype for a tensor.
     """
+    check_backend(backend)
     if held_name(filename) is None and _is_of_several(group):
         how = (device, tensors, verify, progress, group, report, options)
         return dict(_with_ranks(filename, *how))
@@ -104,6 +151,30 @@ def load_file(
     if report is not None:
         report(_alone(whole.nbytes if whole else 0, began))
     return loaded
+
+
+def _views(load: Callable[[], _dmafile.Buffer] | None, rows: list[Placed]) -> dict[str, _Tensor]:
+    """What is loaded, None where it would have no bytes, as tensors."""
+    view = _viewer(rows)
+    whole = None if load is None else memoryview(load())
+    return {row[0]: view(whole, 0, row) for row in rows}
+
+
+def load(data: HasBytes) -> dict[str, _Tensor]:
+    """The tensors of a file that is in memory, on the CPU, each with memory of its own.
+
+    Args:
+        data: The bytes of a safetensors file: `bytes`, or any object with the buffer protocol.
+
+    Raises:
+        SafetensorError: They are not a sound file (EBADMSG).
+        TypeError: This PyTorch has no dtype for a tensor.
+    """
+    view, rows = described(data, viewed=True)
+    return {
+        name: _array(bytearray(view[at : at + nbytes]) if nbytes else None, dtype, shape)
+        for name, dtype, shape, at, nbytes in rows
+    }
 
 
 def stream(
@@ -218,14 +289,14 @@ def _viewer(rows: list[Placed]) -> _View:
     """What makes a tensor of memory, what its first byte is, and a row; raises a TypeError where
     this PyTorch has no tensors for one of them."""
     dtypes = {name: _dtype(name) for name in {row[1] for row in rows}}
-    sizes = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in dtypes.items()}
+    sizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     frombuffer = torch.frombuffer
 
     def view(whole: memoryview | None, start: int, row: Placed) -> _Tensor:
         _, name, shape, at, nbytes = row
         dtype = dtypes[name]
         if not nbytes:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         count = nbytes // sizes[name]
         return frombuffer(whole, dtype=dtype, count=count, offset=at - start).view(shape)
 
@@ -234,13 +305,27 @@ def _viewer(rows: list[Placed]) -> _View:
 
 def _device(device: Any) -> Any:
     """A device that this PyTorch lacks is an error before anything is read."""
-    where = torch.device(device)
-    torch.empty(0, device=where)
+    try:
+        where = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=where)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        text = f"device: {device!r} cannot be used: {why}; use cpu, or a PyTorch built for it"
+        raise make("device", None, text) from error
     return where
 
 
+def _put(tensor: _Tensor, device: Any) -> _Tensor:
+    return tensor.to(device)
+
+
+def _getdtype(dtype_str: str) -> Any:
+    """PyTorch's type for one of the format; a KeyError where this version has none."""
+    return _TYPES[dtype_str]
+
+
 def _dtype(name: str) -> Any:
-    dtype = getattr(torch, _DTYPES.get(name, ""), None)
+    dtype = _TYPES.get(name)
     if dtype is None:
         raise TypeError(f"this PyTorch has no dtype for {name} tensors")
     return dtype
@@ -251,7 +336,7 @@ def _array(
 ) -> _Tensor:
     """The whole of a buffer as one tensor; None for a tensor without elements."""
     if buffer is None:
-        return torch.empty(shape, dtype=_dtype(dtype))
+        return torch.empty(shape, dtype=_dtype(dtype), device="cpu")
     return torch.frombuffer(memoryview(buffer), dtype=_dtype(dtype)).view(shape)
 
 
@@ -284,12 +369,13 @@ def save_file(
     Raises:
         ValueError: A tensor is none, is sparse, or is not contiguous.
         RuntimeError: Tensors share memory.
-        TypeError: The format does not know the type of a tensor.
-        Error: As `dmafile.save`.
+        TypeError: A name or a text is not a string; or the format does not know the type of a
+            tensor (then also a SafetensorError).
+        SafetensorError: The save failed, as `dmafile.save` does.
     """
     kept, rows = _rows(tensors)
     try:
-        return _save(parts(rows, metadata), filename, **options)
+        return write(rows, filename, metadata, options)
     finally:
         del kept
 
@@ -309,12 +395,13 @@ def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
         raise ValueError(f"tensors: wanted a dictionary of tensors, got a {type(tensors).__name__}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name}: it is no tensor but a {type(tensor).__name__}")
+            raise ValueError(f"{name}: it is a {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided:
             raise ValueError(f"{name}: it is sparse; save its .to_dense()")
-    if shared := _sharing(tensors):
+    if shared := [sorted(names) for names in _find_shared_tensors(tensors) if len(names) > 1]:
         raise RuntimeError(
-            f"tensors share memory: {', '.join(shared)}; save one of them, or .clone() the others"
+            f"tensors share memory: {', '.join(map(' with '.join, shared))}; save one of them, "
+            "or .clone() the others, or use save_model"
         )
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
@@ -323,38 +410,93 @@ def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
     for name, tensor in tensors.items():
         here = tensor.detach().to("cpu").resolve_conj().resolve_neg()
         kept.append(here)
-        dtype = name_of(str(here.dtype).removeprefix("torch."))
-        shape = tuple(here.shape)
-        if dtype == "F4" and shape:
-            # Two elements are a byte, and one of PyTorch's.
-            shape = (*shape[:-1], 2 * shape[-1])
+        dtype = str(here.dtype).removeprefix("torch.")
         data = at_address(here.data_ptr(), here.numel() * here.element_size())
-        rows.append((name, dtype, shape, data))
+        rows.append((name, name_of(dtype), shape_of(dtype, here.shape), data))
     return kept, rows
 
 
-def _sharing(tensors: Mapping[str, _Tensor]) -> list[str]:
-    """Which tensors have memory in common, in pairs."""
-    storages = defaultdict(list)
-    for name, tensor in tensors.items():
-        if tensor.device.type == "meta":
-            continue
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() and storage.nbytes():
-            last = sum(
-                (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-            )
-            elements = last + 1 if tensor.numel() else 0
-            start = tensor.data_ptr()
-            end = start + elements * tensor.element_size()
-            storages[tensor.device, storage.data_ptr()].append((start, end, name))
-    shared = []
-    for areas in storages.values():
-        areas.sort()
-        _, reached, before = areas[0]
-        for start, end, name in areas[1:]:
-            if start < reached:
-                shared.append(f"{name} with {before}")
-            if end > reached:
-                reached, before = end, name
-    return shared
+def save_model(
+    model: Any,
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    force_contiguous: bool = True,
+    **options: Unpack[SaveOptions],
+) -> dict[str, Any]:
+    """Saves the tensors of a module, and of those that share memory only one; returns the report.
+
+    As in safetensors, the metadata maps the names of the others to the name of the one that was
+    saved. `load_model` reads such a file.
+
+    Args:
+        model: A `torch.nn.Module`.
+        filename: The file.
+        metadata: Texts by name, for the header. The dictionary is not changed.
+        force_contiguous: Whether tensors that are not contiguous are copied first.
+        options: As in `save_file`.
+
+    Raises:
+        RuntimeError: Tensors are views of memory that none of them covers.
+        ValueError: A tensor is sparse, or not contiguous without `force_contiguous`.
+        Error: As `save_file`.
+    """
+    tensors = model.state_dict()
+    texts = dict(metadata or {})
+    for kept, others in _remove_duplicate_names(tensors).items():
+        for name in others:
+            texts.setdefault(name, kept)
+            del tensors[name]
+    if force_contiguous:
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    try:
+        return save_file(tensors, filename, texts or metadata, **options)
+    except ValueError as error:
+        if force_contiguous or isinstance(error, Error):
+            raise
+        raise ValueError(f"{error}, or use save_model(..., force_contiguous=True)") from None
+
+
+def load_model(
+    model: Any,
+    filename: ModelPath,
+    strict: bool = True,
+    device: Any = "cpu",
+    *,
+    backend: str = "mmap",
+    **options: Unpack[Options],
+) -> tuple[set[str], list[str]]:
+    """Loads a file into the tensors of a module, some of which may share memory.
+
+    Args:
+        model: A `torch.nn.Module`.
+        filename: A file, or a model, as `load_file` takes it.
+        strict: Whether a tensor that the file or the module lacks is an error.
+        device, backend, options: As in `load_file`.
+
+    Returns:
+        The names that only the module has, and those that only the file has.
+
+    Raises:
+        RuntimeError: With `strict`, the names differ; the tensors in both have been loaded. Or the
+            shape of a tensor differs.
+        Error: As `load_file`.
+    """
+    tensors = load_file(filename, device, backend=backend, **options)
+    shared = _remove_duplicate_names(model.state_dict(), preferred_names=tensors)
+    report = model.load_state_dict(tensors, strict=False)
+    missing, unexpected = set(report.missing_keys), list(report.unexpected_keys)
+    for names in shared.values():
+        # Loaded by the name that was kept.
+        unexpected += [name for name in names if name not in missing]
+        missing.difference_update(names)
+    if strict and (missing or unexpected):
+        kinds = (("Missing", missing), ("Unexpected", unexpected))
+        told = [
+            f"{kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names))
+            for kind, names in kinds
+            if names
+        ]
+        # The words of PyTorch, which programs look for.
+        text = f"Error(s) in loading state_dict for {type(model).__name__}: {'; '.join(told)}"
+        raise RuntimeError(text)
+    return missing, unexpected

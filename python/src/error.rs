@@ -34,6 +34,19 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
         ErrorKind::Cancelled => "cancelled",
         _ => "failed",
     };
+    of_kind(py, kind, error, path)
+}
+
+/// The same of the headers of a model: what is wrong in one, or that there is none, is a
+/// `SafetensorError`.
+pub(crate) fn unsound(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::BADMSG | Errno::NODATA) => of_kind(py, "safetensors", error, path),
+        _ => raise(py, error, path),
+    }
+}
+
+fn of_kind(py: Python<'_>, kind: &str, error: &Error, path: Option<&Path>) -> PyErr {
     make(
         py,
         kind,

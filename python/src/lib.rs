@@ -33,7 +33,7 @@ mod module {
     #[pymodule_export]
     use super::main;
     #[pymodule_export]
-    use super::model::{Digests, Model};
+    use super::model::{Digests, Model, table};
     #[pymodule_export]
     use super::recorder::{Recorder, RecorderBuffer, Recording, Ticket, attach};
     #[pymodule_export]

@@ -1,10 +1,10 @@
 //! Models: named tensors, loaded together or one by one.
 
 use crate::buffer::Buffer;
-use crate::error::raise;
+use crate::error::{raise, unsound};
 use crate::job::{Job, Running};
 use crate::request::{self, MODEL};
-use dmafile::format::{Dtype, Value};
+use dmafile::format::{Dtype, Table, Value};
 use dmafile::{Kind, Load, Pattern, SMALL_READ, Tensor};
 use pyo3::exceptions::{PyKeyError, PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -36,7 +36,7 @@ impl Model {
         };
         match opened {
             Ok(model) => Ok(Self { model, path }),
-            Err(error) => Err(raise(py, &error, Some(&path))),
+            Err(error) => Err(unsound(py, &error, Some(&path))),
         }
     }
 
@@ -59,7 +59,7 @@ impl Model {
         });
         match opened {
             Ok(model) => Ok(Self { model, path: name }),
-            Err(error) => Err(raise(py, &error, None)),
+            Err(error) => Err(unsound(py, &error, None)),
         }
     }
 
@@ -74,13 +74,16 @@ impl Model {
         self.model.format().to_string()
     }
 
-    /// What the headers say besides the tensors.
-    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    /// What the headers say besides the tensors; None where they say nothing.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        if !self.model.has_metadata() {
+            return Ok(None);
+        }
         let all = PyDict::new(py);
         for (name, value) in self.model.metadata() {
             all.set_item(name, python(py, value)?)?;
         }
-        Ok(all)
+        Ok(Some(all))
     }
 
     /// The names of the tensors, in the order of their bytes.
@@ -90,7 +93,7 @@ impl Model {
     }
 
     /// A row `(name, dtype, shape, at, nbytes)` for each tensor, or for those that `patterns` name,
-    /// in the order of their bytes. What has no dtype in Python is a row of U8.
+    /// in the order of their bytes. What has no dtype in Python is a row of U8; F4 comes in bytes.
     #[pyo3(signature = (patterns=None))]
     fn table<'py>(
         &self,
@@ -106,7 +109,7 @@ impl Model {
                 .map_err(|error| raise(py, &error, Some(&self.path)))?,
         };
         let rows = chosen.into_iter().map(|tensor| {
-            let (dtype, shape) = view(tensor);
+            let (dtype, shape) = view(tensor.dtype, &tensor.shape, tensor.bytes);
             let dtype = dtypes
                 .entry(dtype)
                 .or_insert_with(|| PyString::intern(py, dtype.name()));
@@ -136,7 +139,7 @@ impl Model {
         name: &str,
     ) -> PyResult<(&'static str, Bound<'py, PyTuple>, u64)> {
         let tensor = self.tensor(name)?;
-        let (dtype, shape) = view(tensor);
+        let (dtype, shape) = view(tensor.dtype, &tensor.shape, tensor.bytes);
         let shape = PyTuple::new(py, shape.as_ref().unwrap_or(&tensor.shape))?;
         Ok((dtype.name(), shape, tensor.bytes))
     }
@@ -294,20 +297,53 @@ fn parsed(py: Python<'_>, patterns: Vec<String>) -> PyResult<Vec<Pattern>> {
     parsed.map_err(|error| raise(py, &error, None))
 }
 
+/// A row as that of `Model::table` for each tensor of a file whose first bytes are `head`, all of its
+/// header among them, and which has `size` bytes; with dtypes and shapes as `viewed`, or as the header
+/// says.
+#[pyfunction]
+pub(crate) fn table<'py>(
+    py: Python<'py>,
+    mut head: &[u8],
+    size: u64,
+    viewed: bool,
+) -> PyResult<Bound<'py, PyList>> {
+    let table = Table::read(&mut head, size).map_err(|error| unsound(py, &error, None))?;
+    let rows = table.tensors.iter().map(|tensor| {
+        let (dtype, shape) = match viewed {
+            true => view(tensor.dtype, &tensor.shape, tensor.bytes),
+            false => (tensor.dtype, None),
+        };
+        let shape = PyTuple::new(py, shape.as_ref().unwrap_or(&tensor.shape))?;
+        (
+            &tensor.name,
+            dtype.name(),
+            shape,
+            tensor.offset,
+            tensor.bytes,
+        )
+            .into_pyobject(py)
+    });
+    PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)
+}
+
 /// The dtype and, where it is another, the shape of the array that shows a tensor: blocks of
 /// several elements, and elements narrower than a byte, are shown as the bytes of each row.
-fn view(tensor: &Tensor) -> (Dtype, Option<Vec<u64>>) {
-    let dtype = tensor.dtype;
+/// PyTorch has a dtype for a byte of two F4.
+fn view(dtype: Dtype, shape: &[u64], bytes: u64) -> (Dtype, Option<Vec<u64>>) {
     if dtype.block_elements() == 1 && dtype.block_bits().is_multiple_of(8) {
         return (dtype, None);
     }
-    let rows = tensor.shape.split_last().and_then(|(&last, before)| {
+    let rows = shape.split_last().and_then(|(&last, before)| {
         let mut shape = before.to_vec();
         shape.push(dtype.bytes(last)?);
         Some(shape)
     });
-    // A row that ends inside a byte.
-    (Dtype::U8, Some(rows.unwrap_or_else(|| vec![tensor.bytes])))
+    match rows {
+        Some(rows) if dtype == Dtype::F4 => (dtype, Some(rows)),
+        Some(rows) => (Dtype::U8, Some(rows)),
+        // A row that ends inside a byte.
+        None => (Dtype::U8, Some(vec![bytes])),
+    }
 }
 
 fn python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,23 @@ def test_a_wait_ends_with_the_hold_or_with_control_c(model: Path, place: Path) -
     # It is about to wait, or waits: a signal ends it in either case.
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate(timeout=60)
+    assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
+
+
+def test_control_c_ends_the_wait_for_an_answer(place: Path) -> None:
+    at = place / "silent"
+    program = "import sys, dmafile; dmafile.take('x', at=sys.argv[1], wait=None)"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
+        holder.bind(str(at))
+        holder.listen()
+        command = [sys.executable, "-c", program, str(at)]
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        peer, _ = holder.accept()
+        with peer:
+            # It has asked, and never gets an answer.
+            assert peer.recv(4096)
+            child.send_signal(signal.SIGINT)
+            _, stderr = child.communicate(timeout=60)
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
 
 
@@ -291,11 +309,27 @@ def test_numpy_sees_the_held_memory(model: Path, arrays: Arrays, named: str) -> 
             assert opened.format == "safetensors" and opened.metadata() == {"format": "np"}
             assert np.array_equal(opened.get_tensor("large"), arrays["large"])
             assert np.array_equal(opened.get_slice("large")[7:90:3], arrays["large"][7:90:3])
+        with dmafile.safe_open(f"held:{named}", "np") as opened:
+            together = opened.get_tensors()
+            assert together.keys() == arrays.keys()
+            assert all(np.array_equal(together[name], array) for name, array in arrays.items())
         assert dmafile.holds(at=holder.at)[0]["takers"] > 0
     # The holder is gone, the memory is not.
     assert np.array_equal(tensors["large"], arrays["large"])
     with pytest.raises(FileNotFoundError):
         dmafile.numpy.load_file(f"held:{named}")
+
+
+def test_a_socket_elsewhere_is_named(model: Path, arrays: Arrays, place: Path) -> None:
+    at = place / "a@b"
+    with dmafile.hold(model, name="x", at=at):
+        tensors = dmafile.numpy.load_file(f"held:x@{at}")
+        assert np.array_equal(tensors["large"], arrays["large"])
+        with dmafile.open_tensors(f"held:x@{at}") as opened:
+            assert np.array_equal(opened.get_tensor("small"), arrays["small"])
+        for wrong in (f"held:y@{at}", f"held:x@{at}-not", "held:x@"):
+            with pytest.raises(FileNotFoundError):
+                dmafile.numpy.load_file(wrong)
 
 
 def shared_kib(array: "np.ndarray[Any, Any]") -> int:

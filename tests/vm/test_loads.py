@@ -61,6 +61,12 @@ def test_what_a_dead_process_held_is_imported(programs: Programs, kernel: str) -
 
 
 @pytest.mark.usefixtures("ready")
+def test_a_service_keeps_its_memory_over_restarts(programs: Programs) -> None:
+    options = ("--kernel=6.12", "--fs=ext4")
+    passed(programs.run("services", "/mnt", options=options), "starts checked")
+
+
+@pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["6.12", pytest.param("6.1", marks=matrix), NEWEST])
 def test_an_ordinary_user_loads_within_the_limits(programs: Programs, kernel: str) -> None:
     kinds = () if kernel == "6.1" else KINDS

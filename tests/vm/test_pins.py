@@ -1,4 +1,4 @@
-"""What `dmafile pins` tells on stock kernels, beside a program that pins known memory.
+"""What `dmafile pins` tells beside a program that pins known memory, on stock kernels and the series.
 
 One boot a kernel. What is compared is in tests/vm/inside/pins.py, which runs in the machine.
 """
@@ -20,3 +20,12 @@ KERNELS = ["6.12", *(pytest.param(name, marks=matrix) for name in ("6.1", kernel
 def test_who_pins_and_how_much_is_what_was_done(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("pins", options=options), "facts checked")
+
+
+@matrix
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("tracker", ["on", "off"])
+def test_what_the_series_counts_is_what_was_done(programs: Programs, tracker: str) -> None:
+    options = ("--kernel=series", f"--append=pin_owner={tracker}")
+    result = programs.run("pins", "tracked", options=options)
+    passed(result, f"facts checked, the tracker is {tracker}")

@@ -322,6 +322,14 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Whether a process catches a signal.
+pub fn caught(pid: i32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) >> (signal - 1) & 1 == 1
+}
+
 /// What every file of these tests holds, from `offset`: no two blocks of it are alike.
 pub fn content(offset: u64, len: usize) -> Vec<u8> {
     // splitmix64 of the number of each word

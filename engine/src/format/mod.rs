@@ -86,6 +86,8 @@ pub struct Table {
     pub format: Format,
     /// Everything else that the header says, by name.
     pub metadata: BTreeMap<String, Value>,
+    /// Whether the header has metadata, which may be empty: safetensors files need not.
+    pub has_metadata: bool,
     /// The tensors, in the order of their bytes in the file.
     pub tensors: Vec<Entry>,
     /// Where the header ends and the tensors may begin.

@@ -4,6 +4,7 @@ use super::name;
 use super::place;
 use super::protocol::{HeldInfo, Op};
 use super::take::Talk;
+use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::sys::errno;
 use serde::Serialize;
@@ -107,12 +108,12 @@ pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
 }
 
 pub(super) fn end(at: &Path, name: &str) -> Result<()> {
-    let mut talk = Talk::begin("cannot release", at, Instant::now())?;
+    let mut talk = Talk::begin("cannot release", at, Instant::now(), &CancelToken::new())?;
     talk.ask(Op::Release, Some(name), 0).map(drop)
 }
 
 fn ask(at: &Path) -> Result<Holding> {
-    let mut talk = Talk::begin("cannot list", at, Instant::now())?;
+    let mut talk = Talk::begin("cannot list", at, Instant::now(), &CancelToken::new())?;
     let mut files = Vec::new();
     loop {
         let (answer, _) = talk.ask(Op::List, None, files.len())?;

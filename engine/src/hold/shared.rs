@@ -148,7 +148,7 @@ impl Shared {
         let until = Instant::now() + self.wait;
         let lock = Lock::take(&folder, until, &self.wanted.cancel)?;
         let place = folder.join(format!("{}-{:x}", std::process::id(), now_in_ns()));
-        if let Some(held) = look_around(&folder, &key, &files) {
+        if let Some(held) = look_around(&folder, &key, &self.wanted.cancel) {
             let members = held.files().iter();
             let members = members.map(|file| Member::of(file.info.clone(), &file.buffer));
             let holder = pass_on(&place, &key, members.collect::<Result<_>>()?)?;
@@ -163,7 +163,7 @@ impl Shared {
         }))
     }
 
-    /// The same for all processes that ask for the same.
+    /// The same for all processes that ask for the same: the same files, in the same state, with the same options.
     fn key(&self, files: &[Open]) -> String {
         let Wanted {
             kind,
@@ -274,31 +274,22 @@ fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
 }
 
 /// Takes the files from a process that has them. Sockets of processes that have ended are removed.
-fn look_around(folder: &Path, key: &str, files: &[Open]) -> Option<Held> {
+fn look_around(folder: &Path, key: &str, cancel: &CancelToken) -> Option<Held> {
     for entry in fs::read_dir(folder).ok()?.flatten() {
         let path = entry.path();
         if entry.file_name() == LOCK {
             continue;
         }
-        match take(&path, key, Instant::now()) {
-            Ok(held) if is_it(&held, files) => return Some(held),
-            Ok(_) => {}
+        match take(&path, key, Instant::now(), cancel) {
+            Ok(held) => return Some(held),
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
                 let _ = fs::remove_file(&path);
             }
-            // It is just ending, or is stopped.
+            // It is just ending, or is stopped; or the token is set, which the load finds, too.
             Err(_) => {}
         }
     }
     None
-}
-
-fn is_it(held: &Held, files: &[Open]) -> bool {
-    let (pid_and_uid, found) = (held.holder(), held.files().iter());
-    let same = |(file, wanted): (&super::HeldFile, &Open)| {
-        file.info.identity == wanted.identity && file.info.bytes == wanted.identity.size
-    };
-    pid_and_uid.1 == place::user() && found.len() == files.len() && found.zip(files).all(same)
 }
 
 /// The name of the file that is locked.

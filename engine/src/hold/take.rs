@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an answer may take where the process that made the socket has ended: another may have inherited it
 /// and serve it.
 const DOUBT: Duration = Duration::from_millis(500);
-/// How often a holder is looked for.
+/// How often a holder, and the token, are looked at.
 const STEP: Duration = Duration::from_millis(10);
 
 /// A builder of a take: which hold, where, and how long to wait for it.
@@ -205,7 +205,7 @@ impl Take {
         self
     }
 
-    /// Lets `token` end the wait early.
+    /// Lets `token` end the wait early, for a hold or for an answer.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
@@ -233,7 +233,7 @@ impl Take {
         loop {
             let mut first = None;
             for at in &places {
-                match take(at, &self.name, until) {
+                match take(at, &self.name, until, &self.cancel) {
                     Ok(held) => return Ok(held),
                     Err(error) if is_absent(&error) => first = first.or(Some(error)),
                     Err(error) => return Err(error),
@@ -241,7 +241,7 @@ impl Take {
             }
             let error = first.expect("there is a place to look at");
             if self.cancel.is_set() {
-                return Err(Error::cancelled(&self.name));
+                return Err(Error::take_cancelled(&self.name));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -266,8 +266,8 @@ fn is_absent(error: &Error) -> bool {
 }
 
 /// Takes it once.
-pub(super) fn take(at: &Path, name: &str, until: Instant) -> Result<Held> {
-    let mut talk = Talk::begin("cannot take", at, until)?;
+pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
+    let mut talk = Talk::begin("cannot take", at, until, cancel)?;
     let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
     loop {
         let (answer, fds) = talk.ask(Op::Take, Some(name), files.len())?;
@@ -337,19 +337,27 @@ pub(super) struct Talk {
     at: PathBuf,
     pub who: Credentials,
     until: Instant,
+    cancel: CancelToken,
     what: &'static str,
 }
 
 impl Talk {
     /// Connects; errors say that they can't do `what`. The last answer has come by `until`, or in reasonable
-    /// time.
-    pub(super) fn begin(what: &'static str, at: &Path, until: Instant) -> Result<Self> {
+    /// time, unless `cancel` ends the wait.
+    pub(super) fn begin(
+        what: &'static str,
+        at: &Path,
+        until: Instant,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
         let until = until.max(Instant::now() + PATIENCE);
         let socket = loop {
             match place::connect(what, at) {
                 // Many wait to be accepted.
                 Err(error)
-                    if error.raw_os_error() == Some(libc::EAGAIN) && Instant::now() < until =>
+                    if error.raw_os_error() == Some(libc::EAGAIN)
+                        && Instant::now() < until
+                        && !cancel.is_set() =>
                 {
                     std::thread::sleep(STEP);
                 }
@@ -363,6 +371,7 @@ impl Talk {
             at: at.to_path_buf(),
             who,
             until,
+            cancel: cancel.clone(),
             what,
         })
     }
@@ -397,17 +406,22 @@ impl Talk {
         };
         socket::send(self.socket.as_fd(), &bytes, &[], false).map_err(failed)?;
         let mut bytes = vec![0; LONGEST_ANSWER + 1];
+        let asked = Instant::now();
         let (got, fds) = loop {
             match socket::receive_up_to(self.socket.as_fd(), &mut bytes, false) {
                 Err(Errno::AGAIN) => {}
                 Err(Errno::MSGSIZE) => return Err(self.unsound("it is too long")),
                 done => break done.map_err(failed)?,
             }
+            if self.cancel.is_set() {
+                return Err(Error::take_cancelled(self.at.display().to_string()));
+            }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(failed(Errno::TIMEDOUT));
             }
-            if !file::wait_readable(self.socket.as_fd(), left.min(DOUBT)).map_err(failed)?
+            if !file::wait_readable(self.socket.as_fd(), left.min(STEP)).map_err(failed)?
+                && asked.elapsed() >= DOUBT
                 && has_ended(self.who.pid)
             {
                 // A process that it forked keeps the socket open, and never answers.

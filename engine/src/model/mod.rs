@@ -73,6 +73,7 @@ pub struct Model {
     source: Arc<Source>,
     format: Format,
     metadata: BTreeMap<String, Value>,
+    has_metadata: bool,
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
 }
@@ -163,10 +164,12 @@ impl Model {
             found.check_split(shard, &table).map_err(unsound)?;
             // The first says all there is to say of the model.
             let (format, metadata) = (table.format, table.metadata);
+            let has_metadata = table.has_metadata;
             let model = model.get_or_insert_with(|| Self {
                 source: Arc::clone(&source),
                 format,
                 metadata,
+                has_metadata,
                 tensors: Vec::new(),
                 by_name: HashMap::new(),
             });
@@ -238,6 +241,11 @@ impl Model {
     /// What the header of the first file says besides.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
+    }
+
+    /// Whether that header has metadata, which may be empty: safetensors files need not.
+    pub fn has_metadata(&self) -> bool {
+        self.has_metadata
     }
 
     /// The tensors that at least one pattern names, in the order of the files.

@@ -121,7 +121,7 @@ enum Body<'m> {
     Nothing,
     Memory(Memory),
     /// Memory that the caller lends.
-    Lent(Lent),
+    Lent(Lent<'m>),
     File(Source),
     Stream(Stream),
     Parts(Parts<'m>),
@@ -204,7 +204,7 @@ impl<'m> Opened<'m> {
     }
 
     /// Memory of a caller.
-    pub(super) fn lent(memory: Lent) -> Self {
+    pub(super) fn lent(memory: Lent<'m>) -> Self {
         Self {
             name: "the caller's memory".to_string(),
             kind: "memory",
@@ -249,6 +249,11 @@ impl<'m> Opened<'m> {
             Body::Stream(_) => Err("a pipe has no memory to write from"),
             Body::Nothing | Body::File(_) => Err("what is on a disk has to be read first"),
         }
+    }
+
+    /// It is memory of a caller, which has no holes.
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(*self.body, Body::Lent(_))
     }
 
     pub(super) fn parts(&self) -> Option<&Parts<'m>> {

@@ -23,9 +23,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Below this a ring of its own costs a write more than it gives: one pwrite(2) does the same.
-const SMALL: u64 = 1 << 20;
-
 /// How parts are written.
 pub(crate) struct How {
     pub(crate) method: Method,
@@ -57,7 +54,7 @@ impl Memory {
 
     /// Memory of the caller.
     pub(crate) fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        let opened = Opened::lent(Lent::new(owner));
+        let opened = Opened::lent(Lent::owned(owner));
         Self::new(opened.place(0), opened)
     }
 
@@ -126,7 +123,8 @@ impl Memory {
     ) -> Result<()> {
         let plan = self.plan(origin, to, how)?;
         let first = plan.first();
-        if whole < SMALL && first.method == Method::Uring && first.direct {
+        // A ring for one operation is one call more than the write itself.
+        if whole <= plan.block_of(first) && first.method == Method::Uring && first.direct {
             match to.write_from(origin, whole, offset) {
                 // The ladder finds out why, and another way.
                 Err(Errno::FAULT | Errno::INVAL | Errno::OPNOTSUPP | Errno::AGAIN) => {}

@@ -6,7 +6,7 @@ use crate::control::CancelToken;
 use crate::error::{Error, Result};
 use crate::flow::feed::FileRange;
 use crate::sys::Errno;
-use crate::sys::map::Region;
+use crate::sys::map::{Lent, Region};
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct OriginPart<'m>(Piece<'m>);
 
 #[derive(Clone)]
 enum Piece<'m> {
-    Memory(Region<'m>),
+    Memory(Lent<'m>),
     Fd {
         fd: Arc<OwnedFd>,
         number: i32,
@@ -39,7 +39,7 @@ enum Piece<'m> {
 impl<'m> OriginPart<'m> {
     /// Memory that others may write to meanwhile: what they write may be in the file or not, byte by byte.
     pub fn shared(memory: &'m [AtomicU8]) -> Self {
-        Self(Piece::Memory(Region::shown_shared(memory)))
+        Self(Piece::Memory(Lent::shown_shared(memory)))
     }
 
     /// `bytes` bytes of what a descriptor stands for, from byte `at` on: of a memfd, a dma-buf, a regular
@@ -58,7 +58,7 @@ impl<'m> OriginPart<'m> {
     /// How many bytes it has.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
-            Piece::Memory(memory) => memory.len(),
+            Piece::Memory(memory) => memory.region().len(),
             Piece::Fd { bytes, .. } => *bytes,
         }
     }
@@ -66,7 +66,7 @@ impl<'m> OriginPart<'m> {
 
 impl<'m> From<&'m [u8]> for OriginPart<'m> {
     fn from(memory: &'m [u8]) -> Self {
-        Self(Piece::Memory(Region::shown(memory)))
+        Self(Piece::Memory(Lent::shown(memory)))
     }
 }
 
@@ -92,12 +92,7 @@ pub(super) struct Parts<'m>(Vec<Placed<'m>>);
 struct Placed<'m> {
     start: u64,
     end: u64,
-    held: Held<'m>,
-}
-
-enum Held<'m> {
-    Memory(Region<'m>),
-    Opened(Opened<'m>),
+    opened: Opened<'m>,
 }
 
 /// What a place in memory needs, so that bytes are written from there.
@@ -113,9 +108,10 @@ pub(super) struct Fit {
 const SMALL: u64 = 128 << 10;
 
 impl Fit {
-    pub(super) fn of(origin: &Opened<'_>, to: &To, direct: bool) -> Self {
+    /// Of an origin that is written to a file from byte `at` of it on.
+    pub(super) fn of(origin: &Opened<'_>, (to, at): (&To, u64), direct: bool) -> Self {
         Self {
-            base: to.at.wrapping_sub(origin.start),
+            base: at.wrapping_sub(origin.start),
             direct: direct.then_some((to.memory_align, to.grain)),
         }
     }
@@ -126,8 +122,8 @@ impl<'m> Parts<'m> {
     pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, &'static str)> {
         let (mut all, mut start) = (Vec::new(), 0_u64);
         for part in parts {
-            let held = match &part.0 {
-                Piece::Memory(memory) => Held::Memory(*memory),
+            let opened = match &part.0 {
+                Piece::Memory(memory) => Opened::lent(memory.clone()),
                 Piece::Fd {
                     fd,
                     number,
@@ -140,17 +136,17 @@ impl<'m> Parts<'m> {
                         let error = Error::os("cannot save", Errno::SPIPE).at(part.to_string());
                         return Err(error.with_why("a pipe cannot be one of several parts"));
                     }
-                    Held::Opened(opened)
+                    opened
                 }
             };
             let end = start.checked_add(part.bytes());
             let end = end.ok_or_else(|| Error::os("cannot save", Errno::OVERFLOW))?;
             if start < end {
-                all.push(Placed { start, end, held });
+                all.push(Placed { start, end, opened });
             }
             start = end;
         }
-        let in_memory = all.iter().all(|one| matches!(one.held, Held::Memory(_)));
+        let in_memory = all.iter().all(|one| one.opened.is_lent());
         let kind = if in_memory { "memory" } else { "parts" };
         Ok((Self(all), start, kind))
     }
@@ -167,10 +163,7 @@ impl<'m> Parts<'m> {
     pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
         for (one, from, upto) in self.across(at, at + into.len() as u64) {
             let into = &mut into[(from - at) as usize..(upto - at) as usize];
-            match &one.held {
-                Held::Memory(memory) => memory.copy_out(from - one.start, into),
-                Held::Opened(opened) => opened.copy_out(from - one.start + opened.start, into)?,
-            }
+            one.opened.copy_out(one.place(from), into)?;
         }
         Ok(())
     }
@@ -184,21 +177,14 @@ impl<'m> Parts<'m> {
         cancel: &CancelToken,
     ) -> Result<u64> {
         for (one, from, upto) in self.across(at, at + len) {
-            let (done, len) = (from - at, upto - from);
-            match &one.held {
-                Held::Memory(memory) => {
-                    let from = from - one.start;
-                    block.ring.copy_from(block.at + done, memory, from, len);
-                }
-                Held::Opened(opened) => {
-                    let block = Block {
-                        ring: block.ring,
-                        at: block.at + done,
-                        room: block.room - done,
-                    };
-                    opened.fill(&block, from - one.start + opened.start, len, cancel)?;
-                }
-            }
+            let done = from - at;
+            let block = Block {
+                ring: block.ring,
+                at: block.at + done,
+                room: block.room - done,
+            };
+            one.opened
+                .fill(&block, one.place(from), upto - from, cancel)?;
         }
         Ok(len)
     }
@@ -207,19 +193,9 @@ impl<'m> Parts<'m> {
     pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut all: Vec<(u64, u64)> = Vec::new();
         for (one, from, upto) in self.across(start, end) {
-            let data = match &one.held {
-                Held::Memory(_) => vec![(from, upto)],
-                Held::Opened(opened) => {
-                    let place = |at: u64| at - one.start + opened.start;
-                    let data = opened.data(place(from), place(upto)).into_iter();
-                    data.map(|(from, upto)| {
-                        let back = |at: u64| at - opened.start + one.start;
-                        (back(from), back(upto))
-                    })
-                    .collect()
-                }
-            };
-            for (from, upto) in data {
+            for (from, upto) in one.opened.data(one.place(from), one.place(upto)) {
+                let back = |at: u64| at - one.opened.start + one.start;
+                let (from, upto) = (back(from), back(upto));
                 match all.last_mut() {
                     Some(last) if last.1 == from => last.1 = upto,
                     _ => all.push((from, upto)),
@@ -231,19 +207,14 @@ impl<'m> Parts<'m> {
 
     /// The CPU begins to read all of them.
     pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
-        let opened = self.0.iter().filter_map(|one| match &one.held {
-            Held::Memory(_) => None,
-            Held::Opened(opened) => Some(opened.begin(cancel)),
-        });
-        opened.collect::<Result<_>>().map(Access::all)
+        let all = self.0.iter().map(|one| one.opened.begin(cancel));
+        all.collect::<Result<_>>().map(Access::all)
     }
 
     /// What to say of the first whose bytes are gone.
     pub(super) fn cut_short(&self) -> Option<Error> {
-        self.0.iter().find_map(|one| match &one.held {
-            Held::Memory(_) => None,
-            Held::Opened(opened) => opened.cut_short(opened.start),
-        })
+        let mut all = self.0.iter();
+        all.find_map(|one| one.opened.cut_short(one.opened.start))
     }
 
     /// Where these bytes are, if they are in one part and can be written from there.
@@ -286,10 +257,10 @@ impl<'m> Parts<'m> {
     /// The parts of a range of the file that can be written from where they are, whole blocks of them.
     fn in_place(&self, (start, end): FileRange, fit: Fit) -> impl Iterator<Item = FileRange> {
         let grain = fit.direct.map_or(1, |(_, grain)| grain);
-        let parts = self.across(start - fit.base, end - fit.base);
+        let parts = self.across(start.wrapping_sub(fit.base), end.wrapping_sub(fit.base));
         parts.filter_map(move |(one, from, upto)| {
-            let from = (from + fit.base).next_multiple_of(grain);
-            let upto = (upto + fit.base) / grain * grain;
+            let from = from.wrapping_add(fit.base).next_multiple_of(grain);
+            let upto = upto.wrapping_add(fit.base) / grain * grain;
             let enough = from + SMALL <= upto || (from, upto) == (start, end);
             (enough && one.region(fit).is_some()).then_some((from, upto))
         })
@@ -297,12 +268,15 @@ impl<'m> Parts<'m> {
 }
 
 impl Placed<'_> {
+    /// Where a byte of the whole is in it.
+    fn place(&self, at: u64) -> u64 {
+        at - self.start + self.opened.start
+    }
+
     /// Its bytes, where they can be written from.
     fn region(&self, fit: Fit) -> Option<Region<'_>> {
-        let (region, holes) = match &self.held {
-            Held::Memory(memory) => (*memory, false),
-            Held::Opened(opened) => (opened.in_memory()?, true),
-        };
+        let region = self.opened.in_memory()?;
+        let holes = !self.opened.is_lent();
         let Some((align, grain)) = fit.direct else {
             // A file in memory is read as a file, which fills no holes of it.
             return (!holes).then_some(region);

@@ -368,7 +368,7 @@ fn by_address(
 ) -> Result<(), Message> {
     if let Some(parts) = origin.parts() {
         let why = "no part of 128 KiB has a place in memory that fits the one in the file";
-        let any = parts.any_in_place(runs, Fit::of(origin, to, true));
+        let any = parts.any_in_place(runs, Fit::of(origin, (to, to.at), true));
         return any.then_some(()).ok_or_else(|| why.into());
     }
     let region = origin.region().map_err(Message::from)?;

@@ -437,7 +437,7 @@ impl Transfer<'_> {
                 phase: base % block,
                 capacity: u64::MAX,
             };
-            let fit = Fit::of(self.origin, self.to, rung.direct);
+            let fit = Fit::of(self.origin, (self.to, self.at), rung.direct);
             if let Some(parts) = self
                 .origin
                 .parts()
@@ -451,6 +451,7 @@ impl Transfer<'_> {
                 rung,
                 origin: self.origin,
                 to: self.to,
+                fit,
                 feed: &feed,
                 meter: self.meter,
                 cancel: self.cancel,

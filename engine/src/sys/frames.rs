@@ -12,6 +12,8 @@ pub(crate) const MMAP: u64 = 1 << 11;
 pub(crate) const ANON: u64 = 1 << 12;
 pub(crate) const SWAPCACHE: u64 = 1 << 13;
 pub(crate) const SWAPBACKED: u64 = 1 << 14;
+/// Of the pages of a folio, those behind the first one.
+pub(crate) const TAIL: u64 = 1 << 16;
 pub(crate) const HUGE: u64 = 1 << 17;
 pub(crate) const ZERO_PAGE: u64 = 1 << 24;
 
@@ -28,8 +30,23 @@ pub(crate) struct Frames {
 const PINS: u64 = 0xffff_ffff;
 /// ... whether that is exact ...
 const PINS_EXACT: u64 = 1 << 33;
-/// ... and that the tracker does not count this page.
+/// ... that the tracker does not count this page ...
 const UNTRACKED: u64 = 1 << 35;
+/// ... and from where on the number of the region is that was added last.
+const REGION_SHIFT: u32 = 36;
+
+/// Words that are read at once.
+const CHUNK: usize = 1 << 17;
+
+/// A page that the kernel's pin tracker counts pins of.
+pub(crate) struct Tracked {
+    pub frame: u64,
+    pub flags: u64,
+    /// Those of its folio, never 0.
+    pub pins: u64,
+    /// The last of its regions that was added; 0 without one.
+    pub region: u64,
+}
 
 impl Frames {
     pub(crate) fn open() -> Result<Self, Errno> {
@@ -61,6 +78,45 @@ impl Frames {
     pub(crate) fn pins(&self, frame: u64) -> Option<u64> {
         exact_pins(entry(self.pins.as_ref()?, frame).ok()?)
     }
+
+    /// Calls `each` for all pages that the tracker knows pins of, by frame. ENOENT on kernels without it.
+    pub(crate) fn tracked(&self, mut each: impl FnMut(Tracked)) -> Result<(), Errno> {
+        let file = self.pins.as_ref().ok_or(Errno::NOENT)?;
+        let (mut words, mut flags) = (vec![0_u8; CHUNK * 8], vec![0_u8; CHUNK * 8]);
+        let mut at = 0;
+        loop {
+            let got = file.read_at(&mut words, at).map_err(errno)? & !7;
+            if got == 0 {
+                return Ok(());
+            }
+            let pinned: Vec<_> = numbers(&words[..got])
+                .enumerate()
+                .filter_map(|(page, word)| {
+                    Some((page, word, exact_pins(word).filter(|pins| *pins > 0)?))
+                })
+                .collect();
+            if !pinned.is_empty() {
+                let flags = &mut flags[..got];
+                self.flags.read_exact_at(flags, at).map_err(errno)?;
+                for (page, word, pins) in pinned {
+                    each(Tracked {
+                        frame: at / 8 + page as u64,
+                        flags: numbers(&flags[page * 8..])
+                            .next()
+                            .expect("a flag for each page"),
+                        pins,
+                        region: word >> REGION_SHIFT,
+                    });
+                }
+            }
+            at += got as u64;
+        }
+    }
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let words = bytes.chunks_exact(8);
+    words.map(|word| u64::from_ne_bytes(*word.first_chunk().expect("8 bytes")))
 }
 
 fn entry(file: &File, frame: u64) -> Result<u64, Errno> {

@@ -362,37 +362,45 @@ impl View {
     }
 }
 
-/// Bytes of a caller, held for as long as the kernel may read them.
-pub(crate) struct Lent {
-    base: NonNull<u8>,
-    len: usize,
-    /// Keeps the bytes where they are, and unchanged as far as this process's own rules go.
-    _owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+/// Bytes that a caller lends to be read.
+#[derive(Clone)]
+pub(crate) struct Lent<'m> {
+    region: Region<'m>,
+    /// Keeps them where they are, where no borrow does.
+    _owner: Option<Arc<dyn AsRef<[u8]> + Send + Sync>>,
 }
 
-// SAFETY: the bytes belong to the owner, which may be used from any thread; nothing writes to them here.
-unsafe impl Send for Lent {}
-// SAFETY: as above.
-unsafe impl Sync for Lent {}
-
-impl Lent {
-    pub(crate) fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        // What this borrows lasts as long as the owner is held, wherever this value is moved to.
-        let bytes = (*owner).as_ref();
+impl<'m> Lent<'m> {
+    /// For as long as they are borrowed.
+    pub(crate) fn shown(memory: &'m [u8]) -> Self {
         Self {
-            base: NonNull::from(bytes).cast(),
-            len: bytes.len(),
-            _owner: owner,
+            region: Region::of(NonNull::from(memory)),
+            _owner: None,
         }
     }
 
-    /// The bytes, to be read.
-    pub(crate) fn region(&self) -> Region<'_> {
-        Region {
-            base: self.base,
-            len: self.len,
-            owner: PhantomData,
+    /// As [`Lent::shown`], of memory that others may write to meanwhile.
+    pub(crate) fn shown_shared(memory: &'m [AtomicU8]) -> Self {
+        let memory = NonNull::slice_from_raw_parts(NonNull::from(memory).cast(), memory.len());
+        Self {
+            region: Region::of(memory),
+            _owner: None,
         }
+    }
+
+    /// For as long as this, or a clone of it, is there.
+    pub(crate) fn owned(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
+        // What this borrows lasts as long as the owner is held, wherever this value is moved to.
+        let region = Region::of(NonNull::from((*owner).as_ref()));
+        Self {
+            region,
+            _owner: Some(owner),
+        }
+    }
+
+    /// The bytes, to be read: nothing may be written to them.
+    pub(crate) fn region(&self) -> Region<'_> {
+        self.region
     }
 }
 
@@ -412,28 +420,12 @@ unsafe impl Sync for Region<'_> {}
 impl<'m> Region<'m> {
     /// Memory that a caller lends; nobody else can reach it meanwhile.
     pub(crate) fn lent(memory: &'m mut [u8]) -> Self {
-        let len = memory.len();
-        Self {
-            base: NonNull::from(memory).cast(),
-            len,
-            owner: PhantomData,
-        }
+        Self::of(NonNull::from(memory))
     }
 
-    /// Memory that a caller lends for the kernel and for copies to read; the others must write to no
-    /// region made here.
-    pub(crate) fn shown(memory: &'m [u8]) -> Self {
+    fn of(memory: NonNull<[u8]>) -> Self {
         Self {
-            base: NonNull::from(memory).cast(),
-            len: memory.len(),
-            owner: PhantomData,
-        }
-    }
-
-    /// As [`Region::shown`], of memory that others may write to meanwhile.
-    pub(crate) fn shown_shared(memory: &'m [AtomicU8]) -> Self {
-        Self {
-            base: NonNull::from(memory).cast(),
+            base: memory.cast(),
             len: memory.len(),
             owner: PhantomData,
         }

@@ -79,6 +79,19 @@ def test_every_page_of_the_machine_has_the_pins_that_were_made(run: Run, kernel:
     ran(run(kernel, PLAIN, "pins", f"-n{STEPS[kernel]}"))
 
 
+def test_as_many_pins_as_there_is_room_for(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    result = run("series", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
+    said = result.stdout.decode() + result.stderr.decode()
+    # Linux warns of the one that it refuses, at both places where it could have been made.
+    assert result.returncode == machine.COMPLAINT, said
+    assert "\nok 1 most" in said, said
+    complaints = machine.COMPLAINTS.findall(log.read_bytes())
+    assert 1 <= len(complaints) <= 2, log.read_text()
+    warned = re.findall(rb"WARNING: CPU: \d+ PID: \d+ at mm/gup\.c:\d+ (\w+)", log.read_bytes())
+    assert len(warned) == len(complaints), log.read_text()
+
+
 def test_nothing_is_tracked_unasked(run: Run) -> None:
     swap = ("--fs=raw", "--disk-size=256M")
     ran(run("series", SWAP, "pin_moves", "off", options=swap))
@@ -176,6 +189,9 @@ MACHINES = {
     "unmovable": (),
     "ksm": (),
     "huge": (),
+    "collapse": (),
+    "khugepaged": (),
+    "unmounted": ("--fs=raw", "--disk-size=64M"),
 }
 """By what pin_moves.c tries, what it takes."""
 
@@ -275,7 +291,8 @@ swapon $RAW2
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_races(run: Run, kernel: str) -> None:
     disks = ("--fs=raw", "--fs=raw", "--disk-size=256M")
-    ran(run(kernel, RACES, "90", options=(ON, "--cpus=4", "--parallel", *disks)))
+    memory = ("--nodes=2", "--append=kernelcore=1G")
+    ran(run(kernel, RACES, "90", options=(ON, "--cpus=4", "--parallel", *memory, *disks)))
 
 
 def test_memory_that_runs_out(run: Run) -> None:

@@ -1,6 +1,7 @@
 """What `dmafile pins` tells of memory that a program really pins, by each way that the kernel has.
 
-    pins.py DMAFILE HELPERS    in the machine, as root
+    pins.py DMAFILE HELPERS            in the machine, as root
+    pins.py DMAFILE HELPERS tracked    on a kernel of the series, with its tracker on or off
 
 The program is pinner.c, whose makers each say what they pinned. 4 KiB pages are counted one by one,
 huge ones by what the kernel says of the folio.
@@ -26,6 +27,8 @@ OLD = os.uname().release.startswith("6.1.")
 GROUP = Path("/sys/fs/cgroup/pinned")
 ENTER = f'echo $$ >{GROUP}/cgroup.procs && exec "$0" "$@"'
 """Before a command, puts it into that cgroup."""
+
+NO_KCORE = "/proc/kcore: this kernel does not have it (ENOENT)"
 
 Facts = dict[str, Any]
 
@@ -118,7 +121,8 @@ def prepare() -> list[str]:
         ip link set lo up
         ip link add pins0 type dummy && ip link set pins0 up
         modprobe -q -a rdma_rxe ib_uverbs && rdma link add rxe0 type rxe netdev pins0
-        modprobe dm_mod && dmsetup create suspended --table '0 2048 zero'
+        modprobe -q dm_mod
+        dmsetup create suspended --table '0 2048 zero'
         dmsetup suspend --noflush suspended
         echo 8 >/proc/sys/vm/nr_hugepages
         echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
@@ -237,7 +241,7 @@ def file(pins: Pins, pinner: Pinner) -> None:
     pins.same("udmabufs that may be over it", made["inode"] in inodes, True)
 
 
-def pages(pins: Pins, pinner: Pinner) -> None:
+def pages(pins: Pins, pinner: Pinner, tracked: bool = False) -> None:
     """Which pages are pinned: exactly those that the program has pinned, and as often."""
     facts = pinner.facts
     # Of a huge page in a buffer newer kernels keep one pin, older ones one for each 4 KiB.
@@ -275,22 +279,33 @@ def pages(pins: Pins, pinner: Pinner) -> None:
     pins.same("bytes", (shown["bytes"], total), (len(wanted) * PAGE, len(wanted) * PAGE))
     for group in shown["groups"]:
         pins.same("who maps them", [one["pid"] for one in group["mapped"]], [pinner.pid])
-        pins.same("exact", group["exact"], group["folios"] * PAGE != group["bytes"])
+        exact = tracked or group["folios"] * PAGE != group["bytes"]
+        pins.same("exact", group["exact"], exact)
         pins.same("cgroup", group["cgroup"], None if group["sort"] == "hugetlb" else "/pinned")
     # All of them, those that nobody maps among them.
     everyone = pins.run("--pages")
     if "udmabuf-gone" in facts:
         gone = facts["udmabuf-gone"]
         # The inode is gone as well: what is left are pages of shmem that a cgroup is charged for.
-        [group] = [one for one in everyone["groups"] if not one["mapped"] and not one["inode"]]
-        seen = (group["bytes"], group["pins"], group["sort"], group["cgroup"])
-        pins.same("of a memfd that is gone", seen, (gone["bytes"], 4, "shmem", "/pinned"))
+        # The tracker remembers which it was.
+        inode = gone["memfd"] if tracked else None
+        [group] = [one for one in everyone["groups"] if not one["mapped"]]
+        seen = [group[word] for word in ("bytes", "pins", "sort", "cgroup", "inode")]
+        wanted_here = [gone["bytes"], 4, "shmem", "/pinned", inode]
+        pins.same("of a memfd that is gone", seen, wanted_here)
     for maker in ("shared", "udmabuf", "udmabuf-hugetlb", "mapped"):
         if maker in facts and (fd := facts[maker].get("memfd_fd")):
-            shown = pins.run("--pages", f"/proc/{pinner.pid}/fd/{fd}")
-            pins.same(f"of {maker}", shown["bytes"], facts[maker]["bytes"])
+            words = ("--pages", f"/proc/{pinner.pid}/fd/{fd}")
+            if tracked:
+                pins.has(f"of {maker}", pins.refused(*words), NO_KCORE)
+                files = [one for one in everyone["groups"] if one["inode"] == facts[maker]["memfd"]]
+                shown = sum(one["bytes"] for one in files)
+            else:
+                shown = pins.run(*words)["bytes"]
+            pins.same(f"of {maker}", shown, facts[maker]["bytes"])
     text = pins.text("--pages")
     pins.has("text", text, f"{pinner.pid} pinner")
+    pins.same("marked as exact", "~" in text, not tracked)
 
 
 def refusals(pins: Pins) -> None:
@@ -404,11 +419,71 @@ def short(pins: Pins) -> None:
         pins.same("direct reads", [row["pinned"] for row in own if row["pinned"]], wanted)
 
 
-def main(dmafile: str, helpers: str) -> None:
-    pins = Pins(dmafile, helpers)
+def boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def regions(pins: Pins, pinner: Pinner, began: float) -> None:
+    """What the tracker says of each long-term pin: who, by what, where, how much, since when."""
+    buffers = {"small", "hugetlb", "thp", "twice", "shared"}
+    wanted = []
+    for maker, fact in pinner.facts.items():
+        size = fact["bytes"]
+        if maker in buffers or maker == "xdp":
+            by = "AF_XDP" if maker == "xdp" else "io_uring buffer"
+            wanted += [(by, fact["address"], size, None)] * (2 if maker == "twice" else 1)
+        elif maker.startswith("udmabuf"):
+            wanted.append(("udmabuf", 0, size, fact["memfd"]))
+    shown = pins.run(str(pinner.pid))["regions"]
+    found = [
+        (one["by"], one["start"], one["bytes"], (one["memfd"] or {}).get("inode")) for one in shown
+    ]
+    pins.same("regions", sorted(found, key=str), sorted(wanted, key=str))
+    for one in shown:
+        who = (one["pid"], one["name"], one["uid"], one["gone"], one["end"] - one["start"])
+        pins.same("whose", who, (pinner.pid, "pinner", 0, False, one["bytes"]))
+        # /proc/uptime counts hundredths.
+        pins.same("since when", 0 <= one["age"] <= boot_time() - began + 0.01, True)
+
+
+def untracked(pins: Pins, pinner: Pinner) -> None:
+    """With the tracker off, nothing is said that could be wrong."""
+    pins.same("no regions", pins.run(str(pinner.pid))["regions"], None)
+    for words in ((), (str(pinner.pid),)):
+        pins.has("no pages", pins.refused("--pages", *words), NO_KCORE)
+    pins.has("off", pins.refused("--blocked"), "tracker of pins is off (ENOENT); boot with pin")
+
+
+def of_the_series(pins: Pins) -> None:
+    """The kernel's own counts, which need no /proc/kcore."""
+    try:
+        on = bool(Path("/proc/self/pins").read_text())
+    except OSError:
+        on = False
     makers = prepare()
+    before = pins.run("--pages") if on else None
+    began = boot_time()
+    pinner = Pinner(pins.pinner, *makers)
+    if on:
+        regions(pins, pinner, began)
+        pages(pins, pinner, tracked=True)
+    else:
+        untracked(pins, pinner)
+    subprocess.run(["dmsetup", "resume", "suspended"], check=True, stdout=subprocess.DEVNULL)
+    pinner.end()
+    if on:
+        settles("still pinned", lambda: pins.run("--pages") == before)
+    print(f"{pins.count} facts checked, the tracker is {'on' if on else 'off'}")
+
+
+def main(dmafile: str, helpers: str, tracked: str = "") -> None:
+    pins = Pins(dmafile, helpers)
     (GROUP.parent / "cgroup.subtree_control").write_text("+memory")
     GROUP.mkdir()
+    if tracked:
+        of_the_series(pins)
+        return
+    makers = prepare()
     pinner = Pinner(pins.pinner, *makers)
     joined(pins, pinner)
     file(pins, pinner)

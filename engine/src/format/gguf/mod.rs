@@ -77,6 +77,7 @@ pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
     Ok(Table {
         format: Format::Gguf,
         metadata,
+        has_metadata: true,
         tensors: in_order(tensors)?,
         data,
     })

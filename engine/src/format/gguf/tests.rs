@@ -337,6 +337,7 @@ fn good() -> impl Strategy<Value = (Vec<u8>, Table)> {
                 .into_iter()
                 .map(|(key, (.., value))| (key, value))
                 .collect(),
+            has_metadata: true,
             tensors: entries,
             data,
         };

@@ -52,7 +52,8 @@ pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
     }
     Ok(Table {
         format: Format::Safetensors,
-        metadata: header.metadata,
+        has_metadata: header.metadata.is_some(),
+        metadata: header.metadata.unwrap_or_default(),
         tensors,
         data,
     })
@@ -217,7 +218,7 @@ impl<'de, T: FromObject> Deserialize<'de> for Object<T> {
 
 /// The header as it was written, in its order and with every name, so that none hides another.
 struct Header {
-    metadata: BTreeMap<String, Value>,
+    metadata: Option<BTreeMap<String, Value>>,
     tensors: Vec<(String, TensorInfo)>,
 }
 
@@ -237,10 +238,7 @@ impl FromObject for Header {
                 return Err(A::Error::custom("__metadata__ comes twice"));
             }
         }
-        Ok(Self {
-            metadata: metadata.unwrap_or_default(),
-            tensors,
-        })
+        Ok(Self { metadata, tensors })
     }
 }
 

@@ -66,6 +66,14 @@ fn every_dtype_of_the_format_is_known_by_its_name_and_size() {
 }
 
 #[test]
+fn empty_metadata_is_metadata() {
+    for (header, has) in [("{}", false), (r#"{"__metadata__":{}}"#, true)] {
+        let table = read(&file(header, 0)).unwrap();
+        assert_eq!((table.has_metadata, table.metadata.len()), (has, 0));
+    }
+}
+
+#[test]
 fn empty_tensors_and_scalars_are_tensors() {
     assert_eq!(
         read(&one("F32", "[]", "[0,4]", 4)).unwrap().tensors[0].bytes,
@@ -210,6 +218,7 @@ fn assert_agrees(table: &Table, file: &[u8]) {
             tensor.offset - table.data + tensor.bytes
         );
     }
+    assert_eq!(table.has_metadata, theirs.metadata().is_some());
     let metadata = theirs.metadata().clone().unwrap_or_default();
     assert_eq!(table.metadata.len(), metadata.len());
     for (name, text) in metadata {

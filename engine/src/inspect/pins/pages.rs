@@ -2,13 +2,13 @@
 //!
 //! A large folio has an exact count of its pins. A small one has none on a stock kernel: a pin adds 1024 to
 //! its references, from which those of mappings and the page cache are subtracted. A kernel with the series
-//! that was booted with `pin_owner=on` counts the pins of both.
+//! that was booted with `pin_owner=on` counts the pins of both, and tells them without its own memory being read.
 
 use super::btf::Btf;
 use super::file::{Mapper, Target};
-use super::{ended, find, hidden};
+use super::{ended, find, hidden, tracker};
 use crate::error::{Error, Result};
-use crate::sys::frames::{self, Frames};
+use crate::sys::frames::{self, Frames, Tracked};
 use crate::sys::kcore::{self, Kcore};
 use crate::sys::map::page_size;
 use crate::sys::pagemap::Pagemap;
@@ -96,15 +96,17 @@ const BIAS: u64 = 1024;
 /// Pages of the kernel's table that are read at once.
 const CHUNK: u64 = 16384;
 
-/// Looks at all page frames for pinned ones. Reads about 16 MiB for each GiB of memory, as root.
+/// Looks at all page frames for pinned ones. Reads about 16 MiB for each GiB of memory, as root; 2 to 4 MiB of
+/// `/proc/kpagepins` and `/proc/kpageflags` on a kernel with the series and `pin_owner=on` that has no
+/// `/proc/kcore` or refuses it.
 ///
 /// Pages come and go meanwhile. Who maps a page has nearly always pinned it; the kernel does not tell.
 /// References that nothing explains, from 1024 on, are taken for pins of a small folio.
 ///
 /// # Errors
 /// EACCES or EPERM for others than root and under lockdown (confidentiality), ENOENT where the kernel
-/// lacks `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`); ESRCH and those of
-/// open(2) for a process or a file that is asked for.
+/// lacks `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`), which a file needs on
+/// all kernels; ESRCH and those of open(2) for a process or a file that is asked for.
 pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     let target = match whose {
         Whose::File(path) => Some(Target::open(path)?),
@@ -115,9 +117,20 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
         Whose::Process(pid) => Some(*pid),
         _ => None,
     };
-    let kernel = Kernel::open()?;
     let frames = Frames::open().map_err(|errno| refused("/proc/kpageflags", errno))?;
-    let mut folios = kernel.pinned(&frames)?;
+    let mut memfds = HashMap::new();
+    let mut folios = match Kernel::open() {
+        Ok(kernel) => kernel.pinned(&frames)?,
+        Err(error) if !tracker::is_on() => return Err(error),
+        Err(error) if target.is_some() => {
+            return Err(error.with_remedy("only all pages or those of a process can be shown here"));
+        }
+        Err(_) => {
+            let (folios, names) = tracked(&frames)?;
+            memfds = names;
+            folios
+        }
+    };
     if let Some(target) = &target {
         folios.retain(|one| {
             one.file
@@ -128,6 +141,9 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     let mut mapped = Mapped::default();
     if !folios.is_empty() {
         mapped.look(&folios, pid)?;
+    }
+    for (file, name) in memfds {
+        mapped.names.entry(file).or_insert(name);
     }
     Ok(sum(&folios, mapped, pid))
 }
@@ -159,7 +175,54 @@ struct Folio {
     exact: bool,
     flags: u64,
     cgroup: Option<u64>,
-    file: Option<(String, u64)>,
+    file: Option<FileId>,
+}
+
+/// Device and inode, as in `/proc/PID/maps`.
+type FileId = (String, u64);
+
+/// The folios that the kernel's pin tracker counts pins of, and the names of the memfds that were pinned by
+/// their descriptor. Of other files it does not tell which.
+fn tracked(frames: &Frames) -> Result<(Vec<Folio>, HashMap<FileId, String>)> {
+    let mut names = HashMap::new();
+    let mut memfds = HashMap::new();
+    for region in tracker::regions(&[], true).unwrap_or_default() {
+        if let (Some(id), Some(memfd)) = (region.id, region.memfd) {
+            let file = (memfd.device, memfd.inode);
+            names.insert(file.clone(), memfd.name);
+            memfds.insert(id, file);
+        }
+    }
+    let mut folios = Vec::new();
+    frames
+        .tracked(|page| add(&mut folios, &page, memfds.get(&page.region)))
+        .map_err(|errno| refused("/proc/kpagepins", errno))?;
+    for folio in &mut folios {
+        folio.cgroup = frames.cgroup(folio.frame);
+    }
+    Ok((folios, names))
+}
+
+/// Adds a page to the folio before it if it is one of its, or begins another one.
+fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
+    match folios.last_mut() {
+        Some(last) if page.flags & frames::TAIL != 0 => {
+            if last.frame + last.pages == page.frame {
+                last.pages += 1;
+            }
+        }
+        // Pinned since the first page of its folio was looked at.
+        None if page.flags & frames::TAIL != 0 => {}
+        _ => folios.push(Folio {
+            frame: page.frame,
+            pages: 1,
+            pins: page.pins,
+            exact: true,
+            flags: page.flags,
+            cgroup: None,
+            file: file.cloned(),
+        }),
+    }
 }
 
 /// The kernel's table of pages, and where in it is what.
@@ -276,7 +339,7 @@ impl Kernel {
         &self,
         frames: &Frames,
         found: Seen,
-        known: &mut HashMap<u64, Option<(String, u64)>>,
+        known: &mut HashMap<u64, Option<FileId>>,
     ) -> Option<Folio> {
         let (frame, pages, mapping) = match found {
             Seen::Nothing { .. } => return None,
@@ -325,7 +388,7 @@ impl Kernel {
         })
     }
 
-    fn file(&self, mapping: u64) -> Option<(String, u64)> {
+    fn file(&self, mapping: u64) -> Option<FileId> {
         let files = self.files?;
         let word = |address: u64| self.core.word(address).ok();
         let inode = word(mapping + files.host)?;
@@ -493,7 +556,9 @@ struct Mapped {
     people: Vec<Mapper>,
     /// For each folio by its place in the list, places in the list of people.
     by: HashMap<usize, Vec<usize>>,
-    files: HashMap<(String, u64), String>,
+    /// Likewise, the file that it is of.
+    files: HashMap<usize, FileId>,
+    names: HashMap<FileId, String>,
     ranges: Vec<PinnedRange>,
     unreadable: u64,
 }
@@ -538,6 +603,10 @@ impl Mapped {
                 };
                 any = true;
                 bytes += page_size();
+                if map.inode != 0 && folios[at].flags & frames::ANON == 0 {
+                    let file = self.files.entry(at);
+                    file.or_insert_with(|| (map.device.clone(), map.inode));
+                }
                 let by = self.by.entry(at).or_default();
                 if by.last() != Some(&person) {
                     by.push(person);
@@ -548,7 +617,7 @@ impl Mapped {
             })?;
             if any && map.inode != 0 {
                 let key = (map.device.clone(), map.inode);
-                self.files.entry(key).or_insert_with(|| map.name.clone());
+                self.names.entry(key).or_insert_with(|| map.name.clone());
             }
         }
         self.people.push(Mapper {
@@ -612,7 +681,7 @@ fn sum(folios: &[Folio], mapped: Mapped, asked: Option<u32>) -> PinnedPages {
             by,
             folio.cgroup,
             sort(folio.flags),
-            folio.file.clone(),
+            folio.file.as_ref().or_else(|| mapped.files.get(&at)),
             folio.exact,
         );
         let sums = groups.entry(key).or_default();
@@ -627,11 +696,9 @@ fn sum(folios: &[Folio], mapped: Mapped, asked: Option<u32>) -> PinnedPages {
                 mapped: by.iter().map(|at| mapped.people[*at].clone()).collect(),
                 cgroup: cgroup.and_then(|inode| cgroups.get(&inode).cloned()),
                 sort,
-                file: file
-                    .as_ref()
-                    .and_then(|file| mapped.files.get(file).cloned()),
-                inode: file.as_ref().map(|(_, inode)| *inode),
-                device: file.map(|(device, _)| device),
+                file: file.and_then(|file| mapped.names.get(file).cloned()),
+                inode: file.map(|(_, inode)| *inode),
+                device: file.map(|(device, _)| device.clone()),
                 exact,
                 folios,
                 bytes,
@@ -753,6 +820,35 @@ mod tests {
         // Of a memfd that is gone.
         assert_eq!(small_pins(1024, 0, 0, shmem), 1);
         assert_eq!(small_pins(5, 9, 0, 0), 0);
+    }
+
+    #[test]
+    fn pages_of_a_folio_are_one() {
+        let memfd = ("00:01".to_string(), 7);
+        let mut folios = Vec::new();
+        let mut see = |frame, flags, pins, file: Option<&FileId>| {
+            let page = Tracked {
+                frame,
+                flags,
+                pins,
+                region: 0,
+            };
+            add(&mut folios, &page, file);
+        };
+        // One whose first page was not pinned yet, a small one, and two of several pages, side by side.
+        see(3, frames::TAIL, 1, None);
+        see(4, frames::ANON, 2, None);
+        see(6, frames::TAIL, 1, None);
+        for (frame, flags) in [(8, 0), (9, frames::TAIL), (10, 0), (11, frames::TAIL)] {
+            see(frame, flags | frames::SWAPBACKED, 5, Some(&memfd));
+        }
+        let found: Vec<_> = folios
+            .iter()
+            .map(|one| (one.frame, one.pages, one.pins))
+            .collect();
+        assert_eq!(found, [(4, 1, 2), (8, 2, 5), (10, 2, 5)]);
+        assert!(folios.iter().all(|one| one.exact));
+        assert_eq!((&folios[0].file, &folios[2].file), (&None, &Some(memfd)));
     }
 
     #[test]

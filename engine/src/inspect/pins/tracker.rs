@@ -110,6 +110,12 @@ pub(super) struct Maker<'a> {
     pub name: &'a str,
 }
 
+/// Whether this kernel tracks pins, and was told to at boot.
+pub(super) fn is_on() -> bool {
+    // EOPNOTSUPP while it is off.
+    fs::read("/proc/self/pins").is_ok()
+}
+
 /// The regions of these processes, or of all; None where this kernel does not track pins.
 pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
     if let Ok(text) = fs::read_to_string(REGIONS) {

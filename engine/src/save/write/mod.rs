@@ -39,6 +39,8 @@ pub(super) struct Job<'a> {
     pub rung: Rung,
     pub origin: &'a Opened<'a>,
     pub to: &'a To,
+    /// Where the bytes of parts have to be, to be written from there.
+    pub fit: Fit,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
@@ -141,8 +143,7 @@ impl<'a> Job<'a> {
         if self.rung.method == Method::Bounce {
             return None;
         }
-        let fit = Fit::of(self.origin, self.to, self.rung.direct);
-        self.origin.parts()?.find(extent.at, extent.need, fit)
+        self.origin.parts()?.find(extent.at, extent.need, self.fit)
     }
 
     /// How many blocks may be filled at once: one where the order counts.

@@ -2,9 +2,10 @@
 #
 #     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
 #
-# SUITE is blktests, liburing, ext4 or xfs; the latter two are xfstests on these file systems. FOLDER is the suite's
-# source, built, and each TEST what its own program takes: block/003, test/iopoll.t, generic/091. Ends with 1 if one
-# fails; the last lines, one a test, are for comparing kernels with diff(1).
+# SUITE is blktests, liburing, ltp, mm, ext4 or xfs; mm is Linux's tools/testing/selftests/mm, and the latter two are
+# xfstests on these file systems. FOLDER is the suite's source, built, and each TEST what its own program takes:
+# block/003, test/iopoll.t, "gup_test -a", generic/091; of LTP a program with its arguments: "kernel/mem/ksm/ksm01 -u 32".
+# Ends with 1 if one fails; the last lines, one a test, are for comparing kernels with diff(1).
 suite=$1 folder=$2
 shift 2
 # The machine's tree can't be written to.
@@ -39,14 +40,39 @@ ext4 | xfs)
 		echo "$test $status"
 	done >$out/summary
 	;;
-liburing)
-	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch || exit
+ltp)
+	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch || exit
+	# It wants all may write there.
+	chmod 1777 $out/scratch
+	export TMPDIR=$out/scratch LTP_TIMEOUT_MUL=5 LTP_COLORIZE_OUTPUT=n
 	for test; do
 		echo "$test"
-		timeout 300 "$folder/$test" 2>&1
+		cd "$folder/testcases/$(dirname "${test%% *}")" || exit
+		# The arguments are words of their own.
+		PATH=$PWD:$PATH timeout 400 "$folder"/testcases/$test 2>&1
+		# Its bits: 1 failed, 2 broken, 4 warned, 32 does not run here.
 		case $? in
 		0) status=passed ;;
-		77) status='not run' ;;
+		4) status=warned ;;
+		32) status='not run' ;;
+		*) status=failed ;;
+		esac
+		echo "$test $status" >>$out/summary
+	done
+	;;
+liburing | mm)
+	case $suite in
+	liburing) mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch ;;
+	# With as many huge pages as its run_vmtests.sh has; large folios are XFS's.
+	mm) mkfs.xfs -q -f "$RAW2" && mount "$RAW2" $out/scratch && echo 128 >/proc/sys/vm/nr_hugepages ;;
+	esac || exit
+	for test; do
+		echo "$test"
+		# With its words.
+		timeout 2400 "$folder"/$test 2>&1
+		case $? in
+		0) status=passed ;;
+		4 | 77) status='not run' ;;
 		*) status=failed ;;
 		esac
 		echo "$test $status" >>$out/summary
