@@ -108,12 +108,13 @@ vm-test: need-rust need-test-tools extension ## our loads, and vm/run itself, on
 	@echo "vm-test: boots some 120 virtual machines, two at a time, without KVM (two and a half hours on two idle cores)"
 	MATRIX=1 $(VM_TESTS) $(BOOTING) --durations=0 --durations-min=5 $(ARGS)
 
-loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (15 minutes; 1.3 GB to download, once)
+loaders-test: need-rust .venv/dev $(LOADERS)/torch/ready $(LOADERS)/vllm/ready ## tensors for PyTorch, transformers, checkpoints and vLLM, with the real ones (20 minutes; 1.3 GB to download, once)
 	@echo "loaders-test: PyTorch and vLLM in $(LOADERS), without CUDA"
 	@for name in torch vllm; do VIRTUAL_ENV=$(LOADERS)/$$name .venv/bin/maturin develop --quiet --locked || exit 1; done
-	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
+	KILLS=30 $(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_torch.py python/tests/test_stream.py \
 		python/tests/test_dropin_torch.py \
-		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_docs.py $(ARGS)
+		$(LOADER_TESTS)/test_transformers.py $(LOADER_TESTS)/test_checkpoint.py $(LOADER_TESTS)/test_ranks.py \
+		$(LOADER_TESTS)/test_docs.py $(ARGS)
 	$(LOADERS)/vllm/bin/python -m pytest --quiet -rs $(LOADER_TESTS)/test_vllm.py $(ARGS)
 
 dropin-test: need-rust .venv/dev $(LOADERS)/torch/ready ## run the test suite of safetensors with its imports changed (2 minutes; 0.3 MB to download, once)

@@ -77,8 +77,8 @@ pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
 pub use hold::{
-    Digest, Ended, FileIdentity, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared, Take,
-    Taker, holds, release,
+    Digest, Ended, FileIdentity, Found, Held, HeldFile, HeldInfo, Hold, Holder, Holding, Shared,
+    Take, Taker, Vacant, holds, release,
 };
 #[cfg(feature = "inspect")]
 pub use inspect::doctor::{Check, Health, doctor};

@@ -3,11 +3,11 @@
 mod common;
 
 use common::{cold, dir, file_digest};
-use dmafile::{Io, Load, Method, Shared};
+use dmafile::{Found, Io, Load, Method, Shared, Vacant, Verify};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -225,4 +225,77 @@ fn a_loader_that_takes_too_long_is_an_error_of_the_others() {
     assert_eq!(error.kind(), dmafile::ErrorKind::Cancelled, "{error}");
     drop(go_on);
     loader.join().unwrap().unwrap();
+}
+
+/// The bytes of a file, as others would bring them.
+fn memory(file: &Path) -> Vec<OwnedFd> {
+    let loaded = Load::new(file).exact_size(true).run().unwrap();
+    vec![loaded.buffer.into_fd().unwrap()]
+}
+
+fn vacant(shared: Shared) -> Vacant {
+    match shared.find().unwrap() {
+        Found::Vacant(vacant) => vacant,
+        Found::Held(_) => panic!("no process has loaded it"),
+    }
+}
+
+#[test]
+fn memory_that_is_filled_elsewhere_is_shared() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let at = dir.path().join("shared");
+    let shared = || Shared::of([&file]).at(&at);
+    let found = vacant(shared());
+    let files: Vec<_> = found
+        .files()
+        .map(|(path, len)| (path.to_path_buf(), len))
+        .collect();
+    assert_eq!(files, [(file.clone(), 100_000)]);
+    let error = shared().run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT), "others wait");
+    drop(found);
+    let verify: Verify = "sha256".parse().unwrap();
+    let held = vacant(shared().verify(verify.clone()))
+        .fill(memory(&file))
+        .unwrap();
+    let info = &held.files()[0].info;
+    let digest = info.digest.as_ref().unwrap();
+    assert_eq!(digest.digest, file_digest(&file, 0, 100_000));
+    assert!(info.sealed);
+    let inode = |held: &dmafile::Held| {
+        let fd = held.files()[0].buffer.as_fd().unwrap();
+        rustix::fs::fstat(fd).unwrap().st_ino
+    };
+    let taken = shared().verify(verify).run().unwrap();
+    assert_eq!(inode(&taken), inode(&held));
+}
+
+#[test]
+fn memory_that_is_not_the_files_is_refused() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let short = dir.path().join("short");
+    fs::write(&short, common::noise(99_999, 3)).unwrap();
+    let at = dir.path().join("shared");
+    let shared = || Shared::of([&file]).at(&at);
+    let refused = |error: dmafile::Error, errno| {
+        assert_eq!(error.raw_os_error(), Some(errno), "{error}");
+        assert_eq!(dmafile::one_line(&error.to_string()), error.to_string());
+    };
+    for wrong in [
+        Vec::new(),
+        memory(&short),
+        vec![fs::File::open(&file).unwrap().into()],
+    ] {
+        refused(vacant(shared()).fill(wrong).unwrap_err(), libc::EPROTO);
+    }
+    let wrong = Verify::expect(dmafile::Algorithm::Crc32c, "00000000").unwrap();
+    let error = vacant(shared().verify(wrong)).fill(memory(&file));
+    refused(error.unwrap_err(), libc::EBADMSG);
+    let (found, before) = (vacant(shared()), memory(&file));
+    fs::write(&file, common::noise(100_000, 5)).unwrap();
+    refused(found.fill(before).unwrap_err(), libc::ESTALE);
+    // Nothing of it is left to take.
+    drop(vacant(shared()));
 }

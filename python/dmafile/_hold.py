@@ -3,7 +3,7 @@
 import grp
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
@@ -216,6 +216,20 @@ def shared(
         return Held(*_dmafile.shared(_paths(path), how, options, tell))
 
 
+def find_shared(
+    files: Sequence[Path], wait: float, verify: str | None, options: Options
+) -> Held | _dmafile.Vacant:
+    """As `shared`, but loads nothing: what another process has, or else what keeps others from
+    loading it until it is filled."""
+    tuning = options.copy()
+    how = {"wait": wait, "pages": tuning.pop("pages", None), "verify": verify}
+    found, vacant = _dmafile.find_shared(_paths(files), how, tuning)
+    if found is not None:
+        return Held(*found)
+    assert vacant is not None
+    return vacant
+
+
 def holds(*, at: StrPath | None = None) -> list[dict[str, Any]]:
     """What is held at one socket, or at all of this user and of root, as `dmafile holds --json`
     prints it.
@@ -263,7 +277,17 @@ def held_name(path: ModelPath) -> str | None:
 class HeldModel:
     """A model that is held: as `_dmafile.Model`, with tensors that are where they are."""
 
-    def __init__(self, name: str, options: Mapping[str, object], *, private: bool) -> None:
+    def __init__(self, path: str, files: Sequence[HeldFile], *, private: bool) -> None:
+        named = [(file.name, file.buffer) for file in files]
+        self._model = _dmafile.Model.of_buffers(path, named)
+        self._starts = [start for _, start, _ in self._model.shards()]
+        self._bytes = [
+            memoryview(file.buffer._private() if private else file.buffer) for file in files
+        ]
+
+    @classmethod
+    def taken(cls, name: str, options: Mapping[str, object], *, private: bool) -> Self:
+        """What is held under a name."""
         given = [option for option, value in options.items() if value is not None]
         if given:
             text = f"{given[0]}: it is no option for {PREFIX}{name}, which is loaded already"
@@ -271,12 +295,7 @@ class HeldModel:
         # A name has no @, a path may.
         held, elsewhere, at = name.partition("@")
         files = take(held, at=at if elsewhere else None).files
-        named = [(file.name, file.buffer) for file in files]
-        self._model = _dmafile.Model.of_buffers(PREFIX + name, named)
-        self._starts = [start for _, start, _ in self._model.shards()]
-        self._bytes = [
-            memoryview(file.buffer._private() if private else file.buffer) for file in files
-        ]
+        return cls(PREFIX + name, files, private=private)
 
     @property
     def format(self) -> str:

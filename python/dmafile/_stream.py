@@ -3,11 +3,11 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from . import _dmafile
 from ._dmafile import Buffer
@@ -46,7 +46,7 @@ def chosen(
 
 
 @dataclass
-class _Part:
+class Part:
     """Bytes that lie together, and the tensors in them."""
 
     start: int
@@ -58,9 +58,9 @@ class _Part:
         return self.end - self.start
 
 
-def _parts(rows: list[Placed], most: int) -> list[_Part]:
+def _parts(rows: list[Placed], most: int) -> list[Part]:
     """Tensors that lie close to each other, as many together as have `most` bytes."""
-    parts: list[_Part] = []
+    parts: list[Part] = []
     for row in rows:
         start, end = row[3], row[3] + row[4]
         last = parts[-1] if parts else None
@@ -68,16 +68,22 @@ def _parts(rows: list[Placed], most: int) -> list[_Part]:
             last.end = end
             last.rows.append(row)
         else:
-            parts.append(_Part(start, end, [row]))
+            parts.append(Part(start, end, [row]))
     return parts
 
 
-class _Ahead:
+class Startable(Protocol):
+    """Where loads of parts begin: a model."""
+
+    def start(
+        self, at: int, nbytes: int, options: Mapping[str, object], then: Callable[[], object], /
+    ) -> _dmafile.Running: ...
+
+
+class Ahead:
     """Loads parts one after the other, as far ahead as the budget allows."""
 
-    def __init__(
-        self, model: _dmafile.Model, parts: list[_Part], budget: int, options: Options
-    ) -> None:
+    def __init__(self, model: Startable, parts: list[Part], budget: int, options: Options) -> None:
         self._model = model
         self._options = options
         self._budget = budget
@@ -105,7 +111,7 @@ class _Ahead:
                 self._begun.append(self._begin(part))
                 self._beginning = False
 
-    def _begin(self, part: _Part) -> _dmafile.Running | BaseException | None:
+    def _begin(self, part: Part) -> _dmafile.Running | BaseException | None:
         if part.nbytes == 0:
             return None
         self._loading += 1
@@ -131,7 +137,7 @@ class _Ahead:
             raise begun
         return begun and begun.attend(tell)
 
-    def release(self, part: _Part) -> None:
+    def release(self, part: Part) -> None:
         """A part has been consumed: others may take its place."""
         if os.getpid() != self._process:
             return
@@ -180,21 +186,21 @@ def stream(
         # Of all bytes: those of headers and between tensors come with the tensors behind them.
         for before, part in pairwise(parts):
             part.start = before.end
-        parts = parts or [_Part(0, 0, [])]
+        parts = parts or [Part(0, 0, [])]
         parts[0].start, parts[-1].end = 0, model.nbytes
     return rows, _run(model, parts, budget, digests, progress, options)
 
 
 def _run(
     model: _dmafile.Model,
-    parts: list[_Part],
+    parts: list[Part],
     budget: int,
     digests: _dmafile.Digests | None,
     progress: Callback | bool | None,
     options: Options,
 ) -> Generator[Batch, None, None]:
     total, done = sum(part.nbytes for part in parts), 0
-    ahead = _Ahead(model, parts, budget, options)
+    ahead = Ahead(model, parts, budget, options)
     with callback(progress) as tell:
 
         def further(now: int, _: int) -> None:

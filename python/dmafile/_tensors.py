@@ -59,7 +59,7 @@ class TensorFile:
             self._open = open_model(path)
         else:
             private = _FRAMEWORKS[framework] == "torch"
-            self._open = HeldModel(name, options, private=private)
+            self._open = HeldModel.taken(name, options, private=private)
 
     @property
     def _model(self) -> _dmafile.Model | HeldModel:

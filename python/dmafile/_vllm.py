@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any, NamedTuple, Self
 
+import torch.distributed as dist
+from vllm.distributed import get_tp_group, model_parallel_is_initialized
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import (
@@ -15,13 +18,15 @@ from vllm.model_executor.model_loader.weight_utils import (
 
 from .torch import stream
 
+_logger = init_logger(f"vllm.{__name__}")
+
 
 class Extra(NamedTuple):
     """What `--model-loader-extra-config` may say."""
 
     budget: int = 1 << 30
     verify: str | None = None
-    share: str = "off"
+    share: str | None = None
 
     @classmethod
     def of(cls, said: Any) -> Self:
@@ -41,10 +46,7 @@ class Extra(NamedTuple):
         if not isinstance(extra.verify, str | None):
             text = f"verify: {extra.verify!r} is no checksum such as 'sha256'"
             raise ValueError(f"model_loader_extra_config: {text}")
-        if extra.share == "node":
-            text = "share: 'node' is not there yet: each rank reads for itself; leave share out"
-            raise ValueError(f"model_loader_extra_config: {text}")
-        if extra.share != "off":
+        if extra.share not in (None, "off", "node"):
             text = f"share: {extra.share!r} is none of 'off', 'node'"
             raise ValueError(f"model_loader_extra_config: {text}")
         return extra
@@ -95,8 +97,24 @@ class Loader(DefaultModelLoader):  # type: ignore[misc]
             budget=self._extra.budget,
             verify=self._extra.verify,
             progress=bool(enable_tqdm(self.load_config.use_tqdm_on_load)),
+            group=self._group(),
+            report=_log,
         )
         return ((source.prefix + name, tensor) for name, tensor in weights)
 
+    def _group(self) -> Any:
+        """The ranks that load together: those of tensor parallelism, which need the same files."""
+        if self._extra.share == "off" or not model_parallel_is_initialized():
+            return None
+        return get_tp_group().cpu_group
+
     def _is_wanted(self, name: str) -> bool:
         return not should_skip_weight(name, self.local_expert_ids)
+
+
+def _log(report: dict[str, Any]) -> None:
+    ranks, nodes = report["ranks"], report["nodes"]
+    if len(ranks) > 1 and ranks[0]["rank"] == dist.get_rank():
+        disk = sum(one["disk"] for one in ranks)
+        text = "Weights of %d ranks on %d nodes: %d bytes were read from files"
+        _logger.info(text, len(ranks), len(nodes), disk)

@@ -131,7 +131,7 @@ def load_file(
     check_backend(backend)
     name = held_name(filename)
     if name is not None:
-        held = HeldModel(name, {**options, "verify": verify}, private=False)
+        held = HeldModel.taken(name, {**options, "verify": verify}, private=False)
         return {
             name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape)
             for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]

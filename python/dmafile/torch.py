@@ -1,10 +1,12 @@
 """Tensors of safetensors and GGUF files as PyTorch tensors."""
 
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias, Unpack
 
 import torch
+import torch.distributed as dist
 
 from . import _dmafile
 from ._errors import Error, make
@@ -64,6 +66,8 @@ __all__ = [
 
 # PyTorch is not there to type-check against.
 _Tensor: TypeAlias = Any
+Report: TypeAlias = Callable[[dict[str, Any]], object]
+"""Called with where the bytes of a load came from."""
 _View: TypeAlias = Callable[[memoryview | None, int, Placed], _Tensor]
 
 _TYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasattr(torch, dtype)}
@@ -79,6 +83,8 @@ def load_file(
     tensors: Tensors = None,
     verify: str | None = None,
     progress: Callback | bool | None = None,
+    group: Any = None,
+    report: Report | None = None,
     **options: Unpack[Options],
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
@@ -87,12 +93,44 @@ def load_file(
     Tensors of `held:NAME` and `held:NAME@SOCKET` are views of the held memory that can be written
     to: what is written stays in this process, in pages of its own. Memory that others can change
     (`hold(writable=True)`, dma-bufs) is refused (EPERM).
+
+    With a `group` all of its ranks load the same files at the same time, and each byte is read from
+    the disk once: the ranks of a node have one memory, as by `dmafile.shared`, and the tensors are
+    views of it, as of held memory; the first rank of each node reads its part of the files, and
+    sends it to those of the other nodes (by gloo, whatever the backend of the group is). Ranks
+    share a node where kernel, mount and PID namespace, user and files are the same.
+
+    Args:
+        filename, tensors, verify, options: As in `dmafile.numpy.load_file`. With a `group` the
+            files, `verify` and `options` have to be the same for all ranks, while `tensors` may
+            differ: it chooses what is returned, and whole files are loaded.
+        device: Where the tensors are wanted; each rank has its own.
+        progress: As there. With a `group`, of what comes into the memory of the node, and called
+            for its first rank alone.
+        group: A process group of torch.distributed, of any backend. None, and a group of one rank:
+            this process loads for itself.
+        report: Called once, at the end, with where the bytes came from: a dict with `nodes`, the
+            ranks of each node, and `ranks`, for each rank a dict with `rank` (in the world),
+            `disk` (bytes of the files that it read), `peers` (bytes that came from other nodes)
+            and `seconds` (from the call to the end).
+
+    Raises:
+        Error: As `dmafile.numpy.load_file`, and ENOENT without XDG_RUNTIME_DIR, except for root.
+            With a `group`, if one rank fails all ranks do: the others raise an error that names
+            that rank and says why, with its errno; ECONNRESET if its process has ended, ETIMEDOUT
+            if the load has not ended within the group's timeout, EINVAL if it asks for other files
+            or options, or its files have other bytes.
+        TypeError: This PyTorch has no dtype for a tensor.
     """
     check_backend(backend)
+    if held_name(filename) is None and _is_of_several(group):
+        how = (device, tensors, verify, progress, group, report, options)
+        return dict(_with_ranks(filename, *how))
+    began = time.monotonic()
     where = _device(device)
     name = held_name(filename)
     if name is not None:
-        held = HeldModel(name, {**options, "verify": verify}, private=True)
+        held = HeldModel.taken(name, {**options, "verify": verify}, private=True)
         return {
             name: _array(held.at(at, nbytes) if nbytes else None, dtype, shape).to(where)
             for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
@@ -110,6 +148,8 @@ def load_file(
     loaded = {row[0]: view(whole, 0, row) for row in rows}
     if where.type != "cpu":
         loaded = {name: tensor.to(where) for name, tensor in loaded.items()}
+    if report is not None:
+        report(_alone(whole.nbytes if whole else 0, began))
     return loaded
 
 
@@ -145,6 +185,8 @@ def stream(
     budget: int = 1 << 30,
     verify: str | None = None,
     progress: Callback | bool | None = None,
+    group: Any = None,
+    report: Report | None = None,
     **options: Unpack[Options],
 ) -> Generator[tuple[str, _Tensor], None, None]:
     """Gives the tensors of a model one after the other, each once its bytes are there, while later
@@ -169,6 +211,9 @@ def stream(
             differs the error is raised *after the last tensor* (EBADMSG), and says that tensors
             have been given out. Chosen tensors cannot be verified.
         progress: As in `dmafile.load`, called where the next tensor is waited for.
+        group, report: As in `load_file`. With a `group` the load begins when the first tensor is
+            asked for, and the tensors come when all bytes are there, in the memory of the node:
+            `budget` does not bound it, and a digest that fails is raised before the first tensor.
         options: As in `dmafile.numpy.load_file`.
 
     Returns:
@@ -178,21 +223,66 @@ def stream(
         Error: As `dmafile.numpy.load_file`: at once for what the arguments and headers tell, while
             it is iterated for all else.
     """
+    if _is_of_several(group):
+        return _with_ranks(path, device, tensors, verify, progress, group, report, options)
     where = _device(device)
     rows, batches = _batches(open_model(path), tensors, budget, verify, progress, options)
-    return _each(_viewer(rows), batches, where)
+    return _each(_viewer(rows), batches, where, report)
 
 
 def _each(
-    view: _View, batches: Generator[Batch, None, None], where: Any
+    view: _View, batches: Generator[Batch, None, None], where: Any, report: Report | None
 ) -> Generator[tuple[str, _Tensor], None, None]:
+    began, nbytes = time.monotonic(), 0
     with closing(batches):
         for buffer, start, rows in batches:
             whole = None if buffer is None else memoryview(buffer)
+            nbytes += whole.nbytes if whole else 0
             for row in rows:
                 yield row[0], view(whole, start, row).to(where)
             # Not to be kept while the next one is waited for.
             del buffer, whole
+    if report is not None:
+        report(_alone(nbytes, began))
+
+
+def _with_ranks(
+    path: ModelPath,
+    device: Any,
+    tensors: Tensors,
+    verify: str | None,
+    progress: Callback | bool | None,
+    group: Any,
+    report: Report | None,
+    options: Options,
+) -> Generator[tuple[str, _Tensor], None, None]:
+    from ._ranks import Ranks
+
+    with Ranks(group, path) as ranks:
+        where = _device(device)
+        held = ranks.load(path, verify, progress, options)
+        views = [
+            (name, _array(held.at(at, nbytes) if nbytes else None, dtype, shape))
+            for name, dtype, shape, at, nbytes in chosen(held, tensors)[1]
+        ]
+        said = ranks.finish()
+    del held, ranks
+    if report is not None:
+        report(said)
+    for name, tensor in views:
+        yield name, tensor.to(where)
+
+
+def _is_of_several(group: Any) -> bool:
+    return group is not None and dist.get_world_size(group) > 1
+
+
+def _alone(nbytes: int, began: float) -> dict[str, Any]:
+    """The report of a process that loads for itself."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    seconds = time.monotonic() - began
+    own = {"rank": rank, "disk": nbytes, "peers": 0, "seconds": seconds}
+    return {"nodes": [[rank]], "ranks": [own]}
 
 
 def _viewer(rows: list[Placed]) -> _View:

@@ -5,11 +5,12 @@ use crate::error::{Keywords, raise, usage};
 use crate::job::{Job, Work, as_dict};
 use crate::recorder::seconds;
 use crate::request::{self, SOURCE};
-use dmafile::{CancelToken, Error, HeldFile, Hold, Load, Progress, Shared, Take};
-use pyo3::exceptions::PyTypeError;
+use dmafile::{CancelToken, Error, Found, HeldFile, Hold, Load, Progress, Shared, Take};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::json;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -187,7 +188,37 @@ pub(crate) fn shared(
     options: &Bound<'_, PyDict>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Taken> {
-    let mut shared = Shared::of(&paths).names(&Keywords);
+    let shared = of_shared(py, &paths, how, options)?;
+    let held = Job::start(py, shared, first(&paths), || ())?.attend(py, progress)?;
+    taken(py, held)
+}
+
+/// Takes `paths` from another process of this user that has them in memory; where none has, what keeps
+/// others from loading them.
+#[pyfunction]
+pub(crate) fn find_shared(
+    py: Python<'_>,
+    paths: Vec<PathBuf>,
+    how: &Bound<'_, PyDict>,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<(Option<Taken>, Option<Vacant>)> {
+    let find = Find(of_shared(py, &paths, how, options)?);
+    match Job::start(py, find, first(&paths), || ())?.attend(py, None)? {
+        Found::Held(held) => Ok((Some(taken(py, held)?), None)),
+        Found::Vacant(vacant) => {
+            let vacant = Mutex::new(Some(vacant));
+            Ok((None, Some(Vacant { vacant })))
+        }
+    }
+}
+
+fn of_shared(
+    py: Python<'_>,
+    paths: &[PathBuf],
+    how: &Bound<'_, PyDict>,
+    options: &Bound<'_, PyDict>,
+) -> PyResult<Shared> {
+    let mut shared = Shared::of(paths).names(&Keywords);
     for (name, value) in how {
         let name = name.extract::<String>()?;
         if name == "wait" {
@@ -206,9 +237,83 @@ pub(crate) fn shared(
             _ => return Err(unknown(&name)),
         };
     }
-    let shared = shared.each(tuning(py, options)?);
-    let held = Job::start(py, shared, first(&paths), || ())?.attend(py, progress)?;
-    taken(py, held)
+    Ok(shared.each(tuning(py, options)?))
+}
+
+/// Files that are in the memory of no process yet.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct Vacant {
+    vacant: Mutex<Option<dmafile::Vacant>>,
+}
+
+impl Vacant {
+    fn lock(&self) -> MutexGuard<'_, Option<dmafile::Vacant>> {
+        self.vacant.lock().expect("no holder of this lock panics")
+    }
+}
+
+#[pymethods]
+impl Vacant {
+    /// The files, and how many bytes each has.
+    fn files(&self) -> Vec<(PathBuf, u64)> {
+        let vacant = self.lock();
+        let files = vacant.iter().flat_map(dmafile::Vacant::files);
+        files
+            .map(|(path, bytes)| (path.to_path_buf(), bytes))
+            .collect()
+    }
+
+    /// Takes a memfd with the bytes of each file, by descriptors that stay the caller's. Once only.
+    fn fill(&self, py: Python<'_>, fds: Vec<i32>) -> PyResult<Taken> {
+        let twin = |number| {
+            // SAFETY: it is borrowed for the time of this copy, which fails for one that is not open.
+            unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()
+        };
+        let memory = fds.into_iter().map(twin).collect::<Result<Vec<_>, _>>()?;
+        let vacant = self
+            .lock()
+            .take()
+            .ok_or_else(|| PyRuntimeError::new_err("it has been filled or closed already"))?;
+        let first = vacant.files().next();
+        let first = first.map_or(PathBuf::new(), |(path, _)| path.to_path_buf());
+        let held = Job::start(py, Fill(vacant, memory), &first, || ())?.attend(py, None)?;
+        taken(py, held)
+    }
+
+    /// Lets others load them. More than once does nothing.
+    fn close(&self) {
+        drop(self.lock().take());
+    }
+}
+
+/// A search for memory that is there.
+struct Find(Shared);
+
+impl Work for Find {
+    type Outcome = Found;
+
+    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self(self.0.cancel(token))
+    }
+
+    fn run(self) -> Result<Found, Error> {
+        self.0.find()
+    }
+}
+
+/// Files, and memory with their bytes.
+struct Fill(dmafile::Vacant, Vec<OwnedFd>);
+
+impl Work for Fill {
+    type Outcome = dmafile::Held;
+
+    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self(self.0.cancel(token), self.1)
+    }
+
+    fn run(self) -> Result<dmafile::Held, Error> {
+        self.0.fill(self.1)
+    }
 }
 
 /// What is held at a socket, or at all of them: a list of dicts.

@@ -27,7 +27,7 @@ mod module {
     #[pymodule_export]
     use super::buffer::Buffer;
     #[pymodule_export]
-    use super::hold::{Holder, hold, holds, release, shared, take};
+    use super::hold::{Holder, Vacant, find_shared, hold, holds, release, shared, take};
     #[pymodule_export]
     use super::job::{Running, check, load, save, start};
     #[pymodule_export]

@@ -13,7 +13,7 @@ use crate::options::{Kind, Pages};
 use crate::request::Reach;
 use crate::source::Source;
 use crate::sys::{Errno, file};
-use crate::verify::Verify;
+use crate::verify::{Check, Hasher, Verify};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -152,17 +152,64 @@ impl Wanted {
             }
             let mut loaded = load.run()?;
             before.fetch_add(identity.size, Ordering::Relaxed);
-            let digest = loaded.report.verify.first().map(|verified| Digest {
-                algorithm: verified.algorithm.name().to_string(),
-                digest: verified.digest.clone(),
-                matched: verified.matched,
-            });
+            let digest = loaded.report.verify.first().map(Digest::of);
             let (buffer, pages) = (&mut loaded.buffer, &loaded.report.pages);
             let member = Member::new(path, identity, buffer, pages, digest, self.writable)?;
             keep(loaded.buffer, member.info.clone());
             members.push(member);
         }
         Ok(members)
+    }
+
+    /// Takes over memory with the bytes of the files, and calls `keep` with each that is sealed.
+    pub(super) fn adopt(
+        &self,
+        files: Vec<Open>,
+        memory: Vec<OwnedFd>,
+        mut keep: impl FnMut(Buffer, HeldInfo),
+    ) -> Result<Vec<Member>> {
+        let mut members = Vec::new();
+        let mut memory = memory.into_iter();
+        for Open { path, identity, fd } in files {
+            let failed = |errno| Error::os("cannot share", errno).at(path.display().to_string());
+            let own: Vec<_> = memory.next().into_iter().collect();
+            let kind = Kind::Memfd.to_string();
+            let mut buffer = Buffer::of_peer(own, &kind, (0, identity.size), false)
+                .map_err(|why| failed(Errno::PROTO).with_why(why))?;
+            if FileIdentity::at(&path) != Ok(identity) {
+                return Err(failed(Errno::STALE)
+                    .with_why("the file has changed meanwhile")
+                    .with_remedy("try again"));
+            }
+            let source = Source::of(&path, fd)?;
+            let digest = self.digest(&source, &buffer)?;
+            let pages = "existing";
+            let member = Member::new(path, identity, &mut buffer, pages, digest, self.writable)?;
+            keep(buffer, member.info.clone());
+            members.push(member);
+        }
+        Ok(members)
+    }
+
+    /// The digest of a buffer with all bytes of a source, where one is wanted.
+    fn digest(&self, source: &Source, buffer: &Buffer) -> Result<Option<Digest>> {
+        let Some(verify) = &self.verify else {
+            return Ok(None);
+        };
+        let checks = Check::all(verify, source, 0, source.size())?;
+        let check = checks.first().expect("it has bytes");
+        let mut hasher = Hasher::new(check.algorithm, source.size());
+        let access = buffer.access()?;
+        let mut piece = vec![0; 64 << 10];
+        for at in (0..source.size()).step_by(piece.len()) {
+            if self.cancel.is_set() {
+                return Err(Error::cancelled(check.file.display().to_string()));
+            }
+            let some = (source.size() - at).min(piece.len() as u64) as usize;
+            access.read_at(at, &mut piece[..some])?;
+            hasher.update(&piece[..some]);
+        }
+        Ok(Some(Digest::of(&check.judge(hasher.hex())?)))
     }
 
     /// Loads the files as a set.

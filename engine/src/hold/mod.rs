@@ -31,5 +31,5 @@ pub use identity::FileIdentity;
 pub use list::{Holding, Taker, holds, release};
 pub use protocol::{Digest, HeldInfo};
 pub use serve::Ended;
-pub use shared::Shared;
+pub use shared::{Found, Shared, Vacant};
 pub use take::{Held, HeldFile, Take};

@@ -4,6 +4,7 @@
 //! they are more than fit, the taker asks again for those behind.
 
 use super::identity::FileIdentity;
+use crate::verify::Verified;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -142,4 +143,14 @@ pub struct Digest {
     pub digest: String,
     /// It was compared with an expected one, and equal.
     pub matched: bool,
+}
+
+impl Digest {
+    pub(super) fn of(verified: &Verified) -> Self {
+        Self {
+            algorithm: verified.algorithm.name().to_string(),
+            digest: verified.digest.clone(),
+            matched: verified.matched,
+        }
+    }
 }

@@ -21,7 +21,7 @@ use crate::sys::place::{mark, unmark};
 use crate::sys::{Errno, errno};
 use crate::verify::{Algorithm, Hasher, Verify};
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -123,7 +123,19 @@ impl Shared {
     /// # Errors
     /// As [`Load::run`], where this process loads; ETIMEDOUT where another one has not loaded it within
     /// `wait`; ENOENT where XDG_RUNTIME_DIR is not set, except for root.
-    pub fn run(mut self) -> Result<Held> {
+    pub fn run(self) -> Result<Held> {
+        match self.find()? {
+            Found::Held(held) => Ok(held),
+            Found::Vacant(vacant) => vacant.load(),
+        }
+    }
+
+    /// Takes the memory from a process that has it, as [`Shared::run`] does. Where none has it, the files may
+    /// also come from elsewhere than their disk: other processes wait as long as the [`Vacant`] lives.
+    ///
+    /// # Errors
+    /// As [`Shared::run`].
+    pub fn find(mut self) -> Result<Found> {
         self.wanted.check()?;
         let files = self.wanted.open()?;
         let key = self.key(&files);
@@ -134,20 +146,21 @@ impl Shared {
         place::make(&folder, 0o700)?;
         let folder = folder.join(&key);
         let until = Instant::now() + self.wait;
-        let _lock = Lock::take(&folder, until, &self.wanted.cancel)?;
+        let lock = Lock::take(&folder, until, &self.wanted.cancel)?;
         let place = folder.join(format!("{}-{:x}", std::process::id(), now_in_ns()));
         if let Some(held) = look_around(&folder, &key, &self.wanted.cancel) {
             let members = held.files().iter();
             let members = members.map(|file| Member::of(file.info.clone(), &file.buffer));
             let holder = pass_on(&place, &key, members.collect::<Result<_>>()?)?;
-            return Ok(held.passed_on(holder));
+            return Ok(Found::Held(held.passed_on(holder)));
         }
-        let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();
-        let members = self
-            .wanted
-            .load(files, |buffer, info| own.push((buffer, info)))?;
-        let holder = pass_on(&place, &key, members)?;
-        Ok(Held::own(key, own, holder))
+        Ok(Found::Vacant(Vacant {
+            wanted: self.wanted,
+            files,
+            key,
+            place,
+            _lock: lock,
+        }))
     }
 
     /// The same for all processes that ask for the same: the same files, in the same state, with the same options.
@@ -169,6 +182,73 @@ impl Shared {
         let mut key = hasher.hex();
         key.truncate(32);
         key
+    }
+}
+
+/// What [`Shared::find`] finds.
+pub enum Found {
+    /// Another process has the files in memory.
+    Held(Held),
+    /// None has: they are to be brought into memory by this process.
+    Vacant(Vacant),
+}
+
+/// Files that no process has in memory yet. Others that ask for them wait until this one has filled it, or
+/// has dropped it.
+#[must_use = "other processes wait for it"]
+pub struct Vacant {
+    wanted: Wanted,
+    files: Vec<Open>,
+    key: String,
+    place: PathBuf,
+    _lock: Lock,
+}
+
+impl Vacant {
+    /// Loads the files.
+    ///
+    /// # Errors
+    /// As [`Load::run`].
+    pub fn load(mut self) -> Result<Held> {
+        let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();
+        let files = std::mem::take(&mut self.files);
+        let members = self
+            .wanted
+            .load(files, |buffer, info| own.push((buffer, info)))?;
+        self.share(members, own)
+    }
+
+    /// The files, and how many bytes each has.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
+        let files = self.files.iter();
+        files.map(|file| (&*file.path, file.identity.size))
+    }
+
+    /// Lets `token` end [`Vacant::fill`] early.
+    pub fn cancel(mut self, token: CancelToken) -> Self {
+        self.wanted.cancel = token;
+        self
+    }
+
+    /// Takes over memory with the bytes of the files: for each a memfd of its size, which cannot shrink
+    /// (F_SEAL_SHRINK). It is sealed here against all changes, unless [`Shared::writable`] was asked for, and
+    /// compared with its digest, where [`Shared::verify`] was.
+    ///
+    /// # Errors
+    /// EPROTO for anything but such a memfd, EBUSY for one that is mapped for writing, EBADMSG for a wrong
+    /// digest, ESTALE for a file that has changed meanwhile.
+    pub fn fill(mut self, memory: Vec<OwnedFd>) -> Result<Held> {
+        let files = std::mem::take(&mut self.files);
+        let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();
+        let members = self
+            .wanted
+            .adopt(files, memory, |buffer, info| own.push((buffer, info)))?;
+        self.share(members, own)
+    }
+
+    fn share(self, members: Vec<Member>, own: Vec<(Buffer, HeldInfo)>) -> Result<Held> {
+        let holder = pass_on(&self.place, &self.key, members)?;
+        Ok(Held::own(self.key, own, holder))
     }
 }
 

@@ -165,6 +165,9 @@ EXPECTED: dict[str, list[Call | Has | Says | Same]] = {
             "DefaultModelLoader._get_weights_iterator",
             "a2fe804e5b7e5ebf",
         ),
+        Call("vllm/distributed/parallel_state.py", "get_tp_group", ""),
+        Call("vllm/distributed/parallel_state.py", "model_parallel_is_initialized", ""),
+        Has("vllm/distributed/parallel_state.py", "GroupCoordinator", "cpu_group"),
         Call(
             f"{LOADER}/ep_weight_filter.py",
             "should_skip_weight",
@@ -214,6 +217,16 @@ EXPECTED: dict[str, list[Call | Has | Says | Same]] = {
         Says("transformers/modeling_utils.py", "get_state_dict_dtype", "is_floating_point()"),
     ],
     "torch": [
+        Call("torch/distributed/distributed_c10d.py", "_get_process_group_store", "pg"),
+        Call("torch/distributed/distributed_c10d.py", "get_process_group_ranks", "group"),
+        Has("torch/_C/_distributed_c10d.pyi", "Backend", "options _timeout"),
+        Has("torch/_C/_distributed_c10d.pyi", "Store", "set get add check compare_set"),
+        Has("torch/_C/_distributed_c10d.pyi", "ProcessGroup", "_get_backend _device_types"),
+        Call(
+            "torch/_C/_distributed_c10d.pyi",
+            "ProcessGroupGloo.__init__",
+            "store rank size timeout",
+        ),
         Has(
             f"{DCP}/storage.py",
             "StorageReader",

@@ -61,7 +61,7 @@ def test_a_safetensors_model_is_loaded(place: Path) -> None:
 
 def test_killed_at_random_the_checkpoint_before_is_whole(place: Path) -> None:
     done = subprocess.run(
-        [sys.executable, HERE / "killed.py", place, "30"],
+        [sys.executable, HERE / "killed.py", place, os.environ.get("KILLS", "10")],
         capture_output=True,
         text=True,
         timeout=540,

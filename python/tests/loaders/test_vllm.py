@@ -65,9 +65,18 @@ def test_one_rank_generates_the_same(model: Path, theirs: list[list[int]]) -> No
     assert "Loading weights took" in done.stdout + done.stderr
 
 
-def test_two_ranks_generate_the_same(model: Path, theirs: list[list[int]]) -> None:
-    done = generate(model, TWO, load_format="dmafile", tensor_parallel_size=2)
+@pytest.mark.parametrize("share", [None, "off"])
+def test_two_ranks_generate_the_same(
+    model: Path, theirs: list[list[int]], share: str | None
+) -> None:
+    extra = {"share": share} if share else {}
+    options: dict[str, Any] = {"load_format": "dmafile", "model_loader_extra_config": extra}
+    done = generate(model, TWO, tensor_parallel_size=2, **options)
     assert tokens(done) == theirs
+    # Each byte is read once, unless each rank reads for itself.
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    text = f"Weights of 2 ranks on 1 nodes: {size} bytes were read from files"
+    assert (text in done.stdout + done.stderr) == (share is None)
 
 
 def test_the_entry_point_is_what_vllm_calls() -> None:
@@ -90,7 +99,6 @@ WRONG: list[tuple[Any, str]] = [
     ({"budget": True}, "budget: True is no number"),
     ({"budget": "1G"}, "budget: '1G' is no number"),
     ({"verify": 1}, "verify: 1 is no checksum"),
-    ({"share": "node"}, "share: 'node' is not there yet"),
     ({"share": "all"}, "share: 'all' is none of"),
 ]
 

@@ -1,0 +1,208 @@
+"""Measures what it takes several ranks of a process group to have a model in memory: beside
+safetensors in every rank, and other loaders that read each byte once, where they are installed.
+
+Each rank imports what it needs, joins by gloo, waits for a line on its standard input, then loads
+and touches every 4 KiB of every tensor. With PyTorch, safetensors and dmafile installed:
+
+    python -m bench.ranks
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.__main__ import HERE, folders, program
+from bench.runs import RESULTS, Rows, Run
+from bench.seconds import facts
+from bench.seconds.commands import script
+from bench.seconds.files import MIB, cached, evict
+from bench.seconds.programs.rank import WAYS
+from bench.words import compared, ratio, spread, table
+
+OURS = next(iter(WAYS))
+SHARDS = 4
+TENSOR = 16
+"""MiB of a tensor."""
+
+
+class Rank:
+    """A process that has joined, and waits."""
+
+    def __init__(self, way: str, files: Sequence[Path], number: int, count: int, port: int) -> None:
+        command = script("rank.py", way, *map(str, files))
+        found = {"RANK": number, "WORLD_SIZE": count, "MASTER_PORT": port}
+        own = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, **own, **{name: str(one) for name, one in found.items()}}
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
+
+    def line(self) -> str:
+        assert self.child.stdout is not None
+        text = self.child.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self.child.args!r} has ended: {self.child.wait()}")
+        return text
+
+    def go(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+
+    def pss(self) -> int:
+        """Its share of all memory that it has mapped, in bytes."""
+        lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
+
+
+def model(folder: Path, mib: int) -> list[Path]:
+    """Shards of so many MiB in all, or a little less."""
+    # Documents are made without them.
+    import safetensors.torch
+    import torch
+
+    files = [folder / f"ranks-{mib}-{number}.safetensors" for number in range(SHARDS)]
+    generator = torch.Generator().manual_seed(1)
+    for number, file in enumerate(files):
+        if not file.exists():
+            tensors = {
+                f"{number}.{at}": torch.randint(
+                    0, 256, (TENSOR * MIB,), dtype=torch.uint8, generator=generator
+                )
+                for at in range(max(1, mib // SHARDS // TENSOR))
+            }
+            safetensors.torch.save_file(tensors, file)
+    return files
+
+
+def lacks(way: str) -> bool:
+    try:
+        importlib.metadata.version(WAYS[way][1])
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return False
+
+
+def label(way: str) -> str:
+    return f"{way} ({importlib.metadata.version(WAYS[way][1])})"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def together(way: str, files: Sequence[Path], count: int) -> dict[str, Any]:
+    """What the ranks need in all."""
+    port = free_port()
+    ranks = [Rank(way, files, number, count, port) for number in range(count)]
+    try:
+        for one in ranks:
+            one.line()
+        before = sum(one.pss() for one in ranks)
+        started = time.perf_counter()
+        for one in ranks:
+            one.go()
+        said = [json.loads(one.line()) for one in ranks]
+        seconds = time.perf_counter() - started
+        memory = sum(one.pss() for one in ranks) - before
+        for one in ranks:
+            one.go()
+            one.child.wait()
+    finally:
+        for one in ranks:
+            one.child.kill()
+            one.child.wait()
+    return {
+        "all": seconds,
+        "cpu": sum(one["cpu"] for one in said),
+        "read": sum(one["read"] for one in said),
+        "memory": memory,
+    }
+
+
+def measure(
+    files: Sequence[Path], count: int, rounds: int, draw: random.Random
+) -> list[dict[str, Any]]:
+    samples = []
+    ways = [way for way in WAYS if not lacks(way)]
+    size = sum(file.stat().st_size for file in files)
+    for number in range(1, rounds + 1):
+        draw.shuffle(ways)
+        for way in list(ways):
+            for file in files:
+                evict(file)
+            try:
+                found = together(way, files, count)
+            except RuntimeError as error:
+                print(f"{way} is left out: {error}", file=sys.stderr)
+                ways.remove(way)
+                continue
+            own = {"way": label(way), "ours": way == OURS, "round": number, "size": size}
+            left = sum(cached(file) for file in files)
+            samples.append({**own, **found, "cached_after": left})
+            print(f"round {number} of {rounds}: {way}", file=sys.stderr)
+    return samples
+
+
+def tables(run: Run) -> dict[str, Rows]:
+    by_way: dict[str, list[Any]] = {}
+    for one in sorted(run.samples, key=lambda one: (not one["ours"], one["way"])):
+        by_way.setdefault(one["way"], []).append(one)
+    ours = next(found for found in by_way.values() if found[0]["ours"])
+    rows = []
+    for name, found in by_way.items():
+        row = [name, spread([one["all"] for one in found])]
+        for what in ("read", "memory"):
+            row.append(spread([one[what] / one["size"] for one in found]))
+        row.append(spread([one["cpu"] for one in found]))
+        beside = ["", ""]
+        if found is not ours:
+            beside[0] = compared([one["all"] for one in found], [one["all"] for one in ours])
+            memory = ([one["memory"] for one in each] for each in (ours, found))
+            beside[1] = f"{ratio(*memory):.2f}"
+        rows.append([*row, *beside])
+    head = ["", "all ranks have touched all, s", "read from the disk, to the files"]
+    head += ["memory of all, to the files", "CPU of all, s", "time to ours", "our memory to its"]
+    return {"ranks": (head, rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="ranks", description=__doc__)
+    parser.add_argument("--dir", type=Path, default=HERE, help="on the disk measured [.bench]")
+    parser.add_argument("--mib", type=int, default=2048, help="size of the model [2048]")
+    parser.add_argument("--ranks", type=int, default=4, help="[4]")
+    parser.add_argument("--rounds", type=int, default=5, help="[5]")
+    parser.add_argument("--seed", type=int, help="of the order of the runs [drawn]")
+    parser.add_argument("--program", help="dmafile's command [that of PATH, or of this Python]")
+    parser.add_argument("--keep", action="store_true", help=f"write to {RESULTS.name} [to .bench]")
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
+    with folders(args) as (place, scratch), tempfile.TemporaryDirectory() as run_dir:
+        os.environ["XDG_RUNTIME_DIR"] = run_dir
+        described = facts.described(program(args.program), place, scratch)
+        about = {**described, "mib": args.mib, "ranks": args.ranks}
+        samples = measure(model(place, args.mib), args.ranks, args.rounds, random.Random(seed))
+    run = Run({"bench": "ranks", "machine": about, "seed": seed}, samples)
+    for made in tables(run).values():
+        print(f"\n{table(*made)}")
+    # It knows this module's tables.
+    from bench import documents
+
+    folder = documents.written(run, about["date"][:10], "ranks", args.keep)
+    print(f"\nEvery run: {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Loads by the ranks of a process group: each node has the files in memory once, and each byte is
+read from the disk once.
+
+Ranks find each other, and say what becomes of the load, by the store of their process group. On a
+node the memory is shared as `dmafile.shared` does it; between nodes it goes by `_stripes`.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import select
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_process_group_store
+
+from ._errors import Error, make
+from ._hold import Held, HeldModel, find_shared, shared
+from ._load import ModelPath, Options, open_model
+from ._progress import Callback, callback
+from ._stripes import Links, exchange
+
+_SAMPLES = 256
+"""How many pages are compared of files that lie on several nodes."""
+_PAGE = 4096
+_GLANCE = 0.05
+"""Seconds between two looks at the store."""
+
+
+class Ranks:
+    """The ranks of a group during one load. Leaving it with an exception ends the load of all."""
+
+    def __init__(self, group: Any, path: ModelPath) -> None:
+        self.began = time.monotonic()
+        self.me: int = dist.get_rank()
+        if dist.get_rank(group) < 0:
+            text = f"group: rank {self.me} is not in it"
+            raise make("usage", None, text, None, "")
+        self.all: list[int] = dist.get_process_group_ranks(group)
+        self.timeout = _timeout(group)
+        self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
+        store = _get_process_group_store(group)
+        # The ranks call this in the same order.
+        number = store.add(f"dmafile/calls/{self.me}", 1)
+        self.store = dist.PrefixStore(f"dmafile/{number}", store)
+        self.nodes: list[list[int]] = []
+        self.leaders: list[int] = []
+        self.links: Links | None = None
+        self.disk = 0
+        self.peers = 0
+        self._over = False
+        self._processes: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.give_up(error)
+        if self.links is not None:
+            self.links.close()
+        for fd in self._processes.values():
+            os.close(fd)
+
+    @property
+    def leader(self) -> int:
+        """The rank that brings the bytes to this one's node."""
+        return next(node[0] for node in self.nodes if self.me in node)
+
+    def left(self) -> float:
+        """How many seconds are left of the group's timeout."""
+        return max(self.began + self.timeout - time.monotonic(), 0.001)
+
+    def say(self, what: str, content: Any) -> None:
+        """Tells the other ranks."""
+        with self._asking():
+            self.store.set(f"{what}/{self.me}", json.dumps(content))
+
+    def has_said(self, what: str, rank: int) -> bool:
+        with self._asking():
+            return bool(self.store.check([f"{what}/{rank}"]))
+
+    def hear(self, what: str, ranks: Sequence[int], late: str) -> dict[int, Any]:
+        """Waits for what other ranks say; `late` is what one has not done that says nothing."""
+        pause = 0.001
+        while missing := [rank for rank in ranks if not self.has_said(what, rank)]:
+            self.look()
+            if time.monotonic() > self.began + self.timeout:
+                text = f"has not {late} within {self.timeout:g} seconds"
+                raise self.fail(missing[0], text, errno.ETIMEDOUT)
+            time.sleep(pause)
+            pause = min(2 * pause, _GLANCE)
+        with self._asking():
+            return {rank: json.loads(self.store.get(f"{what}/{rank}")) for rank in ranks}
+
+    def look(self) -> None:
+        """Raises what has ended the load elsewhere."""
+        if self.links is not None:
+            self.links.look()
+        with self._asking():
+            if self.store.check(["failed"]):
+                self._over = True
+                raise self._error(*json.loads(self.store.get("failed")))
+        dead = self._dead()
+        # One that has finished may have ended too.
+        if dead is not None and not self.has_said("done", dead):
+            raise self.fail(dead, "has ended", errno.ECONNRESET)
+
+    def fail(self, rank: int, text: str, number: int | None) -> Error:
+        """Ends the load of all ranks; the error, or that of a rank that was faster."""
+        said = json.dumps([rank, text, number])
+        # The store may have ended too.
+        with suppress(RuntimeError):
+            said = self.store.compare_set("failed", "", said)
+        self._over = True
+        return self._error(*json.loads(said))
+
+    def give_up(self, error: BaseException) -> None:
+        """As `fail`, for an exception of this rank."""
+        if not self._over:
+            text = str(error) or type(error).__name__
+            number = error.errno if isinstance(error, OSError) else None
+            self.fail(self.me, f"has failed: {text}", number)
+
+    def _error(self, rank: int | None, text: str, number: int | None) -> Error:
+        who = "" if rank is None else f"rank {rank} "
+        code = errno.errorcode.get(number or 0)
+        named = f" ({code})" if code and code not in text else ""
+        whole = f"cannot load: {self._path}: {who}{text}{named}"
+        return make("failed", number, whole, self._path, "see what that rank says")
+
+    def _dead(self) -> int | None:
+        """A rank of this node whose process has ended."""
+        poll = select.poll()
+        for fd in self._processes.values():
+            poll.register(fd, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(0)}
+        return next((rank for rank, fd in self._processes.items() if fd in ended), None)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            self._over = True
+            dead = self._dead()
+            if dead is not None:
+                raise self._error(dead, "has ended", errno.ECONNRESET) from None
+            text = "the process that has the group's store, rank 0 or torchrun, has ended"
+            raise self._error(None, text, errno.ECONNRESET) from None
+
+    def _meet(self, files: list[tuple[Path, int]], table: str, options: dict[str, object]) -> None:
+        """Finds out which ranks share a node, and that all want the same."""
+        node = _node([path for path, _ in files])
+        own = {
+            "node": node,
+            "pid": os.getpid(),
+            "files": [(path.name, nbytes) for path, nbytes in files],
+            "table": table,
+            "options": {name: value for name, value in options.items() if value is not None},
+        }
+        self.say("here", own)
+        facts = self.hear("here", self.all, "begun to load")
+        first = self.all[0]
+        for rank in self.all:
+            if why := _difference(facts[rank], facts[first]):
+                text = f"asks for something else than rank {first}: {why}"
+                raise self.fail(rank, text, errno.EINVAL)
+        by_node: dict[str, list[int]] = {}
+        for rank in self.all:
+            by_node.setdefault(facts[rank]["node"], []).append(rank)
+        self.nodes = list(by_node.values())
+        for rank in by_node[node]:
+            if rank != self.me:
+                try:
+                    self._processes[rank] = os.pidfd_open(facts[rank]["pid"])
+                except ProcessLookupError:
+                    raise self.fail(rank, "has ended", errno.ECONNRESET) from None
+        # In the same order in all groups, so that no two wait for each other.
+        self.leaders = [by_node[node][0] for node in sorted(by_node)]
+
+    def load(
+        self,
+        path: ModelPath,
+        verify: str | None,
+        progress: Callback | bool | None,
+        options: Options,
+    ) -> HeldModel:
+        """Brings the files into the memory of each node, and returns this node's."""
+        model = open_model(path)
+        files = [(file.absolute(), nbytes) for file, _, nbytes in model.shards()]
+        table = hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest()
+        del model
+        self._meet(files, table, {**options, "verify": verify})
+        paths = [path for path, _ in files]
+        if self.me == self.leader:
+            with callback(progress) as tell:
+                if len(self.nodes) == 1:
+                    held = self._load_alone(paths, verify, tell, options)
+                else:
+                    held = self._load_in_stripes(paths, verify, tell, options)
+            self.say("ready", True)
+        else:
+            self.hear("ready", [self.leader], "loaded the files of its node")
+            held = shared(paths, wait=self.left(), verify=verify, **options)
+            self._count(held)
+        return HeldModel(self._path, held.files, private=True)
+
+    def _load_alone(
+        self, paths: list[Path], verify: str | None, tell: Callback | None, options: Options
+    ) -> Held:
+        def further(done: int, total: int) -> None:
+            self.look()
+            if tell is not None:
+                tell(done, total)
+
+        held = shared(paths, wait=self.left(), verify=verify, progress=further, **options)
+        self._count(held)
+        return held
+
+    def _count(self, held: Held) -> None:
+        if held.holder[0] == os.getpid():
+            self.disk = sum(file.buffer.nbytes for file in held)
+
+    def _load_in_stripes(
+        self, paths: list[Path], verify: str | None, tell: Callback | None, options: Options
+    ) -> Held:
+        before = self.leaders[: self.leaders.index(self.me)]
+        self.hear("memory", before, "looked for the files on its node")
+        found = find_shared(paths, self.left(), verify, options)
+        own = {"there": isinstance(found, Held), "samples": _samples(paths)}
+        self.say("memory", own)
+        words = self.hear("memory", self.leaders, "looked for the files on its node")
+        first = self.leaders[0]
+        for rank in self.leaders:
+            if words[rank]["samples"] != words[first]["samples"]:
+                text = f"has files with other bytes than rank {first}"
+                raise self.fail(rank, text, errno.EINVAL)
+        there = [rank for rank in self.leaders if words[rank]["there"]]
+        wanting = [rank for rank in self.leaders if not words[rank]["there"]]
+        sources = there[:1] or self.leaders
+        if not wanting or self.me not in (*sources, *wanting):
+            assert isinstance(found, Held)
+            return found
+        return exchange(self, found, paths, sources, wanting, tell, options)
+
+    def finish(self) -> dict[str, Any]:
+        """Waits until all ranks are here; the report."""
+        own = {"rank": self.me, "disk": self.disk, "peers": self.peers}
+        self.say("done", {**own, "seconds": time.monotonic() - self.began})
+        said = self.hear("done", self.all, "finished")
+        return {"nodes": self.nodes, "ranks": [said[rank] for rank in self.all]}
+
+
+def _timeout(group: Any) -> float:
+    """The timeout of a group, in seconds."""
+    backend = group._get_backend(group._device_types[0])
+    timeout: timedelta = backend.options._timeout
+    return timeout.total_seconds()
+
+
+def _node(paths: list[Path]) -> str:
+    """The same for processes that can have the files in one memory, and see each other end."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    spaces = [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("mnt", "pid")]
+    found = [path.stat() for path in paths]
+    identities = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+    text = repr((boot, spaces, os.geteuid(), identities))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """What a rank wants that another does not; None if they want the same."""
+    if one["files"] != other["files"]:
+        mine, theirs = ([tuple(file) for file in rank["files"]] for rank in (one, other))
+        name, nbytes = next(iter(set(mine) - set(theirs)), theirs[-1])
+        if (name, nbytes) in mine:
+            return f"{name} with {nbytes} bytes"
+        return f"not {name} with {nbytes} bytes"
+    if one["table"] != other["table"]:
+        return "files with other tensors"
+    for name in sorted({*one["options"], *other["options"]}):
+        if one["options"].get(name) != other["options"].get(name):
+            return f"{name}={one['options'].get(name)!r}, not {other['options'].get(name)!r}"
+    return None
+
+
+def _samples(paths: list[Path]) -> str:
+    """A digest of pages all over the files."""
+    found = hashlib.blake2b(digest_size=16)
+    sizes = [path.stat().st_size for path in paths]
+    step = max(sum(sizes) // _SAMPLES, _PAGE)
+    for path, nbytes in zip(paths, sizes, strict=True):
+        with path.open("rb", buffering=0) as file:
+            # Read ahead is what nobody looks at.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for at in range(0, nbytes, step):
+                found.update(os.pread(file.fileno(), _PAGE, at))
+    return found.hexdigest()

@@ -1,0 +1,367 @@
+"""Ranks of a process group that load together, with PyTorch's gloo."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import write
+
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+safetensors: Any = pytest.importorskip("safetensors.torch")
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+ROWS = {1: (41, 30, 3), 2: (22, 34)}
+"""Tensors of each file, in MiB."""
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    """One of several files, out of the page cache."""
+    where = folder / "ranks"
+    where.mkdir()
+    places: dict[str, str] = {}
+    for number, sizes in ROWS.items():
+        name = f"model-{number:05}-of-{len(ROWS):05}.safetensors"
+        tensors = {
+            f"{number}.{at}": torch.randint(0, 256, (size * MIB,), dtype=torch.uint8)
+            for at, size in enumerate(sizes)
+        } | {f"{number}.small": torch.randn(number)}
+        safetensors.save_file(tensors, where / name)
+        places |= dict.fromkeys(tensors, name)
+    index = {"metadata": {}, "weight_map": places}
+    (where / "model.safetensors.index.json").write_text(json.dumps(index))
+    return where
+
+
+def files(model: Path) -> list[Path]:
+    return sorted(model.glob("*.safetensors"))
+
+
+def size(model: Path) -> int:
+    return sum(file.stat().st_size for file in files(model))
+
+
+def digests(model: Path) -> dict[str, str]:
+    """By another reader."""
+    found = {}
+    for file in files(model):
+        data = file.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, one in json.loads(data[8:start]).items():
+            if name != "__metadata__":
+                first, last = one["data_offsets"]
+                found[name] = hashlib.sha256(data[start + first : start + last]).hexdigest()
+    return found
+
+
+def evict(model: Path) -> None:
+    for file in files(model):
+        write(file, file.read_bytes())
+
+
+class Node:
+    """Where ranks run: a process that has imported PyTorch, and forks."""
+
+    def __init__(self, before: Sequence[str] = (), interface: str = "lo") -> None:
+        own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+        self.process = subprocess.Popen(
+            [*before, sys.executable, str(HERE / "together.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **own},
+        )
+
+    def start(self, wanted: dict[str, Any], ranks: Sequence[int]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({**wanted, "ranks": list(ranks)}) + "\n")
+        self.process.stdin.flush()
+
+    def said(self) -> tuple[list[dict[str, Any]], int]:
+        """What each rank says, and how many have failed."""
+        assert self.process.stdout is not None
+        found: list[dict[str, Any]] = []
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if isinstance(said, int):
+                return found, said
+            found.append(said)
+        raise AssertionError("it has ended")
+
+    def stop(self) -> None:
+        self.process.communicate()
+
+
+def load(nodes: Sequence[Node], place: Path, path: Path, **more: Any) -> dict[int, dict[str, Any]]:
+    """What the ranks say, of which each node has as many."""
+    wanted: dict[str, Any] = {
+        "world": 4,
+        "store": f"file://{place}/store",
+        "timeout": 120,
+        "call": "load_file",
+        "path": str(path),
+        "paths": {},
+        "options": {},
+        "users": {},
+        "late": {},
+        "killed": None,
+        "mark": str(place / "half"),
+        "environment": {"XDG_RUNTIME_DIR": str(place)},
+        **more,
+    }
+    each = wanted["world"] // len(nodes)
+    for number, node in enumerate(nodes):
+        node.start(wanted, range(number * each, (number + 1) * each))
+    found: dict[int, dict[str, Any]] = {}
+    failed = 0
+    for node in nodes:
+        said, more_failed = node.said()
+        failed += more_failed
+        found |= {one["rank"]: one for one in said}
+    killed = wanted["killed"]
+    assert failed == (killed is not None), "see what they have written"
+    assert found.keys() == set(range(wanted["world"])) - {killed}
+    for one in found.values():
+        before, after = one["before"], one["after"]
+        # The group had more open a moment ago.
+        assert not Counter(after.pop("fds")) - Counter(before.pop("fds")), one
+        assert after == before, "nothing is left"
+    return found
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder for sockets too, and for other users."""
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    return tmp_path
+
+
+def check_equal(said: dict[int, dict[str, Any]], model: Path) -> None:
+    want = digests(model)
+    for one in said.values():
+        assert "error" not in one, one["error"]
+        assert one["digests"] == want
+
+
+@pytest.mark.parametrize("call", ["load_file", "stream"])
+def test_ranks_of_a_node_read_each_byte_once(
+    place: Path, model: Path, call: str, node: Node
+) -> None:
+    evict(model)
+    said = load([node], place, model, call=call)
+    check_equal(said, model)
+    assert sum(one["read"] for one in said.values()) <= 1.02 * size(model)
+    assert sum(one["memory"] for one in said.values()) <= 1.05 * size(model)
+    for one in said.values():
+        (report,) = one["reports"]
+        assert report["nodes"] == [[0, 1, 2, 3]]
+        assert [rank["disk"] for rank in report["ranks"]] == [size(model), 0, 0, 0]
+        assert all(rank["peers"] == 0 < rank["seconds"] for rank in report["ranks"])
+    # A file system without direct reads, or one in memory, is asked for more or for nothing.
+    assert said[0]["read"] >= 0.98 * size(model) or said[0]["read"] == 0
+
+
+def test_one_rank_loads_for_itself(place: Path, model: Path, node: Node) -> None:
+    said = load([node], place, model, world=1)
+    check_equal(said, model)
+    assert said[0]["memory"] == 0, "private memory"
+    assert said[0]["reports"][0]["ranks"][0]["disk"] >= size(model)
+
+
+def test_a_digest_is_compared_and_tensors_are_chosen_by_rank(
+    place: Path, model: Path, node: Node
+) -> None:
+    options: dict[str, Any] = {"0": {"verify": "xxh3"}}
+    options["1"] = {"verify": "xxh3", "tensors": ["2.*"]}
+    said = load([node], place, model, world=2, options=options)
+    want = digests(model)
+    assert said[0]["digests"] == want
+    assert said[1]["digests"] == {name: one for name, one in want.items() if name[0] == "2"}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_rank_that_is_killed_is_named(place: Path, model: Path, killed: int, node: Node) -> None:
+    said = load([node], place, model, killed=killed)
+    for one in said.values():
+        text = f"cannot load: {model}: rank {killed} has ended (ECONNRESET)"
+        assert (one["error"], one["errno"]) == (text, errno.ECONNRESET)
+
+
+def test_the_rank_that_has_the_store_is_named(place: Path, model: Path, node: Node) -> None:
+    store = f"tcp://127.0.0.1:{free_port()}"
+    said = load([node], place, model, killed=0, store=store)
+    for one in said.values():
+        assert one["error"] == f"cannot load: {model}: rank 0 has ended (ECONNRESET)"
+
+
+def all_say(said: dict[int, dict[str, Any]], own: int, theirs: str, others: str) -> None:
+    """What one rank says, and what the others say of it."""
+    for rank, one in said.items():
+        text = theirs if rank == own else others
+        assert text in one["error"], (rank, one["error"])
+        assert "\n" not in one["error"]
+
+
+def test_other_files_are_refused(place: Path, model: Path, node: Node) -> None:
+    other = place / "other"
+    other.mkdir()
+    safetensors.save_file({"it": torch.ones(3)}, other / "model.safetensors")
+    said = load([node], place, model, world=3, paths={"1": str(other)})
+    text = "rank 1 asks for something else than rank 0: model.safetensors with"
+    all_say(said, 1, text, text)
+    assert {one["errno"] for one in said.values()} == {errno.EINVAL}
+
+
+def test_other_options_are_refused(place: Path, model: Path, node: Node) -> None:
+    said = load([node], place, model, world=3, options={"2": {"verify": "xxh3"}})
+    text = "rank 2 asks for something else than rank 0: verify='xxh3', not None (EINVAL)"
+    all_say(said, 2, text, text)
+    again = place / "again"
+    again.mkdir()
+    said = load([node], again, model, world=3, options={"1": {"block": 1}})
+    all_say(said, 1, "rank 1 asks for something else than rank 0: block=1", "rank 1 asks for")
+
+
+def test_a_file_that_is_missing_for_one_rank_is_said(place: Path, model: Path, node: Node) -> None:
+    said = load([node], place, model, world=3, paths={"2": str(place / "none")})
+    all_say(said, 2, f"{place}/none", f"rank 2 has failed: cannot open: {place}/none")
+    assert {one["errno"] for one in said.values()} == {errno.ENOENT}
+
+
+def test_a_rank_that_lacks_permission_is_named(place: Path, node: Node) -> None:
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    path = place / "model.safetensors"
+    safetensors.save_file({"it": torch.ones(1000)}, path)
+    path.chmod(0o600)
+    store = f"tcp://127.0.0.1:{free_port()}"
+    said = load([node], place, path, world=3, users={"2": 65534}, store=store)
+    all_say(said, 2, "EACCES", "rank 2 has failed: cannot open")
+    assert {one["errno"] for one in said.values()} == {errno.EACCES}
+
+
+def test_a_rank_that_is_late_is_named(place: Path, model: Path, node: Node) -> None:
+    # The others wait as long as their group does, and this one comes then.
+    said = load([node], place, model, world=3, timeout=20, late={"1": 25})
+    text = "rank 1 has not begun to load within 20 seconds (ETIMEDOUT)"
+    all_say(said, 1, text, text)
+
+
+STORE = "tcp://10.77.0.1:29511"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Node]]:
+    """Two nodes, each with a network and a /run of its own."""
+    if os.geteuid():
+        pytest.skip("only root can make network namespaces")
+    names = [f"dmafile-{os.getpid()}-{number}" for number in (1, 2)]
+    with contextlib.ExitStack() as stack:
+
+        def ip(*words: str) -> None:
+            subprocess.run(["ip", *words], check=True, capture_output=True)
+
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+            ends = [f"dmaf{os.getpid() % 100_000}{end}" for end in "ab"]
+            ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+            for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+                ip("link", "set", end, "netns", name)
+                ip("-n", name, "link", "set", end, "name", "node")
+                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "node")
+                for one in ("lo", "node"):
+                    ip("-n", name, "link", "set", one, "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        own = 'mount -t tmpfs tmpfs /run && exec "$@"'
+        both = [
+            Node(("ip", "netns", "exec", name, "sh", "-c", own, "sh"), "node") for name in names
+        ]
+        yield both
+        for made in both:
+            made.stop()
+
+
+def test_nodes_read_half_each(place: Path, model: Path, nodes: list[Node]) -> None:
+    evict(model)
+    said = load(nodes, place, model, store=STORE)
+    check_equal(said, model)
+    (report,) = said[3]["reports"]
+    assert report["nodes"] == [[0, 1], [2, 3]]
+    for node in report["nodes"]:
+        assert sum(said[rank]["read"] for rank in node) <= 0.52 * size(model)
+        assert sum(said[rank]["memory"] for rank in node) <= 1.05 * size(model)
+        disk, peers = (report["ranks"][node[0]][what] for what in ("disk", "peers"))
+        assert disk + peers == size(model) and disk <= 0.52 * size(model)
+        assert report["ranks"][node[1]]["disk"] == report["ranks"][node[1]]["peers"] == 0
+
+
+@pytest.mark.parametrize("verify", ["xxh3", "sha256=" + 64 * "0"])
+def test_digests_are_compared_on_each_node(
+    place: Path, model: Path, nodes: list[Node], verify: str
+) -> None:
+    path = files(model)[1]
+    options = {str(rank): {"verify": verify} for rank in range(2)}
+    said = load(nodes, place, path, store=STORE, world=2, options=options)
+    for one in said.values():
+        assert ("error" in one) == ("=" in verify), one
+        assert one.get("errno") == (errno.EBADMSG if "=" in verify else None)
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2, 3])
+def test_a_rank_that_is_killed_is_named_on_the_other_node(
+    place: Path, model: Path, nodes: list[Node], killed: int
+) -> None:
+    said = load(nodes, place, model, store=STORE, killed=killed)
+    for rank, one in said.items():
+        named = f"rank {killed} has ended (ECONNRESET)"
+        # That rank has the store too, and the other node's may see only that this is gone.
+        store = "the process that has the group's store, rank 0 or torchrun, has ended"
+        store += " (ECONNRESET)"
+        texts = [named, store] if killed == 0 and rank > 1 else [named]
+        assert one["error"] in [f"cannot load: {model}: {text}" for text in texts]
+
+
+def test_a_node_whose_disk_fails_is_named(place: Path, model: Path, nodes: list[Node]) -> None:
+    # Files of the same size and tensors, with other bytes.
+    other = place / "copy"
+    other.mkdir()
+    for file in model.iterdir():
+        data = bytearray(file.read_bytes())
+        if file.suffix == ".safetensors":
+            data[-(20 * MIB) :] = bytes(20 * MIB)
+        write(other / file.name, bytes(data))
+    paths = {"2": str(other), "3": str(other)}
+    said = load(nodes, place, model, store=STORE, paths=paths)
+    for one in said.values():
+        assert "has files with other bytes than rank" in one["error"]
+        assert one["errno"] == errno.EINVAL

@@ -1,0 +1,162 @@
+"""Ranks that load a model together: takes lines of JSON, and answers each with a line for each rank
+and how many of them have failed.
+
+`ranks` are those to start here, of `world`. What a rank does is in `paths`, `options`, `users` and
+`late`, by its number; `killed` is one that is killed when half of the bytes are there.
+"""
+
+import ctypes
+import gc
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+# Before the user is another one, who may not read it.
+import dmafile._ranks
+import dmafile.torch
+import torch
+import torch.distributed as dist
+
+PR_SET_DUMPABLE = 4
+
+
+def read_bytes() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def memory() -> tuple[int, int]:
+    """Of memfds: this process's share, and how many mappings there are."""
+    pss, count, here = 0, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[0] in "0123456789abcdef" and "-" in line.split()[0]:
+            here = "/memfd:" in line
+            count += here
+        elif here and line.startswith("Pss:"):
+            pss += int(line.split()[1]) << 10
+    return pss, count
+
+
+def links() -> Iterator[str]:
+    for one in Path("/proc/self/fd").iterdir():
+        # That of this loop is gone.
+        with suppress(FileNotFoundError):
+            yield str(one.readlink())
+
+
+def left() -> dict[str, Any]:
+    """What a load may leave behind."""
+    gc.collect()
+    return {
+        "fds": sorted(links()),
+        "maps": memory()[1],
+        "threads": [one.name for one in threading.enumerate() if "dmafile" in one.name],
+        "tasks": sorted(
+            name
+            for task in Path("/proc/self/task").iterdir()
+            if "dmafile" in (name := (task / "comm").read_text())
+        ),
+    }
+
+
+def die_at(mark: Path) -> None:
+    while not mark.exists():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rank(number: int, wanted: dict[str, Any]) -> None:
+    me = str(number)
+    dist.init_process_group(
+        "gloo",
+        init_method=wanted["store"],
+        rank=number,
+        world_size=wanted["world"],
+        timeout=timedelta(seconds=wanted["timeout"]),
+    )
+    # All connections are there from now on.
+    dist.barrier()
+    if user := wanted["users"].get(me):
+        os.setuid(user)
+        # Else its own files in /proc are root's.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+    mark, killed = Path(wanted["mark"]), wanted["killed"]
+    if number == killed:
+        threading.Thread(target=die_at, args=(mark,), daemon=True).start()
+    reports: list[dict[str, Any]] = []
+
+    def progress(done: int, total: int) -> None:
+        if killed is not None and 2 * done >= total:
+            mark.touch()
+            # The one that is killed may be this one.
+            time.sleep(0.2)
+
+    before, read = left(), read_bytes()
+    time.sleep(wanted["late"].get(me, 0))
+    said: dict[str, Any] = {"rank": number, "before": before}
+    try:
+        tensors = getattr(dmafile.torch, wanted["call"])(
+            wanted["paths"].get(me, wanted["path"]),
+            group=dist.group.WORLD,
+            progress=progress,
+            report=reports.append,
+            **wanted["options"].get(me, {}),
+        )
+        tensors = dict(tensors)
+    except Exception as error:
+        said |= {"error": str(error), "errno": getattr(error, "errno", None)}
+        del error
+    else:
+        said["read"] = read_bytes() - read
+        digests = {
+            name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in tensors.items()
+        }
+        dist.barrier()
+        said |= {"digests": digests, "memory": memory()[0], "reports": reports}
+        dist.barrier()
+        # What is written stays here.
+        for tensor in tensors.values():
+            tensor.view(torch.uint8).zero_()
+            break
+        dist.barrier()
+        again = {
+            name: hashlib.sha256(tensor.view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in list(tensors.items())[1:]
+        }
+        assert again.items() <= digests.items()
+        del tensor, tensors
+    said["after"] = left()
+    os.write(1, json.dumps(said).encode() + b"\n")
+
+
+def run(wanted: dict[str, Any]) -> int:
+    """How many ranks have failed."""
+    os.environ |= wanted["environment"]
+    started = []
+    # Forked, because to import PyTorch takes longer than all that is done with it.
+    for number in wanted["ranks"]:
+        child = os.fork()
+        if child == 0:
+            try:
+                rank(number, wanted)
+            except BaseException as error:
+                print(f"rank {number}: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        started.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in started)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        os.write(1, b"%d\n" % run(json.loads(line)))
