@@ -1,4 +1,4 @@
-"""What `dmafile pins` tells beside a program that pins known memory, on stock kernels and the series.
+"""What `dmafile pins` tells beside a program that pins known memory: stock kernels, the series.
 
 One boot a kernel. What is compared is in tests/vm/inside/pins.py, which runs in the machine.
 """

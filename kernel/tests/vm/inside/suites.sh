@@ -63,8 +63,12 @@ ltp)
 liburing | mm)
 	case $suite in
 	liburing) mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch ;;
-	# With as many huge pages as its run_vmtests.sh has; large folios are XFS's.
-	mm) mkfs.xfs -q -f "$RAW2" && mount "$RAW2" $out/scratch && echo 128 >/proc/sys/vm/nr_hugepages ;;
+	mm)
+		mkfs.xfs -q -f "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch &&
+			mkswap "$RAW" >/dev/null && swapon "$RAW" &&
+			# As many as its run_vmtests.sh has.
+			echo 128 >/proc/sys/vm/nr_hugepages
+		;;
 	esac || exit
 	for test; do
 		echo "$test"
