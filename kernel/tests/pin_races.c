@@ -240,11 +240,14 @@ static void *forking(void *argument)
 	return NULL;
 }
 
+static unsigned int plugged;
+
 /* Blocks of memory go, with what the tracker has of their pages, and come back. */
 static void *plugging(void *argument)
 {
 	unsigned int number;
 	char command[256];
+	int status;
 
 	(void)argument;
 	while (going()) {
@@ -253,9 +256,13 @@ static void *plugging(void *argument)
 			snprintf(command, sizeof(command),
 				 "cd /sys/devices/system/memory/memory%u 2>/dev/null || exit 0\n"
 				 "grep -q Movable valid_zones || exit 0\n"
-				 "timeout 5 sh -c 'echo offline >state' 2>/dev/null\n"
-				 "grep -q online state || echo online >state", number);
-			must(!system(command), "block %u does not come back", number);
+				 "timeout 40 sh -c 'echo offline >state' 2>/dev/null\n"
+				 "! grep -q online state || exit 0\n"
+				 "echo online >state && exit 9", number);
+			status = system(command);
+			must(!status || (WIFEXITED(status) && WEXITSTATUS(status) == 9),
+			     "block %u does not come back", number);
+			plugged += !!status;
 		}
 		usleep(100000);
 	}
@@ -314,7 +321,8 @@ static void races(void)
 	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	for (i = 0; i < ARRAY_SIZE(all); i++)
 		pthread_join(threads[i], NULL);
-	printf("# %lu turns, %lld guesses\n", done, number_in(BOOKS "stats", "guessed"));
+	printf("# %lu turns, %lld guesses, %u blocks of memory were offline\n", done,
+	       number_in(BOOKS "stats", "guessed"), plugged);
 	must(number_in(BOOKS "stats", "guessed") > 0, "nobody has pinned what another had");
 	munmap(map, PAGES * PAGE);
 	munmap(of_memfd, PAGES * PAGE);

@@ -351,7 +351,7 @@ def test_a_rank_that_is_killed_is_named_on_the_other_node(
         assert one["error"] in [f"cannot load: {model}: {text}" for text in texts]
 
 
-def test_a_node_whose_disk_fails_is_named(place: Path, model: Path, nodes: list[Node]) -> None:
+def test_files_with_other_bytes_are_refused(place: Path, model: Path, nodes: list[Node]) -> None:
     # Files of the same size and tensors, with other bytes.
     other = place / "copy"
     other.mkdir()
