@@ -247,6 +247,10 @@ def test_other_options_are_refused(place: Path, model: Path, node: Node) -> None
     again.mkdir()
     said = load([node], again, model, world=3, options={"1": {"block": 1}})
     all_say(said, 1, "rank 1 asks for something else than rank 0: block=1", "rank 1 asks for")
+    last = place / "last"
+    last.mkdir()
+    said = load([node], last, model, world=3, options={"1": {"backend": "none"}})
+    all_say(said, 1, "backend: 'none' is not supported", "rank 1 has failed: backend: 'none'")
 
 
 def test_a_file_that_is_missing_for_one_rank_is_said(place: Path, model: Path, node: Node) -> None:
