@@ -8,7 +8,7 @@ NAME.csv, too. `RUN/about` is a sentence that says what was measured.
 import re
 from pathlib import Path
 
-from bench import dropping, holding, overlap, ranks, runs
+from bench import dropping, holding, overlap, runs
 from bench.instructions import pins, premap, saves, series
 from bench.instructions import tables as stock
 from bench.instructions.measure import Measured
@@ -26,7 +26,6 @@ MAKERS = {
     "pins": pins.tables,
     "saves": saves.tables,
     "holding": holding.tables,
-    "ranks": ranks.tables,
     "overlap": overlap.tables,
     "dropping": dropping.tables,
 }

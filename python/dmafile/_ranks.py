@@ -27,7 +27,7 @@ from ._load import ModelPath, Options, open_model
 from ._progress import Callback, callback
 from ._stripes import Links, exchange
 
-_SAMPLES = 256
+_SAMPLES = 64
 """How many pages are compared of files that lie on several nodes."""
 _PAGE = 4096
 _GLANCE = 0.05

@@ -122,10 +122,10 @@ def load_file(
             or options, or its files have other bytes.
         TypeError: This PyTorch has no dtype for a tensor.
     """
-    check_backend(backend)
     if held_name(filename) is None and _is_of_several(group):
-        how = (device, tensors, verify, progress, group, report, options)
+        how = (device, tensors, verify, progress, group, report, options, backend)
         return dict(_with_ranks(filename, *how))
+    check_backend(backend)
     began = time.monotonic()
     where = _device(device)
     name = held_name(filename)
@@ -255,10 +255,12 @@ def _with_ranks(
     group: Any,
     report: Report | None,
     options: Options,
+    backend: str = "mmap",
 ) -> Generator[tuple[str, _Tensor], None, None]:
     from ._ranks import Ranks
 
     with Ranks(group, path) as ranks:
+        check_backend(backend)
         where = _device(device)
         held = ranks.load(path, verify, progress, options)
         views = [

@@ -247,6 +247,10 @@ def test_other_options_are_refused(place: Path, model: Path, node: Node) -> None
     again.mkdir()
     said = load([node], again, model, world=3, options={"1": {"block": 1}})
     all_say(said, 1, "rank 1 asks for something else than rank 0: block=1", "rank 1 asks for")
+    last = place / "last"
+    last.mkdir()
+    said = load([node], last, model, world=3, options={"1": {"backend": "none"}})
+    all_say(said, 1, "backend: 'none' is not supported", "rank 1 has failed: backend: 'none'")
 
 
 def test_a_file_that_is_missing_for_one_rank_is_said(place: Path, model: Path, node: Node) -> None:
@@ -351,7 +355,7 @@ def test_a_rank_that_is_killed_is_named_on_the_other_node(
         assert one["error"] in [f"cannot load: {model}: {text}" for text in texts]
 
 
-def test_a_node_whose_disk_fails_is_named(place: Path, model: Path, nodes: list[Node]) -> None:
+def test_files_with_other_bytes_are_refused(place: Path, model: Path, nodes: list[Node]) -> None:
     # Files of the same size and tensors, with other bytes.
     other = place / "copy"
     other.mkdir()
