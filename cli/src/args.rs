@@ -746,13 +746,13 @@ pub struct DoctorArgs {
                   docs/pins.md says what each number means and where it comes from."
 )]
 pub struct PinsArgs {
-    /// A process, whatever it pins; or a file or memfd (/proc/PID/fd/N), whose memory may be pinned
-    /// [default: all that pin or lock memory]
+    /// Only what this process pins, or only pins of the memory of this file or memfd (/proc/PID/fd/N)
+    /// [default: all processes that pin or lock memory]
     #[arg(value_name = "PID|FILE", value_parser = OsStringValueParser::new().try_map(subject))]
     pub subject: Option<Subject>,
 
-    /// Show which pages are pinned now, who maps them and which cgroup has them; as root. Reads
-    /// 16 MiB of kernel memory for each GiB
+    /// Show which pages are pinned now, who maps them and which cgroup is charged for them; as
+    /// root. Reads 16 MiB of kernel memory for each GiB
     #[arg(long, conflicts_with = "watch")]
     pub pages: bool,
 

@@ -50,7 +50,7 @@ fn text(pins: &FilePins) -> String {
         .as_deref()
         .filter(|regions| !regions.is_empty())
     {
-        text.push_str("\nit is pinned for long, as the kernel tracks it, by\n");
+        text.push_str("\nlong-term pins of it, as the kernel tracks them\n");
         text += &tracker::table(regions);
     }
     if !pins.possible.is_empty() {

@@ -55,9 +55,9 @@ fn text(pins: &Pins) -> String {
         .as_deref()
         .filter(|regions| !regions.is_empty())
     {
-        text.push_str("pinned for long, as the kernel tracks it\n");
+        text.push_str("long-term pins, as the kernel tracks them\n");
         text += &tracker::table(regions);
-        text.push_str("\nas each maker counts it\n");
+        text.push_str("\nas each interface counts them\n");
     }
     if pins.holders.is_empty() {
         text.push_str("no process is seen to pin or lock memory\n");

@@ -15,7 +15,7 @@ use tabwriter::Alignment;
 pub(super) fn table(regions: &[Region]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",
-        "PID", "PINS", "SINCE"
+        "PID", "BYTES", "SINCE"
     );
     for region in regions {
         let pid = region
