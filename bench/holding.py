@@ -7,17 +7,16 @@ docs/holding.md.
 """
 
 import argparse
-import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import runs
 from bench.__main__ import HERE, folders, program
 from bench.runs import RESULTS, Rows, Run
 from bench.seconds import facts
@@ -26,7 +25,8 @@ from bench.seconds.files import MIB, cached, evict, fill_cache
 from bench.seconds.model import Shape, header, make_model
 from bench.seconds.peers import converted, label, lacks
 from bench.seconds.programs.peer import HELD, WAYS
-from bench.words import compared, ratio, spread, table
+from bench.waiting import Waiting, load_at_once
+from bench.words import compared, ratio, spread
 
 NAME = f"bench-{os.getpid()}"
 HELD_MODEL = f"held:{NAME}"
@@ -37,37 +37,6 @@ SECOND = ("dmafile.take", "dmafile.numpy, held:", "dmafile.torch, held:", *PEERS
 AT_ONCE = ("dmafile.shared", *PEERS)
 TABLES = ("second", "workers")
 ALL = {**WAYS, **HELD}
-
-
-class Worker:
-    """A process that has imported a loader, and waits."""
-
-    def __init__(self, way: str, path: str) -> None:
-        command = script("peer.py", way, path, "wait=1")
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self.line()
-
-    def line(self) -> str:
-        assert self.child.stdout is not None
-        text = self.child.stdout.readline()
-        if not text:
-            sys.exit(f"{self.child.args!r} has ended: {self.child.wait()}")
-        return text
-
-    def go(self) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write("\n")
-        self.child.stdin.flush()
-
-    def said(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.line())
-        return found
-
-    def pss(self) -> int:
-        """Its share of all memory that it has mapped, in bytes."""
-        lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
-        return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
 
 
 def model(folder: Path, mib: int) -> Path:
@@ -88,18 +57,11 @@ def files(source: Path, ways: Sequence[str]) -> dict[str, Path]:
 
 def workers(way: str, path: str, count: int) -> tuple[list[dict[str, Any]], float, int]:
     """What each says, seconds until the last is done, and the memory of all."""
-    here = [Worker(way, path) for _ in range(count)]
-    before = sum(one.pss() for one in here)
-    started = time.perf_counter()
-    for one in here:
-        one.go()
-    said = [one.said() for one in here]
-    seconds = time.perf_counter() - started
-    memory = sum(one.pss() for one in here) - before
-    for one in here:
-        one.go()
-        one.child.wait()
-    return said, seconds, memory
+    command = script("peer.py", way, path, "wait=1")
+    try:
+        return load_at_once([Waiting(command) for _ in range(count)])
+    except RuntimeError as error:
+        sys.exit(str(error))
 
 
 def measure(
@@ -156,7 +118,7 @@ def tables(run: Run) -> dict[str, Rows]:
 
 def by_way(samples: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[Mapping[str, Any]]]:
     mine = [one for one in samples if one["table"] == kind]
-    listed = (*SECOND, *AT_ONCE)
+    listed = {"second": SECOND, "workers": AT_ONCE}[kind]
     # Behind a loader's name comes its version.
     names = sorted(
         {one["way"] for one in mine},
@@ -171,7 +133,7 @@ def of(samples: Sequence[Mapping[str, Any]], what: str) -> list[float]:
 
 def second_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
     ways = by_way(samples, "second")
-    ours = next(iter(ways))
+    ours = next(name for name, found in ways.items() if found[0]["held"])
     rows = []
     for name, found in ways.items():
         row = [name, spread([1000 * one for one in of(found, "ready")])]
@@ -185,7 +147,7 @@ def second_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
 
 def workers_table(samples: Sequence[Mapping[str, Any]]) -> Rows:
     ways = by_way(samples, "workers")
-    ours = next(iter(ways))
+    ours = next(name for name, found in ways.items() if found[0]["held"])
     rows = []
     for name, found in ways.items():
         row = [name, spread(of(found, "all"))]
@@ -220,13 +182,7 @@ def main() -> None:
         source = model(place, args.mib)
         samples = measure(command, source, args.rounds, random.Random(seed))
     run = Run({"bench": "holding", "machine": about, "seed": seed}, samples)
-    for made in tables(run).values():
-        print(f"\n{table(*made)}")
-    # It knows this module's tables.
-    from bench import documents
-
-    folder = documents.written(run, about["date"][:10], "holding", args.keep)
-    print(f"\nEvery run: {folder}")
+    runs.finish(run, tables(run), args.keep)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,24 @@ and touches every 4 KiB of every tensor. With PyTorch, safetensors and dmafile i
 
 import argparse
 import importlib.metadata
-import json
 import os
 import random
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import runs
 from bench.__main__ import HERE, folders, program
 from bench.runs import RESULTS, Rows, Run
 from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict
 from bench.seconds.programs.rank import WAYS
-from bench.words import compared, ratio, spread, table
+from bench.waiting import Waiting, load_at_once
+from bench.words import compared, ratio, spread
 
 OURS = next(iter(WAYS))
 SHARDS = 4
@@ -35,33 +34,14 @@ TENSOR = 16
 """MiB of a tensor."""
 
 
-class Rank:
-    """A process that has joined, and waits."""
-
-    def __init__(self, way: str, files: Sequence[Path], number: int, count: int, port: int) -> None:
-        command = script("rank.py", way, *map(str, files))
-        found = {"RANK": number, "WORLD_SIZE": count, "MASTER_PORT": port}
-        own = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        environ = {**os.environ, **own, **{name: str(one) for name, one in found.items()}}
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
-
-    def line(self) -> str:
-        assert self.child.stdout is not None
-        text = self.child.stdout.readline()
-        if not text:
-            raise RuntimeError(f"{self.child.args!r} has ended: {self.child.wait()}")
-        return text
-
-    def go(self) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write("\n")
-        self.child.stdin.flush()
-
-    def pss(self) -> int:
-        """Its share of all memory that it has mapped, in bytes."""
-        lines = Path(f"/proc/{self.child.pid}/smaps_rollup").read_text().splitlines()
-        return 1024 * next(int(one.split()[1]) for one in lines if one.startswith("Pss:"))
+def rank(way: str, files: Sequence[Path], number: int, count: int, port: int) -> Waiting:
+    """One that has joined, when it has printed its first line."""
+    command = script("rank.py", way, *map(str, files))
+    found = {"RANK": number, "WORLD_SIZE": count, "MASTER_PORT": port}
+    own = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return Waiting(
+        command, {**os.environ, **own, **{name: str(one) for name, one in found.items()}}
+    )
 
 
 def model(folder: Path, mib: int) -> list[Path]:
@@ -106,24 +86,8 @@ def free_port() -> int:
 def together(way: str, files: Sequence[Path], count: int) -> dict[str, Any]:
     """What the ranks need in all."""
     port = free_port()
-    ranks = [Rank(way, files, number, count, port) for number in range(count)]
-    try:
-        for one in ranks:
-            one.line()
-        before = sum(one.pss() for one in ranks)
-        started = time.perf_counter()
-        for one in ranks:
-            one.go()
-        said = [json.loads(one.line()) for one in ranks]
-        seconds = time.perf_counter() - started
-        memory = sum(one.pss() for one in ranks) - before
-        for one in ranks:
-            one.go()
-            one.child.wait()
-    finally:
-        for one in ranks:
-            one.child.kill()
-            one.child.wait()
+    ranks = [rank(way, files, number, count, port) for number in range(count)]
+    said, seconds, memory = load_at_once(ranks)
     return {
         "all": seconds,
         "cpu": sum(one["cpu"] for one in said),
@@ -195,13 +159,7 @@ def main() -> None:
         about = {**described, "mib": args.mib, "ranks": args.ranks}
         samples = measure(model(place, args.mib), args.ranks, args.rounds, random.Random(seed))
     run = Run({"bench": "ranks", "machine": about, "seed": seed}, samples)
-    for made in tables(run).values():
-        print(f"\n{table(*made)}")
-    # It knows this module's tables.
-    from bench import documents
-
-    folder = documents.written(run, about["date"][:10], "ranks", args.keep)
-    print(f"\nEvery run: {folder}")
+    runs.finish(run, tables(run), args.keep)
 
 
 if __name__ == "__main__":

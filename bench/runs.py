@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.words import table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 """Runs that documents show, in a folder DATE-NAME each; of a NAME only the newest."""
@@ -72,3 +74,14 @@ def keep(run: Run, date: str, name: str) -> Path:
     folder = RESULTS / f"{date}-{name}"
     run.write(folder)
     return folder
+
+
+def finish(run: Run, tables: Mapping[str, Rows], keep: bool) -> None:
+    """Prints the tables of a run, and keeps it: for documents, or in .bench."""
+    for rows in tables.values():
+        print(f"\n{table(*rows)}")
+    # It knows the modules whose runs these are.
+    from bench import documents
+
+    date, name = run.machine["machine"]["date"][:10], run.machine["bench"]
+    print(f"\nEvery run: {documents.written(run, date, name, keep)}")
