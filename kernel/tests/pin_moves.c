@@ -449,8 +449,11 @@ static void huge(void)
 
 #define KHUGEPAGED	"/sys/kernel/mm/transparent_hugepage/khugepaged/"
 
-/* As much memory as a huge page has, of small ones: this process's own, or a memfd's. */
-static __u8 *to_collapse(bool shared)
+/*
+ * As much memory as a huge page has, of small ones: this process's own, or a memfd's. One
+ * page of it is held.
+ */
+static __u8 *to_collapse(bool shared, enum by by, __u32 *handle, __u64 *pfn)
 {
 	__u8 *map = map_at(2 * HUGE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 	__u8 *from = (__u8 *)round_up((uintptr_t)map, HUGE);
@@ -467,6 +470,9 @@ static __u8 *to_collapse(bool shared)
 	}
 	madvise(from, HUGE, MADV_NOHUGEPAGE);
 	memset(from, 1, HUGE);
+	*handle = hold_by(by, from + 7 * PAGE);
+	*pfn = pfn_at(from + 7 * PAGE);
+	must(!madvise(from, HUGE, MADV_HUGEPAGE), "madvise: %s", strerror(errno));
 	return from;
 }
 
@@ -499,10 +505,7 @@ static void collapse(void)
 			__u64 pfn;
 
 			note_counts();
-			map = to_collapse(shared);
-			handle = hold_by(by, map + 7 * PAGE);
-			pfn = pfn_at(map + 7 * PAGE);
-			must(!madvise(map, HUGE, MADV_HUGEPAGE), "madvise: %s", strerror(errno));
+			map = to_collapse(shared, by, &handle, &pfn);
 			if (by != BY_NOBODY) {
 				result = madvise(map, HUGE, MADV_COLLAPSE) ? -errno : 0;
 				must(result == -EAGAIN, "collapsed: %s", why(result));
@@ -533,10 +536,7 @@ static void khugepaged(void)
 		__u64 pfn;
 
 		note_counts();
-		map = to_collapse(false);
-		handle = hold_by(by, map + 7 * PAGE);
-		pfn = pfn_at(map + 7 * PAGE);
-		must(!madvise(map, HUGE, MADV_HUGEPAGE), "madvise: %s", strerror(errno));
+		map = to_collapse(false, by, &handle, &pfn);
 		if (by != BY_NOBODY) {
 			wait_for_scans(KHUGEPAGED "full_scans", 4);
 			must(!is_huge(map) && pfn_at(map + 7 * PAGE) == pfn, "it is huge");

@@ -20,7 +20,7 @@ NAME = "llama"
 SERVICE = f"dmafile-hold@{NAME}.service"
 PROGRAMS, UNITS = Path("/run/programs"), Path("/run/units")
 TARGETS = ("sysinit", "basic", "shutdown", "multi-user")
-"""What systemd starts with; the host's units are none of ours."""
+"""The units that systemd starts, in place of those of the host."""
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 

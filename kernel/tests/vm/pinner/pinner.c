@@ -448,7 +448,7 @@ static int pinner_open(struct inode *inode, struct file *file)
 
 	if (!pinner)
 		return -ENOMEM;
-	/* Here, as mmap() holds the mmap_lock, which is taken inside of ours. */
+	/* Not in mmap(), which runs under mmap_lock: ioctl() takes that below our lock. */
 	pinner->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
 	if (!pinner->page) {
 		kfree(pinner);
