@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{cold, dir, file_digest};
+use common::{Forked, cold, dir, file_digest};
 use dmafile::{Found, Io, Load, Method, Shared, Vacant, Verify};
 use std::collections::BTreeSet;
 use std::fs;
@@ -269,6 +269,17 @@ fn memory_that_is_filled_elsewhere_is_shared() {
     };
     let taken = shared().verify(verify).run().unwrap();
     assert_eq!(inode(&taken), inode(&held));
+}
+
+#[test]
+fn a_child_that_was_forked_meanwhile_keeps_no_loader_out() {
+    let dir = dir();
+    let file = cold(dir.path(), 100_000);
+    let shared = || Shared::of([&file]).at(dir.path().join("shared"));
+    let found = vacant(shared());
+    let _child = Forked::new();
+    drop(found);
+    shared().run().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{buffer_digest, bytes_digest, dir, file_digest, memfd, names, noise};
+use common::{Forked, buffer_digest, bytes_digest, dir, file_digest, memfd, names, noise};
 use dmafile::{
     Algorithm, CancelToken, ErrorKind, Io, Kind, LoadedSnapshot, Method, Origin, Snapshot,
     SnapshotLoad, SnapshotReport,
@@ -16,8 +16,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 const MIB: u64 = 1 << 20;
 const MANIFEST: &str = "dmafile-snapshot.json";
@@ -502,35 +502,15 @@ fn two_savers_are_not_mixed() {
 #[test]
 fn a_child_that_was_forked_meanwhile_keeps_no_saver_out() {
     let dir = dir();
-    let child = Arc::new(AtomicI32::new(0));
+    let child = Arc::new(OnceLock::new());
     let forked = Arc::clone(&child);
     let save = Snapshot::new(dir.path()).add("a", origin(&noise(300_001, 1)));
     let save = save.progress(move |_| {
-        let first = forked.compare_exchange(0, -1, Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_ok() {
-            // SAFETY: the child makes system calls alone, and ends by itself if the test does not end it.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                // SAFETY: as above.
-                unsafe {
-                    libc::alarm(60);
-                    libc::pause();
-                    libc::_exit(0);
-                }
-            }
-            forked.store(pid, Ordering::Relaxed);
-        }
+        forked.get_or_init(Forked::new);
     });
     save.run().unwrap();
-    let pid = child.load(Ordering::Relaxed);
-    assert!(pid > 0, "{pid}");
-    let saved = pair(dir.path(), 2);
-    // SAFETY: our own child, which nothing else waits for.
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
-        libc::waitpid(pid, std::ptr::null_mut(), 0);
-    }
-    saved.unwrap();
+    assert!(child.get().is_some());
+    pair(dir.path(), 2).unwrap();
     check(dir.path(), 2);
 }
 

@@ -183,3 +183,33 @@ pub fn dirty_memfd(len: u64) -> OwnedFd {
     rustix::io::pwrite(fd.as_fd(), &vec![0xff; len as usize], 0).unwrap();
     fd
 }
+
+/// A forked child that has every descriptor of this process, until it is dropped.
+pub struct Forked(i32);
+
+impl Forked {
+    pub fn new() -> Self {
+        // SAFETY: the child makes system calls alone, and ends by itself if the test does not end it.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::alarm(60);
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        assert!(pid > 0, "{}", std::io::Error::last_os_error());
+        Self(pid)
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // SAFETY: our own child, which nothing else waits for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
