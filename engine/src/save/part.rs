@@ -20,8 +20,13 @@ use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::Algorithm;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
+
+/// The checksum of a shorter part is computed after its write: starting a thread would take longer.
+const BESIDE: u64 = 1 << 20;
 
 /// How parts are written.
 pub(crate) struct How {
@@ -85,32 +90,40 @@ impl Memory {
         let origin = self.opened.part(at, len);
         let cancel = CancelToken::new();
         let access = origin.begin(&cancel)?;
-        let whole = len - len % to.grain();
-        if whole > 0 {
-            self.write_blocks(&origin, whole, (to, offset), how, &cancel)?;
-        }
-        if whole < len {
-            let mut block = vec![0; to.grain() as usize];
-            let start = origin.start;
-            origin.copy_out(start + whole, &mut block[..(len - whole) as usize])?;
-            to.write_block(offset + whole, &block)?;
-        }
+        let write = || self.write_all(&origin, len, (to, offset), how, &cancel);
         let sum = match how.checksum && len > 0 {
-            true => {
-                let (start, end) = (origin.start, origin.start + len);
-                let runs = [(start, end)];
-                let mut hash = Hash::new(Algorithm::Crc32c, &origin, &runs);
-                hash.upto(end)?;
-                let sum = u32::from_str_radix(&hash.hex(), 16);
-                Some(sum.expect("a CRC has eight hexadecimal digits"))
-            }
-            false => None,
+            true if len < BESIDE => write()
+                .and_then(|()| checksum(&origin, len, || false))
+                .map(Some),
+            true => checksum_beside(&origin, len, write).map(Some),
+            false => write().map(|()| None),
         };
         drop(access);
+        let sum = sum?;
         match origin.cut_short(origin.start) {
             Some(error) => Err(error),
             None => Ok(sum),
         }
+    }
+
+    fn write_all(
+        &self,
+        origin: &Opened,
+        len: u64,
+        (to, offset): (&Growing, u64),
+        how: &How,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let whole = len - len % to.grain();
+        if whole > 0 {
+            self.write_blocks(origin, whole, (to, offset), how, cancel)?;
+        }
+        if whole < len {
+            let mut block = vec![0; to.grain() as usize];
+            origin.copy_out(origin.start + whole, &mut block[..(len - whole) as usize])?;
+            to.write_block(offset + whole, &block)?;
+        }
+        Ok(())
     }
 
     fn write_blocks(
@@ -193,6 +206,33 @@ impl Memory {
             *plan = Arc::new(shorter);
         }
     }
+}
+
+/// Computes the checksum on a thread of its own while `write` runs.
+fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>) -> Result<u32> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
+        let builder = thread::Builder::new().name("dmafile-verify".to_string());
+        let spawned = builder.spawn_scoped(scope, sum);
+        let wrote = write();
+        over.store(wrote.is_err(), Ordering::Relaxed);
+        let sum = match spawned {
+            Ok(thread) => thread.join().expect("this thread does not panic"),
+            Err(_) => sum(),
+        };
+        wrote.and(sum)
+    })
+}
+
+/// The CRC-32C of the first bytes of an origin, unless `over` says that nobody waits for it.
+fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
+    let end = origin.start + len;
+    let runs = [(origin.start, end)];
+    let mut hash = Hash::new(Algorithm::Crc32c, origin, &runs);
+    hash.all(end, over)?;
+    let sum = u32::from_str_radix(&hash.hex(), 16);
+    Ok(sum.expect("a CRC has eight hexadecimal digits"))
 }
 
 /// A folder in which files come into being.
