@@ -362,7 +362,7 @@ impl Growing {
     /// Ends it at `end`, takes back what was reserved beyond, and waits until that is on the disk.
     pub(crate) fn end_at(&self, end: u64) -> Result<()> {
         memfd::resize(self.to.buffered(), end).map_err(|errno| self.to.failed(end, errno))?;
-        place::sync(self.to.buffered()).map_err(|errno| cannot_sync(errno).at(self.to.place(0)))?;
+        self.sync()?;
         self.to.leave_no_cache(&[(0, end)]);
         Ok(())
     }

@@ -254,8 +254,17 @@ pub(crate) fn punch(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> 
 }
 
 /// Waits until a file's bytes, and all that is needed to find them, are on the disk (fdatasync(2)).
+///
+/// On F2FS that takes a checkpoint (syncfs(2)), which a sync of the file's folder is, too. The first node
+/// that is synced after one has the number 0, and `f2fs_wait_on_node_pages_writeback()` takes that for
+/// none: the flush is sent while the node is still being written (Linux 6.12, and others).
 pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fdatasync(fd))
+    retry(|| rustix::fs::fdatasync(fd))?;
+    let fs = rustix::fs::fstatfs(fd)?;
+    match fs.f_type as u64 == libc::F2FS_SUPER_MAGIC as u64 {
+        true => sync_all(fd),
+        false => Ok(()),
+    }
 }
 
 /// As [`sync_data`], with owner, permissions and attributes; of a folder its names (fsync(2)).
