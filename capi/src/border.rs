@@ -39,8 +39,8 @@ impl Failure {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
         let why = format!(
-            "a mistake in dmafile: {}",
-            text.unwrap_or("it panicked without a word")
+            "internal error in dmafile, please report it: {}",
+            text.unwrap_or("panic without a message")
         );
         Self::new(libc::ENOTRECOVERABLE, "dmafile", &why)
     }
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(failed, -libc::ENOTRECOVERABLE);
         assert_eq!(
             sentence(),
-            "dmafile: a mistake in dmafile: half past 3 (ENOTRECOVERABLE)"
+            "dmafile: internal error in dmafile, please report it: half past 3 (ENOTRECOVERABLE)"
         );
         let failed: i64 = number(|| panic!("one"));
         assert_eq!(failed, -i64::from(libc::ENOTRECOVERABLE));

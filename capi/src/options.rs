@@ -112,11 +112,11 @@ pub(crate) unsafe fn copy<T: Growing>(theirs: *const T) -> Result<T> {
     let refuse = |errno, why: &str| Err(Failure::new(errno, "options.size", why));
     let name = T::NAME;
     if size != 0 && size < T::SMALLEST {
-        let why = format!("it is {size}, less than any {name} has");
+        let why = format!("it is {size}, less than the size of any {name}");
         return refuse(libc::EINVAL, &why);
     }
     if size > LARGEST {
-        let why = format!("it is {size}, more than any {name} has");
+        let why = format!("it is {size}, more than the size of any {name}");
         return refuse(libc::E2BIG, &why);
     }
     let known = if size == 0 { T::SMALLEST } else { size }.min(size_of::<T>());
@@ -127,7 +127,7 @@ pub(crate) unsafe fn copy<T: Growing>(theirs: *const T) -> Result<T> {
         })
     };
     if size == 0 && is_set(0..known) {
-        let why = format!("it is 0 beside options that are set; set it to sizeof(struct {name})");
+        let why = format!("it is 0, but options are set; set it to sizeof(struct {name})");
         return refuse(libc::EINVAL, &why);
     }
     // What a newer header has, an older library can only leave at its default.
@@ -151,7 +151,7 @@ pub(crate) fn check_flags(flags: u32, known: u32) -> Result<()> {
     if flags & !known == 0 {
         return Ok(());
     }
-    let why = format!("it has bits that mean nothing: {flags:#x}");
+    let why = format!("it has unknown bits: {flags:#x}");
     Err(Failure::new(libc::EINVAL, "options.flags", &why))
 }
 

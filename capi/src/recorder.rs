@@ -321,7 +321,7 @@ fn append(
     match recorder.0.append(buffer, at, length, note)? {
         Some(ticket) => Ok(ticket.number().cast_signed()),
         None => {
-            let why = "as many buffers are in flight as may be, so it was dropped";
+            let why = "the most buffers are already in flight, so the record was dropped";
             Err(Failure::new(libc::EAGAIN, "cannot record", why))
         }
     }

@@ -73,7 +73,7 @@ impl Recording {
 }
 
 fn none(index: u64, count: usize) -> Failure {
-    let why = format!("it has {count} records, and none is at {index}");
+    let why = format!("it has {count} records, but no record {index}");
     Failure::new(libc::ERANGE, "the recording", &why)
 }
 

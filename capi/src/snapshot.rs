@@ -208,7 +208,7 @@ impl Snapshot {
     fn source(&self, index: usize) -> Result<&(CString, Option<Box<Buffer>>)> {
         let count = self.sources.len();
         self.sources.get(index).ok_or_else(|| {
-            let why = format!("it has {count} sources, and none is number {index}");
+            let why = format!("it has {count} sources, but no source {index}");
             Failure::new(libc::ERANGE, "the snapshot", &why)
         })
     }

@@ -125,7 +125,7 @@ fn check(named: &Named) -> Result<(), Failure> {
         true => starts_at(&named.name, named.buffer.offset()),
         false => Err(no_path(
             &named.name,
-            "the kernel opens no dma-buf by one (ENXIO); use --to memfd, or DMAFILE_FD",
+            "the kernel opens no dma-buf by path (ENXIO); use --to memfd, or DMAFILE_FD",
         )),
     }
 }

@@ -90,7 +90,7 @@ fn text(all: &[Holding]) -> String {
         for file in held.files.iter().filter(|file| file.changed) {
             let _ = writeln!(
                 text,
-                "{}: {} has changed on the disk since it was loaded; type: dmafile hold --replace",
+                "{}: {} has changed on the disk since it was loaded; run: dmafile hold --replace",
                 one_line(&held.name),
                 one_line(&file.file.to_string_lossy()),
             );

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let hand_over = !args.command.is_empty();
     if hand_over && args.knobs.to == "anon" {
         return Err(Failure::usage(
-            "--to anon leaves COMMAND nothing to inherit; use --to memfd",
+            "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ));
     }
     if hand_over && matches!(args.json, Some(None)) {
@@ -33,12 +33,12 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let by_path = wants_path(&args.command);
     if by_path && !args.knobs.tensor.is_empty() {
         return Err(Failure::usage(
-            "--tensor leaves {} no whole file to be a path to; use DMAFILE_FD",
+            "with --tensor no whole file is loaded for {} to be a path to; use DMAFILE_FD",
         ));
     }
     if by_path && args.knobs.exports() {
         return Err(Failure::usage(&format!(
-            "--to {} has no path for {{}}: the kernel opens no dma-buf by one; use --to memfd, or the \
+            "--to {} has no path for {{}}: the kernel opens no dma-buf by path; use --to memfd, or the \
              descriptor in DMAFILE_FD",
             args.knobs.to
         )));

@@ -68,14 +68,14 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
     let verify = args.knobs.verify.as_ref();
     let expected = verify.is_some_and(|verify| verify.expected.is_some());
     let refused = [
-        (args.trace.is_some(), "--trace is of one file"),
+        (args.trace.is_some(), "--trace works for one file only"),
         (
             files > 1 && expected,
-            "--verify ALGO=HEX is of one file, and these are several",
+            "--verify ALGO=HEX works for one file only, and these are several",
         ),
         (
             files > 1 && args.knobs.to.starts_with("fd:"),
-            "--to fd:N is memory for one file, and these are several",
+            "--to fd:N takes one file only, and these are several",
         ),
     ];
     match refused.into_iter().find(|reason| reason.0) {

@@ -153,7 +153,7 @@ pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::Owned
 fn refuse_trace(wanted: bool) -> Result<(), Failure> {
     match wanted {
         true => Err(Failure::usage(
-            "--trace is of one file; leave it away for a snapshot",
+            "--trace works for one file only; leave it out for a snapshot",
         )),
         false => Ok(()),
     }

@@ -330,7 +330,7 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     );
     if report.hidden_export > 0.0 {
         let hidden = ms(report.hidden_export);
-        let _ = write!(text, ", and {hidden} ms of making the dma-buf");
+        let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
     }
     text.push('\n');
     for verified in &report.verify {

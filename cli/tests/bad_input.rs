@@ -96,7 +96,7 @@ fn files_made_up_while_they_are_read() {
         ("/proc/self/status", "proc"),
         ("/sys/kernel/mm/transparent_hugepage/enabled", "sysfs"),
     ] {
-        let why = format!("{fs} makes this file up while it is read and gives it no size (EINVAL)");
+        let why = format!("{fs} generates this file as it is read, and reports no size (EINVAL)");
         assert_eq!(
             dir.refuses(path, 1),
             format!("cannot load: {path}: {why}; copy it to a regular file first")

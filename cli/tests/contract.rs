@@ -178,7 +178,7 @@ fn usage_errors_are_one_line_and_exit_2() {
     for (args, line) in [
         (
             "file --to anon -- true",
-            "--to anon leaves COMMAND nothing to inherit; use --to memfd",
+            "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ),
         (
             "file --json -- true",
@@ -360,7 +360,7 @@ fn without_the_module_its_kind_and_its_method_are_refused_with_the_remedy() {
     assert_eq!(
         dir.refuses("file --method module", 1),
         format!(
-            "cannot load this way: module direct to memfd: dmafile.ko moves bytes into its own \
+            "cannot load like this: module direct to memfd: dmafile.ko moves bytes into its own \
              dma-bufs only: --to dmafile {tail}"
         )
     );
@@ -413,7 +413,7 @@ fn a_heap_that_is_not_there_is_refused_with_the_remedy() {
     let line = dir.refuses("file --to heap:none", 1);
     let why = "cannot make the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
     let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
-        true => "use one that is there: heap:",
+        true => "use an existing one: heap:",
         false => "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
     };
     assert!(line.starts_with(&format!("{why}{remedy}")), "{line}");
@@ -427,14 +427,14 @@ fn method_that_cannot_serve_a_pair_says_so() {
     assert_eq!(
         dir.refuses("file --method mmap --io direct", 1),
         format!(
-            "cannot load this way: mmap direct to memfd: a mapping of a file always goes through \
+            "cannot load like this: mmap direct to memfd: a mapping of a file always goes through \
              the page cache {tail}"
         )
     );
     assert_eq!(
         dir.refuses("file --method splice --to anon", 1),
         format!(
-            "cannot load this way: splice buffered to anon: there is no descriptor to write into \
+            "cannot load like this: splice buffered to anon: there is no descriptor to write into \
              {tail}"
         )
     );
@@ -643,7 +643,7 @@ fn wrong_digest_fails_and_command_is_not_run() {
             dir.refusal(&mut expect(&wrong), 1),
             format!(
                 "wrong digest: file: {algorithm} is {digest} and should be {wrong} (EBADMSG); \
-                 the file is damaged or another one: fetch it again"
+                 the file is damaged, or is not the expected one: download it again"
             )
         );
     }

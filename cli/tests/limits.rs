@@ -258,7 +258,7 @@ fn pool_without_room_is_named_and_auto_goes_without() {
             dir.refuses(&format!("file --quiet --pages huge --to {kind}"), 1),
             format!(
                 "cannot make the buffer: {kind}, {size} bytes: the hugetlb pool has no room for \
-                 it (ENOMEM); make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"
+                 it (ENOMEM); enlarge it: sysctl vm.nr_hugepages=N, or use --pages thp"
             )
         );
     }

@@ -271,7 +271,7 @@ fn ring_is_interrupted_while_the_disk_is_slow() {
     assert!(
         ended
             .line(130)
-            .ends_with(": cancelled before it was whole (ECANCELED)"),
+            .ends_with(": cancelled before it was complete (ECANCELED)"),
         "{ended:?}"
     );
 }

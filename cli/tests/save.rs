@@ -375,7 +375,7 @@ fn a_signal_ends_it_with_130() {
             assert!(
                 ended
                     .stderr
-                    .contains(": cancelled before it was whole (ECANCELED)"),
+                    .contains(": cancelled before it was complete (ECANCELED)"),
                 "{ended:?}"
             );
             assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);

@@ -73,7 +73,7 @@ impl Error {
 
     /// The transfer was cancelled by its token.
     pub(crate) fn cancelled(place: impl Into<String>) -> Self {
-        let mut error = Self::new("load", "cancelled before it was whole").at(place);
+        let mut error = Self::new("load", "cancelled before it was complete").at(place);
         error.0.kind = ErrorKind::Cancelled;
         error.0.errno = Some(Errno::CANCELED);
         error
@@ -185,7 +185,7 @@ fn usual_remedy(errno: Errno) -> &'static str {
         Errno::ACCESS => "ask for read permission on it, or run as its owner",
         Errno::LOOP => "fix the loop of symbolic links",
         Errno::MFILE => "raise the limit on open files: ulimit -n",
-        Errno::NFILE => "the system has no file left: raise fs.file-max",
+        Errno::NFILE => "the system is out of file descriptors: raise fs.file-max",
         Errno::IO => "the device failed to read: see the kernel log",
         _ => "",
     }

@@ -114,7 +114,7 @@ impl FromStr for Kind {
             return Ok(Self::Heap(name.to_string()));
         }
         if let Some(number) = text.strip_prefix("fd:") {
-            let bad = || Error::usage(Opt::To, format!("'{text}' names no descriptor"));
+            let bad = || Error::usage(Opt::To, format!("'{text}' is not a descriptor"));
             let (number, at) = match number.split_once('@') {
                 None => (number, None),
                 Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
@@ -135,7 +135,9 @@ impl FromStr for Kind {
         }
         Err(Error::usage(
             Opt::To,
-            format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"),
+            format!(
+                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"
+            ),
         ))
     }
 }
@@ -290,7 +292,10 @@ impl Allocation {
 /// What a word says that is none of an option's.
 fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
     let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
-    Error::usage(option, format!("'{text}' is none of {}", words.join(", ")))
+    Error::usage(
+        option,
+        format!("'{text}' is not one of {}", words.join(", ")),
+    )
 }
 
 #[cfg(test)]

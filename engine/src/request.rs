@@ -87,11 +87,10 @@ impl Request {
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![
-                "the bytes of tensors are known: leave ",
+                "it selects bytes by itself: leave out ",
                 Opt::Offset,
                 " and ",
-                Opt::Length,
-                " away"
+                Opt::Length
             ];
             return Err(Error::usage(Opt::Patterns, why));
         }

@@ -603,10 +603,10 @@ fn files_that_are_not_what_was_saved_are_refused() {
     fs::remove_file(&file).unwrap();
     let made = Command::new("mkfifo").arg(&file).status().unwrap();
     assert!(made.success());
-    fail(libc::EBADMSG, "it is no regular file");
+    fail(libc::EBADMSG, "it is not a regular file");
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
-    fail(libc::EBADMSG, "it is no regular file");
+    fail(libc::EBADMSG, "it is not a regular file");
 }
 
 /// A manifest that is right but for what `change` does to it.
@@ -733,7 +733,7 @@ fn nothing_of_a_manifest_is_believed() {
     refuse(libc::EBADMSG, "it is a symbolic link");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    refuse(libc::EBADMSG, "it is no regular file");
+    refuse(libc::EBADMSG, "it is not a regular file");
     fs::remove_dir(&path).unwrap();
     let error = SnapshotLoad::new(dir.path()).run().unwrap_err();
     assert!(

@@ -51,7 +51,7 @@ def bytes_of(source: HasBytes) -> memoryview:
     """The bytes of one object, as such."""
     view = memoryview(source)
     if not view.c_contiguous:
-        raise BufferError("the bytes of the source do not lie one behind the other; copy it first")
+        raise BufferError("the bytes of the source are not contiguous; copy it first")
     # A view with a zero in its shape cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")
 

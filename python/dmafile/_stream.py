@@ -180,7 +180,7 @@ def stream(
     digests = None
     if verify is not None:
         if tensors is not None:
-            text = "verify: chosen tensors have no digest of their own: load whole files"
+            text = "verify: --verify needs whole files; it cannot be combined with chosen tensors"
             raise make("usage", None, text, None, "leave verify out, or tensors")
         digests = model.digests(verify)
         # Of all bytes: those of headers and between tensors come with the tensors behind them.

@@ -46,7 +46,7 @@ class TensorFile:
             text = f"framework: {framework!r} is not supported; use numpy or torch"
             raise make("request", None, text)
         if "verify" in options:
-            raise TypeError("'verify' is no option of open_tensors: a digest is a file's")
+            raise TypeError("'verify' is not an option of open_tensors: digests are of whole files")
         _dmafile.check(options)
         arrays = import_module(f"dmafile.{_FRAMEWORKS[framework]}")
         self._arrays = arrays
@@ -274,7 +274,7 @@ class safe_open(TensorFile):
 
     Raises:
         FileNotFoundError: There is no such file.
-        SafetensorError: The file is not a sound model; the framework, the device or the backend is
+        SafetensorError: The file is not a valid model; the framework, the device or the backend is
             not one of those above, or this machine does not have the device.
         Error: As `open_tensors`.
     """

@@ -123,7 +123,7 @@ def load_file(
         The arrays by name, in the order of their bytes in the file.
 
     Raises:
-        SafetensorError: The files are not a sound model (EBADMSG).
+        SafetensorError: The files are not a valid model (EBADMSG).
         Error: As `dmafile.load`; ENOENT (FileNotFoundError) for a file that is not there, and for a
             pattern that names no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.

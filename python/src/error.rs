@@ -99,8 +99,9 @@ pub(crate) fn no_thread(py: Python<'_>, error: &std::io::Error, path: &Path) -> 
 pub(crate) fn panicked(py: Python<'_>, cause: &(dyn Any + Send), path: &Path) -> PyErr {
     let text = cause.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("it panicked without a word");
-    let text = format!("dmafile: a mistake in dmafile: {text} (ENOTRECOVERABLE)");
+    let text = text.unwrap_or("panic without a message");
+    let text =
+        format!("dmafile: internal error in dmafile, please report it: {text} (ENOTRECOVERABLE)");
     let errno = Errno::NOTRECOVERABLE.raw_os_error();
     make(py, "failed", Some(errno), &text, Some(path), "")
 }

@@ -273,7 +273,7 @@ impl Vacant {
         let vacant = self
             .lock()
             .take()
-            .ok_or_else(|| PyRuntimeError::new_err("it has been filled or closed already"))?;
+            .ok_or_else(|| PyRuntimeError::new_err("it was already filled or closed"))?;
         let first = vacant.files().next();
         let first = first.map_or(PathBuf::new(), |(path, _)| path.to_path_buf());
         let held = Job::start(py, Fill(vacant, memory), &first, || ())?.attend(py, None)?;
@@ -374,5 +374,5 @@ fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
 }
 
 fn unknown(name: &str) -> PyErr {
-    PyTypeError::new_err(format!("'{name}' is no option of this"))
+    PyTypeError::new_err(format!("'{name}' is not an option here"))
 }

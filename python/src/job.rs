@@ -247,7 +247,7 @@ impl Running {
 impl Running {
     fn take(&self) -> PyResult<Job<Loaded>> {
         let job = self.lock().take();
-        job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))
+        job.ok_or_else(|| PyRuntimeError::new_err("the result was already taken"))
     }
 
     /// Begins; `then` is called without arguments, from another thread, when it is done.
@@ -366,7 +366,7 @@ pub(crate) fn save(
             let shown = |part: &Piece| match part {
                 Piece::Fd(part) => part_of(py, *part),
                 Piece::Memory(part) if !part.is_c_contiguous() => {
-                    let text = "the bytes of the source do not lie one behind the other";
+                    let text = "the bytes of the source are not contiguous";
                     Err(PyBufferError::new_err(text))
                 }
                 // SAFETY: `source` lives until this function returns, and the save has ended by then:
@@ -394,7 +394,7 @@ impl Source {
                 let parts = parts.into_iter().map(|part| match part {
                     Piece::Fd(part) => part_of(py, part),
                     Piece::Memory(_) => Err(PyTypeError::new_err(
-                        "memory of the caller is no source here",
+                        "the caller's memory cannot be a source here",
                     )),
                 });
                 Ok(Origin::Parts(parts.collect::<PyResult<_>>()?))

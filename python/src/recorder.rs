@@ -93,7 +93,7 @@ impl Recorder {
                 "rotate_bytes" => capture.rotate_bytes(Some(size(&name, &value)?)),
                 "rotate_seconds" => capture.rotate_after(seconds(&value)?),
                 _ => {
-                    let text = format!("'{name}' is no option of a recorder");
+                    let text = format!("'{name}' is not an option of a recorder");
                     return Err(PyTypeError::new_err(text));
                 }
             };

@@ -21,7 +21,7 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
     for (name, value) in options {
         let name = name.extract::<String>()?;
         if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
-            let text = format!("'{name}' is no option of this load");
+            let text = format!("'{name}' is not an option here load");
             return Err(PyTypeError::new_err(text));
         }
         if value.is_none() {
@@ -44,7 +44,7 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
             "verify" => load.verify(word(&value)?),
             "memory_check" => load.check_memory(value.extract()?),
             _ => {
-                let text = format!("'{name}' is no option of a load");
+                let text = format!("'{name}' is not an option of a load");
                 return Err(PyTypeError::new_err(text));
             }
         };
@@ -72,7 +72,7 @@ pub(crate) fn apply_to_save<'m>(save: Save<'m>, options: &Bound<'_, PyDict>) -> 
             "verify" => save.verify(word(&value)?),
             "sync" => save.sync(value.extract()?),
             _ => {
-                let text = format!("'{name}' is no option of a save");
+                let text = format!("'{name}' is not an option of a save");
                 return Err(PyTypeError::new_err(text));
             }
         };

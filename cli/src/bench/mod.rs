@@ -81,7 +81,7 @@ pub(crate) fn run(args: &BenchArgs, again: &Launcher) -> Result<u8, Failure> {
     let rounds = samples.last().map_or(0, |sample| sample.round);
     if rounds < FEWEST {
         notes.push(format!(
-            "{rounds} rounds only: more would have taken over 5 minutes"
+            "only {rounds} rounds: more would have taken over 5 minutes"
         ));
     }
     let lines = Line::all(&samples, &host);
@@ -142,7 +142,7 @@ impl Bench<'_> {
             // There the engine does not ask what is cached.
             states.retain(|state| *state == State::Warm);
             notes.push(format!(
-                "warm only: {} has no direct I/O ({why}), and what its page cache holds is not known",
+                "warm only: {} has no direct I/O ({why}), and it is unknown what the page cache holds",
                 self.subject.facts.file_system
             ));
         }

@@ -60,7 +60,7 @@ fn text(pins: &Pins) -> String {
         text.push_str("\nas each interface counts them\n");
     }
     if pins.holders.is_empty() {
-        text.push_str("no process is seen to pin or lock memory\n");
+        text.push_str("no visible process pins or locks memory\n");
     } else {
         text += &holders::table(&pins.holders, &pins.processes);
     }
@@ -101,7 +101,7 @@ fn unreadable(text: &mut String, count: u64) {
         };
         let _ = writeln!(
             text,
-            "{processes} could not be looked into; run as root (with CAP_SYS_PTRACE)"
+            "{processes} could not be inspected; run as root (with CAP_SYS_PTRACE)"
         );
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn run(json: bool) -> Result<u8, Failure> {
         text.push('\n');
     }
     if ring.blocked.is_empty() {
-        text.push_str("nothing was kept from moving\n");
+        text.push_str("nothing failed to move\n");
     }
     write_stdout(text.as_bytes())
 }
@@ -108,7 +108,7 @@ fn sentence(one: &Blocked) -> String {
     let mut held = Vec::new();
     if one.long > 0 {
         let by = one.region.as_ref().map_or_else(
-            || "whose region is gone by now".to_string(),
+            || "whose region has ended since".to_string(),
             |region| {
                 let pid = region.pid.map_or_else(String::new, |pid| format!("{pid} "));
                 let gone = if region.gone { " (gone)" } else { "" };
@@ -135,7 +135,7 @@ fn sentence(one: &Blocked) -> String {
         ));
     }
     if held.is_empty() {
-        held.push("nothing held it any more when it was looked at".to_string());
+        held.push("nothing held it any more when the kernel looked".to_string());
     }
     text + ": " + &held.join("; ")
 }

@@ -49,7 +49,7 @@ impl Existing {
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
         if stat.size < plan.capacity {
             let why = format!(
-                "its owner has cut it short meanwhile, to {} bytes",
+                "its owner truncated it in the meantime, to {} bytes",
                 stat.size
             );
             return Err(Error::new("cannot fill the descriptor", why)

@@ -68,14 +68,14 @@ pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
     let error = Error::os("cannot make the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
-            .with_why("the hugetlb pool has no room for it")
+            .with_why("the hugetlb pool is too small for it")
             .with_remedy(message![
-                "make it larger: sysctl vm.nr_hugepages=N, or use ",
+                "enlarge it: sysctl vm.nr_hugepages=N, or use ",
                 Opt::Pages.set(Pages::Thp)
             ]),
         (Errno::NOMEM, _, Some(limit)) => error
             .with_why(format!(
-                "it does not fit the limit on address space, {limit} bytes"
+                "it exceeds the limit on address space, {limit} bytes"
             ))
             .with_remedy("raise it: ulimit -v"),
         (Errno::NOMEM, ..) => {

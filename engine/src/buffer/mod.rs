@@ -153,7 +153,7 @@ impl Buffer {
             .as_fd()
             .filter(|_| self.kind == Kind::Memfd.to_string())
         else {
-            return Err(failed(Errno::PERM).with_why("it is no sealed memfd"));
+            return Err(failed(Errno::PERM).with_why("it is not a sealed memfd"));
         };
         let stat = file::stat(fd).map_err(failed)?;
         let len = self.range().1;
@@ -225,15 +225,15 @@ impl Buffer {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
-                    error.with_why("private memory is nobody else's to change")
+                    error.with_why("nobody else can change private memory")
                 }
-                Errno::OPNOTSUPP => error.with_why("a dma-buf knows no seals"),
+                Errno::OPNOTSUPP => error.with_why("dma-bufs cannot be sealed"),
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
-                    error.with_why("a udmabuf pins its pages for writing, as long as it lives")
+                    error.with_why("a udmabuf pins its pages for writing as long as it exists")
                 }
                 Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
-                    .with_why("its owner has forbidden seals")
+                    .with_why("its owner does not allow seals")
                     .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }

@@ -111,14 +111,14 @@ impl Tactic {
         let mib = |bytes: u64| bytes >> 20;
         let all = region.len() - region.len() % self.huge.max(1);
         let remark = format!(
-            "{} of {} MiB lie on huge pages",
+            "{} of {} MiB are on huge pages",
             mib(huge),
             mib(region.len())
         );
         match huge {
             0 => (
                 "4k".to_string(),
-                Some(format!("{remark}: none could be had")),
+                Some(format!("{remark}: none were available")),
             ),
             some if some >= all => ("thp".to_string(), Some(remark)),
             _ => ("thp+4k".to_string(), Some(remark)),

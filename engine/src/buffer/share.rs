@@ -46,7 +46,7 @@ impl Buffer {
                 .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
         }
         if fds.len() > socket::MOST {
-            let why = format!("{} dma-bufs are more than a message carries", fds.len());
+            let why = format!("{} dma-bufs do not fit into a message", fds.len());
             return Err(refuse(Errno::TOOBIG)
                 .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
@@ -84,7 +84,7 @@ impl Buffer {
             let error = Error::os("cannot receive a buffer", errno);
             match errno {
                 Errno::MFILE => error
-                    .with_why("not all of its descriptors could be taken")
+                    .with_why("not all of its descriptors could be received")
                     .with_remedy(
                         "raise the limit on open files: ulimit -n; or a security policy forbids it",
                     ),
@@ -96,7 +96,7 @@ impl Buffer {
         let number =
             |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
         if message[..8] != *MAGIC {
-            return Err(refuse("what came is not a dmafile message"));
+            return Err(refuse("the message is not from dmafile"));
         }
         let (offset, len) = (number(8), number(16));
         let end = offset.checked_add(len).filter(|_| len > 0);

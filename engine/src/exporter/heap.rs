@@ -33,7 +33,7 @@ fn cannot_open(name: &str, errno: Errno) -> Error {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => error
             .with_why(format!("there is no {node}"))
             .with_remedy(format!(
-                "use one that is there: heap:{}",
+                "use an existing one: heap:{}",
                 there.join(", heap:")
             )),
         Errno::ACCESS | Errno::PERM => {

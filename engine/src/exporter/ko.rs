@@ -35,7 +35,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     })?;
     if sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
-            "it is too old: its features are {:#x}, and {:#x} are needed",
+            "it is too old: it has the features {:#x}, but {:#x} are needed",
             info.features,
             sys::ko::FEATURES
         );
@@ -123,7 +123,7 @@ pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
         (
             sys::ko::BOUNCED,
             "bounced",
-            "direct reads beside their place, and a copy",
+            "direct reads into a bounce page, and a copy",
         ),
         (sys::ko::BUFFERED, "buffered", "copied from the page cache"),
     ];

@@ -13,7 +13,7 @@ pub(crate) fn cannot_allocate(errno: Errno) -> Error {
     let error = Error::os("cannot allocate the buffer", errno);
     match errno {
         Errno::NOMEM => error
-            .with_why("memory, or the limit of a cgroup, has no room for it")
+            .with_why("there is not enough memory, or a cgroup's limit is too low")
             .with_remedy(message![
                 "free memory, raise memory.max, or load a range (",
                 Opt::Offset,

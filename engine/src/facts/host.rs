@@ -100,7 +100,7 @@ impl Host {
                  of this container"
             }
             Some("ENOMEM") => "ulimit -l unlimited",
-            _ => "Linux 5.6 or later reads by io_uring",
+            _ => "Linux 5.6 or later, which can read by io_uring",
         }
     }
 

@@ -108,7 +108,7 @@ impl Layout {
                         .resident(start, end)
                         .is_ok_and(|cached| cached == end - start)
                 },
-                "cachestat, by the MiB: partly cached",
+                "cachestat, per MiB: partly cached",
             ),
             Err(errno) => Self::peeked(source, data, errno),
         }
@@ -127,7 +127,7 @@ impl Layout {
         });
         let mut some = sample.by_ref().take(2 * PEEKS as usize);
         if some.any(|(at, beside)| source.peek(at, beside)) {
-            let how = format!("RWF_NOWAIT, by the MiB (cachestat: {name})");
+            let how = format!("RWF_NOWAIT, per MiB (cachestat: {name})");
             Self::told(data, |(start, end)| source.peek(start, end - 1), &how)
         } else {
             let how = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached");

@@ -157,7 +157,7 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
             Kind::Dmafile,
             false,
             || probe_ko(None).map(drop),
-            "the disk writes into its pages, and they come into being meanwhile",
+            "the disk writes into its pages while they are being allocated",
         ),
         (
             Kind::Udmabuf,
@@ -169,12 +169,12 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
             Kind::Heap("system".to_string()),
             false,
             || probe_heap("system", None).map(drop),
-            "what is left; its bytes are copied",
+            "the last choice; its bytes are copied",
         ),
     ];
     let heap_first = match probe_heap("system", Some(source)) {
         Ok(facts) if facts.heap_reads && may_fuse(request, source) => {
-            Some("it has the disk write into its pages, and they come into being meanwhile")
+            Some("it has the disk write into its pages while they are being allocated")
         }
         Ok(facts) if facts.premap_refused.is_none() && may_map(request) => {
             Some("the disk writes into its pages, for which they are mapped once")
@@ -294,7 +294,7 @@ fn probe_fd(
         };
         let (bytes, unpinnable) = probe().map_err(|errno: Errno| {
             let why = "it is a dma-buf that this process cannot map";
-            refuse(why, errno, "fill one whose exporter lets the CPU in")
+            refuse(why, errno, "use one whose exporter allows CPU access")
         })?;
         let existing = Existing {
             bytes,
@@ -312,7 +312,7 @@ fn probe_fd(
         };
         return Ok((existing, Some(facts)));
     }
-    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+    let stat = file::stat(fd).map_err(|errno| Error::os("cannot stat", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {
         refuse(
             "it is neither a memfd nor a dma-buf",

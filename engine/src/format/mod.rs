@@ -136,9 +136,9 @@ impl Bad {
                 Self::new("the file ends inside its header").into_error()
             }
             Self::Io(error) => Error::os("cannot read the header", errno(error)),
-            Self::Unsound(why) => Error::new("not a sound model file", why)
+            Self::Unsound(why) => Error::new("not a valid model file", why)
                 .with_errno(Errno::BADMSG)
-                .with_remedy("fetch it again, or load it as plain bytes"),
+                .with_remedy("download it again, or load it as plain bytes"),
         }
     }
 }

@@ -72,7 +72,7 @@ impl Wanted {
             )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
-                "a hold makes memory of its own for each file",
+                "a hold allocates separate memory for each file",
             )),
             _ => Ok(()),
         }
@@ -112,7 +112,7 @@ impl Wanted {
             .is_some_and(|verify| verify.expected.is_some())
             && all.len() > 1
         {
-            let why = "a digest is of one file, and these are several";
+            let why = "a digest can be compared for one file only, and these are several";
             return Err(Error::usage(Opt::Verify, why));
         }
         Ok(all)
@@ -178,7 +178,7 @@ impl Wanted {
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
                 return Err(failed(Errno::STALE)
-                    .with_why("the file has changed meanwhile")
+                    .with_why("the file changed during the load")
                     .with_remedy("try again"));
             }
             let source = Source::of(&path, fd)?;

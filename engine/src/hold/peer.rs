@@ -136,13 +136,10 @@ impl Peer {
             Err(_) => return Err(()),
         };
         let Ok(request) = serde_json::from_slice::<Request>(bytes) else {
-            return Ok(refuse(
-                Errno::PROTO,
-                "the request is not one that dmafile knows",
-            ));
+            return Ok(refuse(Errno::PROTO, "the request is unknown"));
         };
         if request.v != VERSION {
-            return Ok(refuse(Errno::PROTO, "the request is of another version"));
+            return Ok(refuse(Errno::PROTO, "the request has another version"));
         }
         let goes_on = request.from > 0 && self.sent == Some((request.op, request.from));
         if !goes_on {
@@ -160,7 +157,7 @@ impl Peer {
         }
         Ok(match request.op {
             Op::Take | Op::List if request.from != 0 && !goes_on => {
-                refuse(Errno::INVAL, "files are asked for in their order")
+                refuse(Errno::INVAL, "files must be requested in order")
             }
             Op::Take | Op::List => Some(self.files(around, request.op, request.from)),
             Op::Release if ![0, around.owner].contains(&self.who.uid) => {

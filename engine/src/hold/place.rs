@@ -130,7 +130,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_why("its holder has ended")
             .with_remedy("start dmafile hold again"),
         Errno::ACCESS => error
-            .with_why("the socket is not for this user")
+            .with_why("this user may not use the socket")
             .with_remedy("ask its owner for --mode and --group"),
         Errno::PROTOTYPE | Errno::NOTSOCK => error
             .with_why("it is not the socket of a holder")

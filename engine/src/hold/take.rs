@@ -292,7 +292,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
             break;
         }
         if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it has another number of files than it says"));
+            return Err(talk.unsound("it has a different number of files than it says"));
         }
     }
     let mut names = HashSet::new();
@@ -300,7 +300,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
         .iter()
         .find(|(_, info)| !name::is_plain(&info.name) || !names.insert(info.name.clone()))
     {
-        let why = format!("{:?} is no name of a file, or of two", info.name);
+        let why = format!("{:?} is not a valid file name, or appears twice", info.name);
         return Err(talk.unsound(&why));
     }
     let from = From {
@@ -394,13 +394,13 @@ impl Talk {
         let failed = |errno| {
             let error = Error::os(self.what, errno).at(self.at.display().to_string());
             match errno {
-                Errno::MFILE => error.with_why("not all of its descriptors could be taken"),
+                Errno::MFILE => error.with_why("not all of its descriptors could be received"),
                 Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
                     error.with_why("its holder has ended")
                 }
                 Errno::TIMEDOUT => error
                     .with_why("its holder does not answer")
-                    .with_remedy("see whether it still runs"),
+                    .with_remedy("check whether it is still running"),
                 _ => error,
             }
         };
@@ -450,7 +450,7 @@ impl Talk {
     pub(super) fn unsound(&self, why: &str) -> Error {
         Error::new(
             self.what,
-            format!("the holder's answer is not sound: {why}"),
+            format!("the holder's answer is not valid: {why}"),
         )
         .with_errno(Errno::PROTO)
         .at(self.at.display().to_string())

@@ -96,7 +96,7 @@ fn kernel(host: &Host) -> Check {
             Health::Fair,
             format!("{found}; cannot allocate ahead"),
         )
-        .remedy("Linux 5.14 or later has MADV_POPULATE_WRITE"),
+        .remedy("Linux 5.14 or later, which has MADV_POPULATE_WRITE"),
     }
 }
 
@@ -111,7 +111,7 @@ fn io_uring(host: &Host) -> Check {
 fn premap(host: &Host) -> Check {
     let name = "pre-mapped buffers";
     if host.premaps {
-        let found = "io_uring maps memory for a disk once, where the disk's driver does";
+        let found = "io_uring can map memory for a disk once, if the disk's driver can";
         return Check::new(name, Health::Good, found);
     }
     let found = "no: this kernel's io_uring has no extended buffer update";
@@ -134,7 +134,7 @@ fn memlock(host: &Host) -> Check {
         }
         Some(limit) => {
             let found = format!(
-                "{} MiB; registered buffers want {} MiB, loads read into plain ones",
+                "{} MiB; registered buffers need {} MiB, so loads read into plain ones",
                 limit >> 20,
                 need >> 20
             );
@@ -154,7 +154,7 @@ fn thp(host: &Host) -> Check {
             Health::Good,
             format!("{setting}, of {} KiB", host.thp_size >> 10),
         ),
-        Some(setting) => Check::new(name, Health::Fair, format!("switched off ({setting})"))
+        Some(setting) => Check::new(name, Health::Fair, format!("disabled ({setting})"))
             .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
         None => Check::new(name, Health::Missing, "not in this kernel, or hidden"),
     }
@@ -184,7 +184,7 @@ fn memfd_thp(host: &Host) -> Check {
             let errno = errno_name(errno.raw_os_error());
             let found = format!("MADV_COLLAPSE fails ({errno}; shmem_enabled: {setting})");
             Check::new(name, Health::Fair, found).remedy(
-                "Linux 6.1 or later collapses; before that: \
+                "Linux 6.1 or later, which can collapse them; before that: \
                  echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
             )
         }
@@ -258,7 +258,7 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
         ));
     }
     if vmaps_wrong {
-        found += "; drivers that vmap one see wrong bytes where it lies on huge pages";
+        found += "; drivers that vmap one see wrong bytes if it is on huge pages";
         health = Health::Fair;
         let remedy = "Linux 6.17 or later, or thp pages for importers without vmap";
         remedies.push(remedy.to_string());
@@ -276,7 +276,7 @@ fn heaps(host: &Host) -> Vec<Check> {
     if nodes.is_empty() {
         let found = format!("no {}", dmabuf::HEAPS);
         return vec![Check::new(name, Health::Missing, found).remedy(
-            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (Debian's 6.12 is one; in a container, its \
+            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (such as Debian's 6.12; in a container, its \
              host's nodes); on other kernels dmafile.ko makes dma-bufs",
         )];
     }
@@ -322,7 +322,7 @@ fn dmafile_ko() -> Check {
     let mut found = error.with_remedy("").to_string();
     let is_there = Path::new(ko::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
-        found += "; without heaps and udmabuf it is the way to a dma-buf here";
+        found += "; without heaps and udmabuf this is the only way to get a dma-buf here";
     }
     let health = match is_there {
         true => Health::Fair,
@@ -395,7 +395,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             })
             .max();
         let Some((_, largest)) = largest else {
-            let found = format!("{}: no file in it to try with", path.display());
+            let found = format!("{}: it has no file to try with", path.display());
             return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
         };
         file = largest;
@@ -420,7 +420,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
         Some(why) => {
             let rest = match (facts.in_memory, facts.drops_behind) {
                 (true, _) => "",
-                (_, true) => "; what reads bring into the page cache can be dropped behind them",
+                (_, true) => "; reads can drop from the page cache what they brought in",
                 (_, false) => "; reads fill the page cache",
             };
             let found = format!("{at}: {fs}, no direct I/O: {why}{rest}");

@@ -213,14 +213,14 @@ impl Load {
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "chosen tensors have no digest of their own: load whole files";
+                let why = "--verify needs whole files; it cannot be combined with chosen tensors";
                 return Err(Error::usage(Opt::Verify, why));
             }
             Some(verify) => Check::all(verify, &source, start, end)?,
             None => Vec::new(),
         };
         if let Some(check) = checks.iter().find(|check| check.by_name) {
-            let why = "expected as the Hugging Face cache names the file";
+            let why = "expected from the file's name in the Hugging Face cache";
             log.add("verify", check.algorithm, why);
         }
         plan.reasons = log.list();

@@ -111,7 +111,7 @@ pub(super) fn failed(source: &Source, offset: u64, errno: Errno) -> Error {
 
 /// Memory whose owner has cut it short, at byte `at` of it.
 pub(super) fn vanished(at: u64) -> Error {
-    let why = "its owner has cut it short while it was filled";
+    let why = "its owner truncated it while it was being filled";
     Error::new("cannot write to the buffer", why)
         .with_errno(Errno::FAULT)
         .at(format!("byte {at}"))
@@ -123,9 +123,9 @@ pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
     let size = source.size_at(offset);
     Error::new(
         "cannot read",
-        format!("the file was cut short while it was loaded, from {size} bytes"),
+        format!("the file was truncated while it was being loaded, from {size} bytes"),
     )
     .with_errno(Errno::NODATA)
     .at(source.place(offset))
-    .with_remedy("load it again when nobody writes to it")
+    .with_remedy("load it again when nothing writes to it")
 }

@@ -54,7 +54,7 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         return Err(Stop::Failed(cut_short(source, size)));
     }
     if size > plan.bytes {
-        let error = Error::new("cannot use the buffer", "the file has grown meanwhile");
+        let error = Error::new("cannot use the buffer", "the file grew during the load");
         return Err(Stop::Refused(error.at(source.whole())));
     }
     let extent = Extent {

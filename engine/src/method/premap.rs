@@ -55,7 +55,7 @@ impl<'a> Mapped<'a> {
         dma_buf: BorrowedFd<'a>,
     ) -> Result<Self, Stop> {
         let size = dmabuf::size(dma_buf);
-        let size = size.map_err(|errno| refused("cannot ask about the dma-buf", errno))?;
+        let size = size.map_err(|errno| refused("cannot query the dma-buf", errno))?;
         let files = job.source.files();
         if files.len() > MOST_SLOTS {
             return Err(refused("too many files to map a dma-buf for", Errno::MFILE));

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     // It writes at the position, which whoever has the descriptor shares: so one of our own.
     let own = pipe::reopen(job.target()?).map_err(|errno| {
-        let error = Error::os("the buffer cannot be opened once more", errno);
+        let error = Error::os("the buffer cannot be opened again", errno);
         Stop::Refused(error.with_remedy(message![
             "mount /proc, or use ",
             Opt::Method.set(Method::Splice),

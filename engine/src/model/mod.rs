@@ -147,10 +147,10 @@ impl Model {
         let mut headers = 0;
         for (shard, (file, start, size)) in source.files().enumerate() {
             let unsound = |why: String| {
-                Error::new("not a sound model", why)
+                Error::new("not a valid model", why)
                     .with_errno(Errno::BADMSG)
                     .at(file.display().to_string())
-                    .with_remedy("fetch all of its files again")
+                    .with_remedy("download all of its files again")
             };
             let (fd, _) = source.buffered(start);
             let mut reader = BufReader::new(Header { fd, at: 0 });
@@ -192,7 +192,7 @@ impl Model {
             let index = self.tensors.len();
             if self.by_name.insert(entry.name.clone(), index).is_some() {
                 let name = quoted(&entry.name);
-                return Err(format!("an earlier file has a tensor {name} too"));
+                return Err(format!("an earlier file also has a tensor {name}"));
             }
             self.tensors.push(Tensor {
                 name: entry.name,
@@ -273,7 +273,7 @@ impl Model {
                     Error::new("no such tensor", format!("nothing matches {pattern}"))
                         .with_errno(Errno::NOENT)
                         .at(self.path().display().to_string())
-                        .with_remedy("see what there is: dmafile show"),
+                        .with_remedy("list them with dmafile show"),
                 );
             }
         }

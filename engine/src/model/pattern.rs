@@ -58,7 +58,10 @@ impl FromStr for Pattern {
         let bad = |why: String| {
             // The libraries explain over several lines, the last of which says it.
             let why = why.lines().last().unwrap_or_default().trim().to_string();
-            Error::usage(Opt::Patterns, format!("'{text}' is no pattern: {why}"))
+            Error::usage(
+                Opt::Patterns,
+                format!("'{text}' is not a valid pattern: {why}"),
+            )
         };
         if text.len() > LONGEST {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));

@@ -130,15 +130,15 @@ fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<
     match same.count() as u32 {
         count if count == split.count => Ok(()),
         count => Err(Error::new(
-            "not a sound model",
+            "not a valid model",
             format!(
-                "only {count} of the {} files that its name tells of are there",
+                "only {count} of the {} files that its name promises are there",
                 split.count
             ),
         )
         .with_errno(Errno::NOENT)
         .at(path.display().to_string())
-        .with_remedy("fetch the others, or name one file")),
+        .with_remedy("download the others, or name one file")),
     }
 }
 
@@ -151,7 +151,7 @@ struct Index {
 fn by_index(path: &Path) -> Result<Found> {
     let place = path.display().to_string();
     let unsound = |why: String| {
-        Error::new("not a sound index of shards", why)
+        Error::new("not a valid index of shards", why)
             .with_errno(Errno::BADMSG)
             .at(&place)
     };
@@ -184,7 +184,10 @@ fn by_index(path: &Path) -> Result<Found> {
             .file_name()
             .is_some_and(|own| own == name.as_str());
         if !plain || name.contains(char::is_control) {
-            return Err(unsound(format!("{} is no plain file name", quoted(name))));
+            return Err(unsound(format!(
+                "{} is not a plain file name",
+                quoted(name)
+            )));
         }
         files.push(folder.join(name));
     }
@@ -218,7 +221,7 @@ impl Found {
         }
         if files > 1 && (count, no) != (Some(files), Some(number as u64)) {
             return Err(format!(
-                "its header does not say that it is number {} of {files} (split.no, split.count)",
+                "its header does not give it the number {} of {files} (split.no, split.count)",
                 number + 1
             ));
         }
@@ -241,10 +244,10 @@ impl Found {
             let found = tensor.and_then(|tensor| name_of(&self.files[tensor.shard]));
             if found != Some(file) {
                 let why = format!("{file} has no tensor {}", quoted(name));
-                return Err(Error::new("not a sound model", why)
+                return Err(Error::new("not a valid model", why)
                     .with_errno(Errno::BADMSG)
                     .at(self.index.display().to_string())
-                    .with_remedy("fetch all of its files again"));
+                    .with_remedy("download all of its files again"));
             }
         }
         Ok(())

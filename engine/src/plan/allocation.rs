@@ -46,12 +46,12 @@ pub(super) fn allocation(
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (
             Allocation::InRead,
-            "small: a second thread costs more than it hides",
+            "small: a second thread would cost more than it saves",
         )
     } else if matches!(pages, Pages::Thp | Pages::Huge) {
         (
             Allocation::Ahead,
-            "huge pages are zeroed a gather ahead, while the disk works",
+            "huge pages are zeroed one gather ahead, while the disk reads",
         )
     } else if into_descriptor {
         (
@@ -66,7 +66,7 @@ pub(super) fn allocation(
     } else if alone {
         (
             Allocation::Ahead,
-            "one thread reads, and has enough to do without faulting pages in",
+            "a single thread reads, and should not fault pages in as well",
         )
     } else {
         (

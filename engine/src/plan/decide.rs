@@ -82,7 +82,7 @@ pub(crate) fn decide(
     );
     log.add("allocation", allocation, why);
     if let Some(node) = host.node {
-        let why = "the NUMA node that the load was called on; numactl asks for another";
+        let why = "the NUMA node of the caller; use numactl for another";
         log.add("node", node, why);
     }
     if request.check_memory {
@@ -133,7 +133,7 @@ fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log
                 false => Io::Buffered,
             };
             let why = format!(
-                "{cached} of {} bytes are cached, and one call reads in one way ({})",
+                "{cached} of {} bytes are cached, and one call uses one I/O mode ({})",
                 cached + read,
                 layout.learned
             );

@@ -45,7 +45,7 @@ fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
             Err(message![
                 "the memory's address and ",
                 Opt::Offset,
-                format!(" are not congruent modulo {}", file.align),
+                format!(" differ modulo {}", file.align),
             ])
         }
         _ => Ok(()),
@@ -218,7 +218,7 @@ pub(super) fn ladder(
             Opt::Io,
             " to auto, or see `dmafile explain`",
         ];
-        return Err(Error::new("cannot load this way", why)
+        return Err(Error::new("cannot load like this", why)
             .at(format!("{rung} to {}", target.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
             .with_remedy(remedy));
@@ -275,7 +275,8 @@ pub(super) fn describe_mapping(
         // The driver maps the same pages, and as often.
         (Method::Uring, None) if first.registered && possible => (
             "no",
-            "no IOMMU makes mappings dear, and each window is read into once".into(),
+            "there is no IOMMU to make mappings expensive, and each window is read into once"
+                .into(),
         ),
         _ => return,
     };
@@ -294,7 +295,7 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
     let stacked = file_system == "overlayfs" || file_system.starts_with("0x");
     let what = match file_system {
         "fuse" => "a FUSE file",
-        _ if stacked && !align_told => "a file that may lie on FUSE",
+        _ if stacked && !align_told => "a file that may be on FUSE",
         _ => return None,
     };
     Some(format!(
@@ -413,7 +414,7 @@ impl Pinned {
 fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
-            Err("what comes through the page cache needs no ring beside it".into())
+            Err("reads through the page cache need no bounce ring".into())
         }
         Method::Mmap if rung.direct => {
             Err("a mapping of a file always goes through the page cache".into())
@@ -427,7 +428,7 @@ fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
             Opt::To.set(Kind::Dmafile)
         ]),
         Method::HeapRead if !target.heap_reads() => Err(message![
-            "a heap reads files into buffers that it makes, on a kernel that has \
+            "a heap only reads files into buffers that it allocates, on a kernel that has \
              DMA_HEAP_ALLOC_AND_READ_FILE: ",
             Opt::To.set("heap:NAME"),
         ]),
@@ -455,13 +456,13 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
         (Method::Threads, true, _) => "a pool of direct preads, no copy",
         (Method::Threads, false, _) if alone => {
-            "one pread after the other, copied from the page cache"
+            "one pread after another, copied from the page cache"
         }
         (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Read, true, _) => "one direct pread after the other",
-        (Method::Read, false, _) => "one pread after the other, copied from the page cache",
+        (Method::Read, true, _) => "one direct pread after another",
+        (Method::Read, false, _) => "one pread after another, copied from the page cache",
         (Method::Mmap, ..) => "copied from a mapping of the file",
-        (Method::Premap, ..) => "the disk writes into memory that is mapped once for it, no copy",
+        (Method::Premap, ..) => "the disk writes into memory that is mapped for it once, no copy",
         (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",
@@ -476,7 +477,7 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {
-        format!("the first of the ladder that works: {what}")
+        format!("the first method that works here: {what}")
     } else {
         format!("asked for: {what}")
     }

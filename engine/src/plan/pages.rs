@@ -24,7 +24,7 @@ pub(super) fn pages(
             return Err(Error::usage(
                 Opt::Pages,
                 format!(
-                    "'{}' cannot be had: who exports a dma-buf chooses its pages",
+                    "'{}' is not available: the exporter of a dma-buf chooses its pages",
                     request.pages
                 ),
             ));
@@ -32,7 +32,7 @@ pub(super) fn pages(
         log.add(
             "pages",
             "exporter",
-            "who exports a dma-buf chooses its pages",
+            "the exporter of a dma-buf chooses its pages",
         );
         return Ok(Pages::Auto);
     }
@@ -42,21 +42,17 @@ pub(super) fn pages(
             return Err(Error::usage(
                 Opt::Pages,
                 format!(
-                    "'{}' cannot be had: memory that exists keeps its pages",
+                    "'{}' is not available: existing memory keeps its pages",
                     request.pages
                 ),
             ));
         }
         if existing.hugetlb {
-            log.add(
-                "pages",
-                Pages::Huge,
-                "what the memory that exists is made of",
-            );
+            log.add("pages", Pages::Huge, "the page size of the existing memory");
             return Ok(Pages::Huge);
         }
         if !may_choose {
-            log.add("pages", "existing", "memory that exists keeps its pages");
+            log.add("pages", "existing", "existing memory keeps its pages");
             return Ok(Pages::Auto);
         }
     }

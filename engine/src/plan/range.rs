@@ -13,7 +13,7 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
             "cannot load",
             message![
                 option,
-                format!(" {value} lies past the end, {} bytes", file.size),
+                format!(" {value} is past the end, {} bytes", file.size),
             ],
         )
         .at(file.path.display().to_string())
@@ -68,7 +68,7 @@ pub(super) fn placement(
     if existing.bytes.saturating_sub(at) < need {
         let room = match existing.at {
             None => existing.bytes.to_string(),
-            Some(at) => format!("what is left of {} from byte {at} on", existing.bytes),
+            Some(at) => format!("the rest of {} from byte {at} on", existing.bytes),
         };
         return Err(Error::new(
             "cannot load",

@@ -46,7 +46,7 @@ pub(super) fn check_memory(
             Opt::Offset,
             ", ",
             Opt::Length,
-            "), or try all the same with ",
+            "), or try anyway with ",
             Opt::CheckMemory.set(false),
         ]))
     };

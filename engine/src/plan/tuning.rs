@@ -102,7 +102,7 @@ impl Tuning {
             && (request.gather.is_some() || request.queue_depth.is_some())
         {
             let why =
-                "what is in flight is the kernel's choice: /sys/module/dma_heap_read/parameters";
+                "the kernel decides how much is in flight: /sys/module/dma_heap_read/parameters";
             log.add("gather", "auto", why);
         }
         Ok(Self {

@@ -158,7 +158,7 @@ impl Capture {
             ("rotate_bytes", self.rotate_bytes),
         ] {
             if value == Some(0) {
-                return refuse(what, "it is 0, and has to be at least 1".to_string());
+                return refuse(what, "it is 0, but must be at least 1".to_string());
             }
         }
         for (what, value) in [
@@ -166,7 +166,7 @@ impl Capture {
             ("rotate_after", self.rotate_after),
         ] {
             if value == Some(Duration::ZERO) {
-                return refuse(what, "it is 0, and has to be longer".to_string());
+                return refuse(what, "it is 0, but must be longer".to_string());
             }
         }
         Ok(())

@@ -58,7 +58,7 @@ impl Recording {
         let first = first.ok_or_else(|| {
             let error = Error::os("cannot read the recording", Errno::BADMSG);
             error
-                .with_why("it does not begin with the header of one")
+                .with_why("it does not begin with the header of a recording")
                 .at(path.display().to_string())
         })?;
         let mut next = Some((path.to_path_buf(), fd, first));

@@ -402,7 +402,7 @@ impl Shared {
         if at.checked_add(length).is_some_and(|end| end <= bytes) {
             return Ok(());
         }
-        let why = format!("{length} bytes from byte {at} on lie past the end, {bytes} bytes");
+        let why = format!("{length} bytes from byte {at} on are past the end, {bytes} bytes");
         Err(Error::os("cannot record", Errno::INVAL)
             .with_why(why)
             .at(buffer.0.name())

@@ -86,7 +86,7 @@ impl Beside {
                 let remedy = "write into it, from an offset on: FILE@0";
                 return refuse("it is a block device", Errno::INVAL, remedy);
             }
-            _ => return refuse("it is no regular file", Errno::INVAL, "name a file"),
+            _ => return refuse("it is not a regular file", Errno::INVAL, "name a file"),
         }
         if old.immutable {
             let remedy = "take its flag away: chattr -i -a";
@@ -145,7 +145,7 @@ impl Beside {
                 Err(errno) => return Err(cannot_make(errno)),
             }
         }
-        let why = format!("{MOST} saves to it are under way, or have left files in its folder");
+        let why = format!("{MOST} saves to it are in progress, or have left files in its folder");
         Err(Error::os("cannot write", Errno::BUSY)
             .with_why(why)
             .with_remedy(format!("wait for them, or remove {}", self.pattern())))
@@ -225,12 +225,12 @@ impl Beside {
             why += &format!(", {kept} extended attributes");
         }
         if !left.is_empty() {
-            why += &format!("; not {}, which spoke of the old bytes", left.join(", "));
+            why += &format!("; not {}, which described the old bytes", left.join(", "));
         }
         log.add("replaces", "as it was owned", why);
         if old.links > 1 {
             let others = old.links - 1;
-            let why = format!("{others} other names of the old file keep its old bytes");
+            let why = format!("{others} other hard links keep the old bytes");
             log.add("links", old.links, why);
         }
         Ok(())
@@ -240,7 +240,7 @@ impl Beside {
     pub(super) fn put(mut self, file: &OwnedFd, sync: bool) -> Result<()> {
         let folder = self.folder.as_fd();
         let failed = |errno| match errno {
-            Errno::ISDIR => cannot_open(errno).with_why("a folder has come into its place"),
+            Errno::ISDIR => cannot_open(errno).with_why("a folder has taken its place"),
             errno => cannot_open(errno),
         };
         if self.called.is_none() && !self.replaces {
@@ -323,7 +323,7 @@ fn resolve(path: &Path) -> Result<(PathBuf, OsString)> {
         };
         end = parent.join(link);
     }
-    refuse(Errno::LOOP, "its symbolic links lead in a circle")
+    refuse(Errno::LOOP, "its symbolic links form a loop")
 }
 
 /// No file can be made in the folder.

@@ -94,7 +94,7 @@ impl FromStr for Origin<'_> {
             return Ok(Self::File(text.into()));
         };
         let bad = || {
-            let why = format!("'{text}' names no descriptor; a file of this name is ./{text}");
+            let why = format!("'{text}' is not a descriptor; for a file of this name use ./{text}");
             Error::usage(Opt::From, why)
         };
         let (number, at) = number.split_once('@').unwrap_or((number, "0"));
@@ -439,7 +439,7 @@ impl<'m> Opened<'m> {
         }
         let error = Error::new(
             "cannot save",
-            format!("its owner has cut it short meanwhile, to {now} bytes"),
+            format!("its owner truncated it in the meantime, to {now} bytes"),
         );
         Some(
             error
@@ -612,7 +612,7 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
         };
         Error::new(
             "cannot save",
-            format!("{wanted} lie past the end, {size} bytes"),
+            format!("{wanted} are past the end, {size} bytes"),
         )
         .with_errno(Errno::INVAL)
         .at(origin.to_string())
@@ -633,14 +633,14 @@ fn of_descriptor(
     if dmabuf::is_one(fd.as_fd()) {
         return of_dma_buf(fd);
     }
-    let stat = file::stat(fd.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+    let stat = file::stat(fd.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
     match stat.kind {
         FileType::RegularFile if source::in_memory(&stat).is_some() => of_memory(fd, &stat),
         FileType::RegularFile | FileType::BlockDevice => {
             match of_file(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))) {
                 // What this process may not open by itself is read by the descriptor that it was given.
                 Err(error) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
-                    let why = format!("fd:{number} cannot be opened once more");
+                    let why = format!("fd:{number} cannot be opened again");
                     let memory = Memory {
                         fd: Arc::clone(fd),
                         map: Err(why).into(),
@@ -663,7 +663,7 @@ fn of_descriptor(
 }
 
 fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static str)> {
-    let ask = |errno| Error::os("cannot ask about the dma-buf", errno);
+    let ask = |errno| Error::os("cannot query the dma-buf", errno);
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let ko = ko::behind(fd.as_fd());
     let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
@@ -737,10 +737,9 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let size = source.size();
     if source.in_memory() {
         let (fd, _) = source.buffered(0);
-        let twin = file::twin(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+        let twin = file::twin(fd).map_err(|errno| Error::os("cannot stat", errno))?;
         let twin = Arc::new(twin);
-        let stat =
-            file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+        let stat = file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
         return of_memory(&twin, &stat);
     }
     let kind = match source.file_system() == Source::BLOCK_DEVICE {

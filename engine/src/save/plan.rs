@@ -379,7 +379,7 @@ fn by_address(
     let address = region.address().wrapping_add(origin.start);
     if address % to.align != to.at % to.align {
         let why = format!(
-            "its place in memory and that in the file are not congruent modulo {}",
+            "its place in memory and that in the file differ modulo {}",
             to.align
         );
         return Err(why.into());
@@ -471,7 +471,7 @@ fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
         _ => "the kernel copies to the page cache",
     };
     match asked {
-        Method::Auto => format!("the first of the ladder that works: {what}"),
+        Method::Auto => format!("the first method that works here: {what}"),
         _ => format!("asked for: {what}"),
     }
 }

@@ -79,7 +79,7 @@ impl To {
                     ),
                     _ => refuse(
                         Errno::EXIST,
-                        "there is a file, and recordings replace none",
+                        "the file exists, and recordings never replace files",
                         "remove it, or record to another file",
                     ),
                 };
@@ -104,13 +104,13 @@ impl To {
             Errno::NOENT => refuse(
                 "there is no such file",
                 errno,
-                "a part is written of a file that exists; a new file is named without an offset",
+                "an offset needs an existing file; leave it out to write a new one",
             ),
             Errno::ISDIR => refuse("it is a folder", errno, "name a file in it"),
             Errno::BUSY => refuse(
                 "the device is in use",
                 errno,
-                "unmount it, and whatever else holds it, first",
+                "unmount it, and stop what else uses it, first",
             ),
             errno => cannot_open(errno).at(&place),
         };
@@ -142,7 +142,7 @@ impl To {
         let in_memory = source::in_memory(&stat);
         let refused = match (in_memory, stat.direct) {
             (Some(fs), _) => Some(format!(
-                "{fs} keeps its files in memory: nothing to pass by"
+                "{fs} keeps its files in memory: there is nothing to bypass"
             )),
             (None, Some((_, 0))) => {
                 Some("statx says that this file allows no direct I/O".to_string())
@@ -412,7 +412,7 @@ impl To {
 
 fn stat(file: &OwnedFd, path: &Path) -> Result<file::Stat> {
     file::stat(file.as_fd())
-        .map_err(|errno| Error::os("cannot ask about", errno).at(path.display().to_string()))
+        .map_err(|errno| Error::os("cannot stat", errno).at(path.display().to_string()))
 }
 
 /// The file system does not know how to reserve.

@@ -101,13 +101,13 @@ impl Folder {
         let file = place::open_to_read(self.folder.as_fd(), OsStr::new(name));
         let file = file.map_err(|errno| match errno {
             Errno::LOOP => refuse("it is a symbolic link"),
-            Errno::NXIO => refuse("it is no regular file"),
+            Errno::NXIO => refuse("it is not a regular file"),
             errno => Error::os("cannot open", errno).at(&place),
         })?;
         let kind = place::look_at(file.as_fd()).map(|found| found.kind);
-        match kind.map_err(|errno| Error::os("cannot ask about", errno).at(&place))? {
+        match kind.map_err(|errno| Error::os("cannot stat", errno).at(&place))? {
             FileType::RegularFile => Ok(file),
-            _ => Err(refuse("it is no regular file")),
+            _ => Err(refuse("it is not a regular file")),
         }
     }
 
@@ -117,7 +117,7 @@ impl Folder {
         let place = path.display().to_string();
         let file = self.open_file(&entry.file)?;
         let stat = file::stat(file.as_fd());
-        let size = stat.map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
+        let size = stat.map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
         if size.size != entry.bytes {
             let why = format!("it has {} bytes and should have {}", size.size, entry.bytes);
             return Err(Error::new("wrong size", why)
@@ -135,7 +135,7 @@ impl Folder {
     pub(super) fn has(&self, name: &str) -> Result<bool> {
         let found = place::look_up(self.folder.as_fd(), OsStr::new(name));
         let found = found.map_err(|errno| {
-            Error::os("cannot ask about", errno).at(self.place(name).display().to_string())
+            Error::os("cannot stat", errno).at(self.place(name).display().to_string())
         })?;
         Ok(found.is_some())
     }

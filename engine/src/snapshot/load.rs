@@ -255,5 +255,5 @@ fn open(path: &Path) -> Result<Open> {
     let error = Error::os("cannot load a snapshot", Errno::AGAIN);
     Err(error
         .at(path.display().to_string())
-        .with_why("others take its place faster than it can be opened"))
+        .with_why("it is replaced faster than it can be opened"))
 }

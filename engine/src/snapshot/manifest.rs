@@ -87,15 +87,15 @@ impl Manifest {
                 .with_remedy("it is damaged: use another folder")
         };
         let head: Head = serde_json::from_slice(text)
-            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("invalid manifest: {error}")))?;
         if head.version != VERSION {
             let why = format!("it has version {}, and this is {VERSION}", head.version);
             return Err(damaged(why)
                 .with_errno(Errno::OPNOTSUPP)
-                .with_remedy("use the dmafile that has saved it, or a newer one"));
+                .with_remedy("use the version of dmafile that saved it, or a newer one"));
         }
         let manifest: Self = serde_json::from_slice(text)
-            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("invalid manifest: {error}")))?;
         manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
@@ -120,7 +120,7 @@ impl Manifest {
             self.expected(entry)
                 .map_err(|error| format!("of '{name}', {error}"))?;
             if entry.kind.len() > LONGEST_KIND {
-                return Err(format!("'{name}' is of no known kind"));
+                return Err(format!("'{name}' has an unknown kind"));
             }
         }
         Ok(())
@@ -149,7 +149,7 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<()
     for name in names {
         check_name(name)?;
         if !seen.insert(name) {
-            return Err(format!("the name '{name}' comes twice"));
+            return Err(format!("the name '{name}' appears twice"));
         }
     }
     Ok(())
@@ -159,7 +159,7 @@ pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<()
 fn check_name(name: &str) -> Result<(), String> {
     let why = match name {
         "" => "it is empty",
-        NAME => "the manifest is called so",
+        NAME => "that is the name of the manifest",
         _ if name.len() > LONGEST_NAME => "it has more than 64 bytes",
         _ if name.starts_with('.') => "it begins with a dot",
         _ if name.contains(['/', ',', '=']) => "it has a slash, a comma or an equals sign",

@@ -334,7 +334,7 @@ fn save_one(
         let error = Error::os("cannot save a snapshot", Errno::EXIST);
         return Err(error
             .at(folder.place(&file).display().to_string())
-            .with_why("the file of another source is there")
+            .with_why("another source has the same file name")
             .with_remedy("choose names that differ in more than upper and lower case"));
     }
     let page = staged.page();

@@ -113,7 +113,7 @@ impl Input {
         let place = path.display().to_string();
         let refuse = |why: &str, errno, remedy| refusal(why, errno, remedy).at(&place);
         let stat = file::stat(buffered.as_fd())
-            .map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
+            .map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
         match stat.kind {
             FileType::RegularFile | FileType::BlockDevice => {}
             FileType::Directory => {
@@ -123,7 +123,7 @@ impl Input {
             _ => return Err(refuse("is not a regular file", Errno::INVAL, REGULAR)),
         }
         if let Some(fs) = named(PSEUDO, stat.fs_magic) {
-            let why = format!("{fs} makes this file up while it is read and gives it no size");
+            let why = format!("{fs} generates this file as it is read, and reports no size");
             return Err(refuse(
                 &why,
                 Errno::INVAL,
@@ -158,7 +158,7 @@ impl Input {
     fn open_direct(&mut self, path: &Path) -> Result<OwnedFd, String> {
         if let Some(fs) = self.in_memory() {
             return Err(format!(
-                "{fs} keeps its files in memory: nothing to pass by"
+                "{fs} keeps its files in memory: there is nothing to bypass"
             ));
         }
         if self.stat.direct.is_some_and(|(_, offset)| offset == 0) {
@@ -223,7 +223,7 @@ impl Input {
     /// The size now.
     pub(crate) fn size_now(&self) -> Result<u64> {
         let stat = file::stat(self.buffered.as_fd())
-            .map_err(|errno| Error::os("cannot ask about", errno).at(self.place(0)))?;
+            .map_err(|errno| Error::os("cannot stat", errno).at(self.place(0)))?;
         Ok(stat.size)
     }
 

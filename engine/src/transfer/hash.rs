@@ -85,5 +85,5 @@ impl Work<'_> {
 }
 
 fn unfinished() -> Error {
-    Error::new("verify", "not all bytes came")
+    Error::new("verify", "not all bytes arrived")
 }

@@ -116,7 +116,7 @@ impl Transfer<'_> {
                 spawn("dmafile-verify").spawn_scoped(scope, || self.work.hash(self.memory, feed))
             });
             if let Some(Err(error)) = &allocator {
-                let why = format!("no thread can be made ({error})");
+                let why = format!("cannot start a thread ({error})");
                 self.work.log.add("allocation", Allocation::InRead, why);
                 feed.publish(u64::MAX);
             }
@@ -175,7 +175,7 @@ impl Transfer<'_> {
             // and must not become a buffer with a gap.
             return Err(Error::new(
                 "load",
-                format!("only {} of {data} bytes came", direct + buffered),
+                format!("only {} of {data} bytes arrived", direct + buffered),
             ));
         }
         // A hole at the end hides that the file was cut short: no read has met its end.

@@ -97,7 +97,9 @@ impl Verify {
         let hex = hex.to_ascii_lowercase();
         if hex.len() != algorithm.digits() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
             let digits = algorithm.digits();
-            let why = format!("'{hex}' is no {algorithm}: {digits} hexadecimal digits");
+            let why = format!(
+                "'{hex}' is not a valid {algorithm} digest, which has {digits} hexadecimal digits"
+            );
             return Err(Error::usage(Opt::Verify, why));
         }
         Ok(Self {
@@ -125,7 +127,7 @@ impl FromStr for Verify {
         let algorithm = *known.ok_or_else(|| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
             let names = names.join(", ");
-            Error::usage(Opt::Verify, format!("'{name}' is none of {names}, hub"))
+            Error::usage(Opt::Verify, format!("'{name}' is not one of {names}, hub"))
         })?;
         match expected {
             Some(hex) => Self::expect(algorithm, hex),
@@ -195,7 +197,7 @@ impl Check {
             return Err(Error::usage(
                 Opt::Verify,
                 format!(
-                    "{}=HEX is of one file, and these are several",
+                    "{}=HEX works for one file only, and these are several",
                     verify.algorithm
                 ),
             ));
@@ -212,7 +214,7 @@ impl Check {
             )
             .with_errno(Errno::BADMSG)
             .at(self.file.display().to_string())
-            .with_remedy("the file is damaged or another one: fetch it again"));
+            .with_remedy("the file is damaged, or is not the expected one: download it again"));
         }
         Ok(Verified {
             file: self.file.clone(),
@@ -245,7 +247,7 @@ fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
 /// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/DIGEST`, which is the SHA-256 of a
 /// large file (Git LFS) and git's own name of any other.
 fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
-    const NONE: &str = "it lies in no Hugging Face cache (models--…/blobs), whose files are named by their digests";
+    const NONE: &str = "it is not in a Hugging Face cache (models--…/blobs), whose files are named by their digests";
     let blob = path.canonicalize().map_err(|_| NONE)?;
     let folder = |path: &Path| {
         let parent = path.parent()?;
@@ -267,7 +269,7 @@ fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
         let algorithm = known.into_iter().find(|one| one.digits() == name.len())?;
         Some((algorithm, name.to_string()))
     });
-    named.ok_or("the Hugging Face cache names it by no digest that is known here")
+    named.ok_or("its name in the Hugging Face cache is not a known digest")
 }
 
 #[cfg(test)]

@@ -93,9 +93,7 @@ fn version(version: u32) -> Result<(), Bad> {
             "big-endian GGUF (version {}): only little-endian files are read",
             version.swap_bytes()
         ))),
-        _ => Err(Bad::new(format!(
-            "GGUF version {version}, which is not known here"
-        ))),
+        _ => Err(Bad::new(format!("unknown GGUF version {version}"))),
     }
 }
 
@@ -249,7 +247,7 @@ impl<R: Read> Header<R> {
     fn list(&mut self, depth: u32) -> Result<Value, Bad> {
         if depth == MAX_DEPTH {
             return Err(Bad::new(format!(
-                "lists in lists, more than {MAX_DEPTH} deep, before byte {}",
+                "arrays nested more than {MAX_DEPTH} deep, before byte {}",
                 self.at
             )));
         }
@@ -343,7 +341,7 @@ fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
             Ok(bytes)
         }
         Value::Unsigned(bytes) if kind == Kind::U32 => Err(Bad::new(format!(
-            "{ALIGNMENT} is {bytes}: it has to be a power of two from {} to {}",
+            "{ALIGNMENT} is {bytes}: it must be a power of two from {} to {}",
             ALIGNMENTS.start(),
             ALIGNMENTS.end()
         ))),

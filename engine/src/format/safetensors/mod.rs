@@ -120,10 +120,7 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
 fn entry(name: String, info: TensorInfo, data: u64, room: u64) -> Result<Entry, Bad> {
     let unsound = |what: &str| Err(Bad::new(format!("the tensor {} {what}", quoted(&name))));
     let Some(dtype) = ours(info.dtype) else {
-        return unsound(&format!(
-            "has a dtype that is not known here, {}",
-            info.dtype
-        ));
+        return unsound(&format!("has an unknown dtype, {}", info.dtype));
     };
     let shape: Vec<u64> = info.shape.into_iter().map(|dim| dim as u64).collect();
     let (start, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
@@ -153,7 +150,7 @@ fn entry(name: String, info: TensorInfo, data: u64, room: u64) -> Result<Entry, 
             end - start
         )),
         None => unsound(&format!(
-            "has {count} elements of {dtype}, which is no whole number of bytes"
+            "has {count} elements of {dtype}, which is not a whole number of bytes"
         )),
     }
 }
@@ -235,7 +232,7 @@ impl FromObject for Header {
                 .replace(object.next_value::<Object<_>>()?.0)
                 .is_some()
             {
-                return Err(A::Error::custom("__metadata__ comes twice"));
+                return Err(A::Error::custom("__metadata__ appears twice"));
             }
         }
         Ok(Self { metadata, tensors })
@@ -257,7 +254,7 @@ impl FromObject for BTreeMap<String, Value> {
         let mut texts = Self::new();
         while let Some(name) = object.next_key::<String>()? {
             let btree_map::Entry::Vacant(place) = texts.entry(name) else {
-                return Err(A::Error::custom("a name in __metadata__ comes twice"));
+                return Err(A::Error::custom("a name in __metadata__ appears twice"));
             };
             place.insert(Value::Text(object.next_value()?));
         }

@@ -180,7 +180,7 @@ impl Target {
         let stat = file::stat(fd.as_fd()).map_err(failed)?;
         if stat.kind != FileType::RegularFile {
             return Err(failed(Errno::INVAL)
-                .with_why("is no regular file or memfd")
+                .with_why("is not a regular file or memfd")
                 .with_remedy("name a file, a process, or /proc/PID/fd/N of a memfd"));
         }
         let (major, minor, inode) = stat.identity;
@@ -212,7 +212,7 @@ fn as_mapped(fd: BorrowedFd<'_>, size: u64) -> Option<(String, u64)> {
 /// Why the kernel makes no udmabuf over this file, if so.
 fn no_udmabuf(fd: BorrowedFd<'_>) -> Option<&'static str> {
     match memfd::seals(fd) {
-        Err(_) => Some("it is no memfd"),
+        Err(_) => Some("it is not a memfd"),
         Ok(seals) if !seals.contains(SealFlags::SHRINK) => {
             Some("it is not sealed against shrinking (F_SEAL_SHRINK)")
         }
@@ -269,7 +269,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         assert_eq!(
             Target::open(&file).unwrap().no_udmabuf,
-            Some("it is no memfd")
+            Some("it is not a memfd")
         );
     }
 }

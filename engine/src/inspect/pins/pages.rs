@@ -123,7 +123,9 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
         Ok(kernel) => kernel.pinned(&frames)?,
         Err(error) if !tracker::is_on() => return Err(error),
         Err(error) if target.is_some() => {
-            return Err(error.with_remedy("only all pages or those of a process can be shown here"));
+            return Err(
+                error.with_remedy("only all pages, or those of a process, can be listed here")
+            );
         }
         Err(_) => {
             let (folios, names) = tracked(&frames)?;
@@ -265,7 +267,7 @@ impl Kernel {
         let strange = || {
             Error::new(
                 "cannot look for pinned pages",
-                "the kernel's tables are of an unknown form",
+                "the kernel's tables have an unknown format",
             )
             .at(kcore::PATH)
         };

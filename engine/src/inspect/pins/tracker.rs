@@ -142,7 +142,7 @@ pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
 pub fn blocked() -> Result<Vec<Blocked>> {
     let text = fs::read_to_string(BLOCKED).map_err(|error| {
         let errno = errno(&error);
-        let error = Error::os("cannot tell what did not move", errno).at(BLOCKED);
+        let error = Error::os("cannot list what did not move", errno).at(BLOCKED);
         match errno {
             Errno::NOENT if Path::new("/proc/self/pins").exists() => error
                 .with_why("the kernel's tracker of pins is off")

@@ -290,7 +290,7 @@ fn refused(errno: Errno) -> Error {
             .with_why("there is none with probes (CONFIG_KPROBE_EVENTS)")
             .with_remedy("mount it: mount -t tracefs tracefs /sys/kernel/tracing"),
         Errno::INVAL => error
-            .with_why("the kernel knows no such histogram (CONFIG_HIST_TRIGGERS)")
+            .with_why("the kernel has no such histogram (CONFIG_HIST_TRIGGERS)")
             .with_remedy(""),
         _ => error,
     }

@@ -116,7 +116,7 @@ fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
         .origin
         .memory()
         .filter(|memory| memory.dma_buf.is_some());
-    let none = || Error::new("no dma-buf", "this way writes out of one");
+    let none = || Error::new("no dma-buf", "this method writes from one");
     let memory = memory.ok_or_else(none)?;
     let first = job.origin.start - job.origin.start % MAP_UNIT;
     let end = job.origin.start + job.origin.bytes.unwrap_or(0);

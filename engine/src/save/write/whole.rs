@@ -77,6 +77,6 @@ pub(super) fn copy_range(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 fn memory<'a>(job: &Job<'a>) -> Result<&'a Memory, Stop> {
-    let none = || Error::new("no descriptor", "this way writes out of one").into();
+    let none = || Error::new("no descriptor", "this method writes from one").into();
     job.origin.memory().ok_or_else(none)
 }
