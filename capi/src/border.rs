@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(failed, -i64::from(libc::ENOTRECOVERABLE));
         assert!(sentence().contains("dmafile: one"));
         assert!(pointer::<u8>(|| std::panic::panic_any(7)).is_null());
-        assert!(sentence().contains("without a word"));
+        assert!(sentence().contains("without a message"));
     }
 
     #[test]

@@ -634,7 +634,7 @@ static int model(const char *path)
     patterns[0] = NULL;
     CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL);
     patterns[0] = "re:(";
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL && says("is no pattern"));
+    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL && says("is not a valid pattern"));
     patterns[0] = "none.*";
     CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -ENOENT && says("none.*"));
 

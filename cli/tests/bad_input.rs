@@ -201,7 +201,7 @@ fn descriptor_that_is_not_open() {
     for fd in ["fd:", "fd:x", "fd:2147483648"] {
         assert_eq!(
             dir.refuses(&format!("file --to {fd}"), 2),
-            format!("--to: '{fd}' names no descriptor")
+            format!("--to: '{fd}' is not a descriptor")
         );
     }
 }

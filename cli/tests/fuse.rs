@@ -292,8 +292,8 @@ fn cut_short_while_it_is_loaded() {
                 "{at} {to} {args}: {line}"
             );
             let end = format!(
-                ": the file was cut short while it was loaded, from {SIZE} bytes (ENODATA); load \
-                 it again when nobody writes to it"
+                ": the file was truncated while it was being loaded, from {SIZE} bytes (ENODATA); load \
+                 it again when nothing writes to it"
             );
             assert!(line.ends_with(&end), "{at} {to} {args}: {line}");
         }

@@ -113,7 +113,7 @@ fn what_is_no_model_gets_one_line() {
         1,
         "no such tensor: a.gguf: nothing matches 'b' (ENOENT)",
     );
-    bad("load a.gguf --tensor re:(", 2, "is no pattern");
+    bad("load a.gguf --tensor re:(", 2, "is not a valid pattern");
     bad(
         "load a.gguf --tensor a.0.w --offset 5",
         2,
@@ -122,7 +122,7 @@ fn what_is_no_model_gets_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",
         2,
-        "no digest of their own",
+        "cannot be combined with chosen tensors",
     );
 }
 

@@ -313,7 +313,7 @@ mod tests {
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "io: 'slow' is none of auto, direct, buffered"
+            "io: 'slow' is not one of auto, direct, buffered"
         );
     }
 

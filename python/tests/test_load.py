@@ -51,7 +51,7 @@ def test_a_file_of_a_hugging_face_cache_is_compared_with_its_name(
     with pytest.raises(dmafile.Error) as bad:
         dmafile.load(path, verify="hub")
     assert bad.value.errno == errno.EBADMSG
-    with pytest.raises(dmafile.Error, match="it lies in no Hugging Face cache") as none:
+    with pytest.raises(dmafile.Error, match="it is not in a Hugging Face cache") as none:
         dmafile.load(file, verify="hub")
     assert none.value.errno == errno.EINVAL and 'verify="sha256=HEX"' in str(none.value)
 

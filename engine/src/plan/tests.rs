@@ -332,10 +332,7 @@ fn what_cannot_be_mapped_goes_through_a_ring_that_can() {
             refuses(unpinnable(Method::Auto)),
             "its exporter does not map it; ",
         ),
-        (
-            apart(unpinnable(Method::Auto)),
-            "are not congruent modulo 512; ",
-        ),
+        (apart(unpinnable(Method::Auto)), "differ modulo 512; "),
         (unpinnable(Method::Bounce), ""),
     ] {
         let plan = plan_for(&asked, &premapping(GIB, false), &host(), false).unwrap();
@@ -794,7 +791,7 @@ fn one_thread_drops_behind_it_what_its_reads_bring_in() {
         why(&plan, "cache", "left as it was"),
         "what the reads bring in is dropped behind them (RWF_DONTCACHE)"
     );
-    assert!(why(&plan, "method", "threads buffered").contains("one pread after the other"));
+    assert!(why(&plan, "method", "threads buffered").contains("one pread after another"));
     // A folio is a huge page at most, and no two blocks may lie on the same.
     let large = Host {
         thp_size: 32 * MIB,

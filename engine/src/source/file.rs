@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn what_has_no_contents_is_refused() {
         let refused = |path: &str| Input::open(Path::new(path)).err().unwrap().to_string();
-        assert!(refused("/proc/self/maps").contains("proc makes this file up"));
+        assert!(refused("/proc/self/maps").contains("proc generates this file"));
         assert!(refused("/dev/null").contains("is not a regular file"));
         assert!(refused("/tmp").contains("is a directory (EISDIR)"));
         assert!(refused("/no/such/file").contains("(ENOENT); check the path"));

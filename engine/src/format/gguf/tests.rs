@@ -172,7 +172,7 @@ fn metadata_has_to_be_sound() {
     for (pairs, expected) in [
         (
             vec![pair("k", Kind::List, &deeper)],
-            "lists in lists, more than 4 deep",
+            "arrays nested more than 4 deep",
         ),
         (vec![pair("k", Kind::Bool, &[2])], "boolean of 2"),
         (vec![byte.clone(), byte], "two values for the key \"k\""),
