@@ -7,7 +7,7 @@
 
 #![expect(
     clippy::missing_safety_doc,
-    reason = "the comments are the header's; it states once, at its top, what pointers have to be"
+    reason = "the comments are the header's; it states once, at its top, what pointers must be"
 )]
 
 mod border;

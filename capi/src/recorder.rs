@@ -117,7 +117,7 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
         let made = unsafe { border::exclusive(buffer, "buffer")? };
         *made = std::ptr::null_mut();
         if fd < 0 {
-            return Err(Failure::new(libc::EBADF, "fd", "it is no descriptor"));
+            return Err(Failure::new(libc::EBADF, "fd", "it is not a descriptor"));
         }
         // SAFETY: not -1; one that is not open gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();

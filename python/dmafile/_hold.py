@@ -290,7 +290,7 @@ class HeldModel:
         """What is held under a name."""
         given = [option for option, value in options.items() if value is not None]
         if given:
-            text = f"{given[0]}: it is no option for {PREFIX}{name}, which is loaded already"
+            text = f"{given[0]}: it is not an option for {PREFIX}{name}, which is loaded already"
             raise make("usage", None, text, None, "")
         # A name has no @, a path may.
         held, elsewhere, at = name.partition("@")

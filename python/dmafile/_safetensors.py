@@ -137,12 +137,12 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
     if metadata is not None:
         for key, value in metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"metadata: {key!r} and its value have to be strings")
+                raise TypeError(f"metadata: {key!r} and its value must be strings")
         header["__metadata__"] = dict(metadata)
     rows = list(rows)
     for name, *_ in rows:
         if not isinstance(name, str):
-            raise TypeError(f"the name of a tensor has to be a string: {name!r}")
+            raise TypeError(f"the name of a tensor must be a string: {name!r}")
     at = 0
     datas = []
     for name, dtype, shape, data in sorted(rows, key=lambda one: (_RANK[one[1]], one[0])):

@@ -196,7 +196,7 @@ class _Tensors(pickle.Unpickler):
             return found
         if found is not None and name.endswith("Storage"):
             return found.dtype
-        raise pickle.UnpicklingError(f"{module}.{name} is of no plain tensor")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a plain tensor")
 
     def persistent_load(self, pid: Any) -> Any:
         """The type of a storage, and the name of its bytes."""
@@ -216,5 +216,5 @@ def _stored(dtype: Any, key: str, first: int, sizes: Any, strides: Any, more: An
     together = zip(sizes, strides, dense, strict=True)
     # What may follow says that the elements are to be negated or conjugated.
     if any(more) or any(size > 1 and have != want for size, have, want in together):
-        raise pickle.UnpicklingError("the elements do not lie there as they are")
+        raise pickle.UnpicklingError("the elements are not stored as plain numbers")
     return _Stored(dtype, key, first, torch.Size(sizes))

@@ -32,7 +32,7 @@ class Extra(NamedTuple):
     def of(cls, said: Any) -> Self:
         """Checks it; a ValueError names what is wrong."""
         if not isinstance(said, dict):
-            raise ValueError(f"model_loader_extra_config: {said!r} is no dictionary")
+            raise ValueError(f"model_loader_extra_config: {said!r} is not a dictionary")
         if unknown := sorted(map(str, said.keys() - set(cls._fields))):
             known = ", ".join(cls._fields)
             raise ValueError(
@@ -41,13 +41,13 @@ class Extra(NamedTuple):
             )
         extra = cls(**said)
         if type(extra.budget) is not int or extra.budget < 1:
-            text = f"budget: {extra.budget!r} is no number of bytes, 1 or more"
+            text = f"budget: {extra.budget!r} is not a number of bytes, 1 or more"
             raise ValueError(f"model_loader_extra_config: {text}")
         if not isinstance(extra.verify, str | None):
-            text = f"verify: {extra.verify!r} is no checksum such as 'sha256'"
+            text = f"verify: {extra.verify!r} is not a checksum such as 'sha256'"
             raise ValueError(f"model_loader_extra_config: {text}")
         if extra.share not in (None, "off", "node"):
-            text = f"share: {extra.share!r} is none of 'off', 'node'"
+            text = f"share: {extra.share!r} is not 'off' or 'node'"
             raise ValueError(f"model_loader_extra_config: {text}")
         return extra
 

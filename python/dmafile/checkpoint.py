@@ -249,7 +249,7 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
         # Its own check is a warning, or an error without the name of the folder.
         self.overwrite = True
         if unknown := options.keys() - {"method", "io", "block", "queue_depth"}:
-            raise TypeError(f"{min(unknown)!r} is no option of a StorageWriter")
+            raise TypeError(f"{min(unknown)!r} is not an option of a StorageWriter")
         self._options = options
 
     def prepare_local_plan(self, plan: Any) -> Any:

@@ -141,7 +141,7 @@ impl FilledMemfd {
         let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
         let sealed = seals.contains(SealFlags::WRITE);
         if end > stat.size {
-            return Err("its range lies outside its memfd".to_string());
+            return Err("its range is outside its memfd".to_string());
         }
         let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
         let mapped = match sealed {

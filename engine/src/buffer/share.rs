@@ -147,7 +147,7 @@ fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static s
     let memory = DmaBufs::whole(fds.into_iter().map(Arc::new).collect());
     let memory = memory.map_err(|errno| format!("its dma-bufs cannot be mapped ({errno:?})"))?;
     if end > memory.len() {
-        return Err("its range lies outside its dma-bufs".to_string());
+        return Err("its range is outside its dma-bufs".to_string());
     }
     Ok((Box::new(memory), "dma-buf"))
 }

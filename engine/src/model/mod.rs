@@ -354,7 +354,7 @@ impl Model {
         let start = tensor.at.checked_add(offset);
         match (start, offset.checked_add(len)) {
             (Some(start), Some(end)) if end <= tensor.bytes => Ok(start),
-            _ => Err(self.refuse(tensor, "the range lies outside the tensor", Errno::INVAL)),
+            _ => Err(self.refuse(tensor, "the range is outside the tensor", Errno::INVAL)),
         }
     }
 

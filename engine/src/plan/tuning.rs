@@ -144,7 +144,7 @@ fn drop_behind(
         "this kernel, or file system, has no reads that drop pages behind them (RWF_DONTCACHE)"
             .into()
     } else if !possible || request.gather.is_some_and(|gather| gather < block) {
-        format!("to drop it, blocks would have to be multiples of {folio} bytes, in whole gathers")
+        format!("to drop it, blocks must be multiples of {folio} bytes, in whole gathers")
     } else {
         let why = "what the reads bring in is dropped behind them (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);

@@ -89,7 +89,7 @@ impl Beside {
             _ => return refuse("it is not a regular file", Errno::INVAL, "name a file"),
         }
         if old.immutable {
-            let remedy = "take its flag away: chattr -i -a";
+            let remedy = "remove its flag: chattr -i -a";
             return refuse("it is immutable, or may only grow", Errno::PERM, remedy);
         }
         place::may_write(self.folder.as_fd(), &self.name)
@@ -103,14 +103,14 @@ impl Beside {
                 log.add(
                     "file",
                     "without a name",
-                    "it gets one when it is whole (O_TMPFILE)",
+                    "it gets one when it is complete (O_TMPFILE)",
                 );
                 return Ok(file);
             }
-            Ok(_) => "without /proc a nameless file would stay one".to_string(),
+            Ok(_) => "without /proc a file without a name cannot be given one".to_string(),
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
-                format!("the file system has no nameless files ({name})")
+                format!("the file system has no files without names ({name})")
             }
             Err(errno) => return Err(cannot_make(errno)),
         };

@@ -83,7 +83,7 @@ impl FromStr for Origin<'_> {
                 Error::os("cannot use the descriptor", errno)
                     .at(text)
                     .with_remedy(
-                        "pass one that is open, for example from the shell with N</proc/PID/fd/M",
+                        "pass an open one, for example from the shell with N</proc/PID/fd/M",
                     )
             })
         };
@@ -247,7 +247,7 @@ impl<'m> Opened<'m> {
             Body::Lent(memory) => Ok(memory.region()),
             Body::Parts(_) => Err("parts are looked at one by one"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
-            Body::Nothing | Body::File(_) => Err("what is on a disk has to be read first"),
+            Body::Nothing | Body::File(_) => Err("bytes on a disk must be read first"),
         }
     }
 
@@ -445,7 +445,7 @@ impl<'m> Opened<'m> {
             error
                 .with_errno(Errno::NODATA)
                 .at(self.place(at))
-                .with_remedy("save it again when nobody changes its size"),
+                .with_remedy("save it again when nothing changes its size"),
         )
     }
 

@@ -173,7 +173,7 @@ impl Input {
         let direct = file::open(path, true).map_err(named_open)?;
         let again = file::stat(direct.as_fd()).map_err(named_open)?;
         if again.identity != self.stat.identity {
-            return Err("the path led to another file when it was opened again".to_string());
+            return Err("the path led to a different file when it was opened again".to_string());
         }
         self.align = match self.stat.direct {
             Some((memory, offset)) => u64::from(memory.max(offset)),

@@ -455,7 +455,7 @@ impl<'m> Region<'m> {
         let end = at.checked_add(len).expect("extent overflows");
         assert!(
             end <= self.len as u64,
-            "extent {at}+{len} lies outside a buffer of {} bytes",
+            "extent {at}+{len} is outside a buffer of {} bytes",
             self.len
         );
         // SAFETY: `at` lies inside the allocation, as just checked.
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "lies outside")]
+    #[should_panic(expected = "is outside")]
     fn an_extent_past_the_end_is_caught() {
         let map = Mapping::anon(4096, 4096).unwrap();
         map.region().zero(4000, 97);
