@@ -179,7 +179,7 @@ struct dmafile_options {
      */
     const char *to;
     /**
-     * Size of its pages: "auto" (default), "4k", "thp", "huge".
+     * Size of its pages: "auto" (default), "base", "thp", "huge".
      */
     const char *pages;
     /**

@@ -33,7 +33,7 @@ pub struct Options {
     /// it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME",
     /// "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here).
     pub to: *const c_char,
-    /// Size of its pages: "auto" (default), "4k", "thp", "huge".
+    /// Size of its pages: "auto" (default), "base", "thp", "huge".
     pub pages: *const c_char,
     /// How bytes move: "auto" (default), "uring", "threads", "read", "mmap", "bounce", "sendfile",
     /// "splice", "module", "copy-file-range", "heap-read", "premap".

@@ -12,6 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Moves large files straight between disk and memory that devices can share.
@@ -828,15 +829,14 @@ pub struct BenchArgs {
 /// The words of an option that takes one of a few.
 fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
 where
-    T: Copy + Display + Send + Sync,
+    T: Copy + Display + FromStr<Err = Error> + Send + Sync,
 {
-    let listed = all
-        .iter()
-        .map(|value| PossibleValue::new(value.to_string()));
-    PossibleValuesParser::new(listed).map(|word| {
-        let value = all.iter().find(|value| value.to_string() == word);
-        *value.expect("one of the possible values")
-    })
+    let listed = all.iter().map(|value| match value.to_string() {
+        base if base == Pages::Small.word() => PossibleValue::new(base).alias("4k"),
+        word => PossibleValue::new(word),
+    });
+    PossibleValuesParser::new(listed)
+        .map(|word| word.parse().expect("one of the possible values"))
 }
 
 /// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
@@ -881,9 +881,9 @@ impl TypedValueParser for Checksum {
 }
 
 /// Parses a word of the engine, whose error says why it is none; clap names the option.
-fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
+fn word<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|error: dmafile::Error| error.why().render(&crate::Options))
+        .map_err(|error: Error| error.why().render(&crate::Options))
 }
 
 /// Parses permissions in octal.

@@ -218,7 +218,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf",
+            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf",
         ),
     ] {
         let mut command = dir.dmafile(&format!("load {args}"));
@@ -251,7 +251,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
             "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
              copy-file-range, heap-read, premap",
         ),
-        ("load file --pages 1g", "auto, 4k, thp, huge"),
+        ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
         ("load file --verify md5", "crc32c, xxh3, blake3, sha256"),
         ("load file --verify sha256=12", "64 hexadecimal digits"),
@@ -824,7 +824,7 @@ fn completions_come_from_the_definitions() {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
         // The values of options.
-        for word in ["copy-file-range", "4k", "buffered", "in-read", "sha256"] {
+        for word in ["copy-file-range", "base", "buffered", "in-read", "sha256"] {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
         assert!(!ended.stdout.contains("bench-run"), "{shell}");

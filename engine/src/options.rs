@@ -152,8 +152,8 @@ impl FromStr for Kind {
 pub enum Pages {
     /// Huge wherever an ordinary user gets them.
     Auto,
-    /// Base pages, whatever their size is on this machine.
-    #[strum(serialize = "4k")]
+    /// Base pages: 4, 16 or 64 KiB, as the machine has them. `4k` is an older word for them.
+    #[strum(to_string = "base", serialize = "4k")]
     Small,
     /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
     Thp,
@@ -309,6 +309,10 @@ mod tests {
             assert_eq!(method.word().parse::<Method>().unwrap(), method);
             assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
             assert_eq!(serde_json::to_value(method).unwrap(), method.word());
+        }
+        for word in ["base", "4k"] {
+            let pages = word.parse::<Pages>().unwrap();
+            assert_eq!((pages, pages.word()), (Pages::Small, "base"));
         }
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(

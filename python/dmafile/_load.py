@@ -68,7 +68,7 @@ def load(
             `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
             `fd:N` (fill a memfd or a dma-buf that exists, from its start to its end), `fd:N@OFFSET`
             (only a part of it, from byte OFFSET on).
-        pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
+        pages: The size of its pages: `auto`, `base`, `thp`, `huge`.
         method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `bounce`, `sendfile`,
             `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
         io: Past or through the page cache: `auto`, `direct`, `buffered`.

@@ -77,7 +77,7 @@ def test_all_options_are_taken(file: Path) -> None:
     assert buffer.report is not None
     assert buffer.report["method"] == "threads"
     assert buffer.report["io"] == "buffered"
-    assert buffer.report["pages"] == "4k"
+    assert buffer.report["pages"] == "base"
     assert buffer.report["verify"].items() >= {"digest": digest, "matched": True}.items()
     assert buffer.report == buffer.report
 

@@ -117,11 +117,11 @@ impl Tactic {
         );
         match huge {
             0 => (
-                "4k".to_string(),
+                "base".to_string(),
                 Some(format!("{remark}: none were available")),
             ),
             some if some >= all => ("thp".to_string(), Some(remark)),
-            _ => ("thp+4k".to_string(), Some(remark)),
+            _ => ("thp+base".to_string(), Some(remark)),
         }
     }
 }

@@ -240,7 +240,7 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     };
     let small = plan(Pages::Auto, 2 * MIB).unwrap();
     assert_eq!(small.pages, Pages::Small);
-    assert!(why(&small, "pages", "4k").contains("2048 KiB of data between holes"));
+    assert!(why(&small, "pages", "base").contains("2048 KiB of data between holes"));
     assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
     // Who insists is told what it takes.
     let error = plan(Pages::Thp, GIB - 1).unwrap_err().to_string();
