@@ -835,8 +835,7 @@ where
         base if base == Pages::Small.word() => PossibleValue::new(base).alias("4k"),
         word => PossibleValue::new(word),
     });
-    PossibleValuesParser::new(listed)
-        .map(|word| word.parse().expect("one of the possible values"))
+    PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
 }
 
 /// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.

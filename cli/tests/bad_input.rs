@@ -178,7 +178,7 @@ fn range_outside_the_file() {
         assert_eq!(
             dir.refuses(&format!("file {args}"), 1),
             format!(
-                "cannot load: file: {what} lies past the end, 5000 bytes (EINVAL); choose a range \
+                "cannot load: file: {what} is past the end, 5000 bytes (EINVAL); choose a range \
                  inside the file"
             )
         );

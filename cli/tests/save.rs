@@ -195,7 +195,8 @@ fn names_beside_the_place_that_nobody_uses_are_cleared_away() {
             .ok()
             .json();
         let reasons = common::reasons(&report);
-        let named = reasons.contains("file .to.dmafile-0: the file system has no nameless files");
+        let named =
+            reasons.contains("file .to.dmafile-0: the file system has no files without names");
         assert_eq!(named, !calls.is_empty(), "{reasons}");
         assert_eq!(
             dir.names(),

@@ -400,7 +400,7 @@ fn what_cannot_be_saved_leaves_the_old_file() {
     let line = text(save, &to);
     assert!(line.contains("no such file (ENOENT)"), "{line}");
     let line = text(Save::new(from(), "/dev/null"), &to);
-    assert!(line.contains("it is no regular file (EINVAL)"), "{line}");
+    assert!(line.contains("it is not a regular file (EINVAL)"), "{line}");
 
     let wrong = Verify::expect(dmafile::Algorithm::Crc32c, "00000000").unwrap();
     let error = refused(Save::new(from(), &to).verify(wrong.clone()), &to);
