@@ -172,14 +172,16 @@ features: need-rust-tools ## lint the engine with each combination of its featur
 			|| exit 1; \
 	done
 
-docs: build ## write the man pages, shell completions and API documentation under target/
-	@echo "docs: the man pages and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
+docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
+	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
 	@mkdir -p $(TARGET)/docs
 	$(DMAFILE) man $(TARGET)/docs
 	$(DMAFILE) completions bash > $(TARGET)/docs/dmafile.bash
 	$(DMAFILE) completions zsh > $(TARGET)/docs/_dmafile
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
+	rm -rf $(TARGET)/site
+	$(PYTHON) -m scripts.site $(DMAFILE) $(TARGET)/doc $(abspath $(TARGET))/site
 
 install: built ## install the command, its man pages, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
@@ -332,6 +334,10 @@ need-test-tools:
 
 .venv/dev: requirements-dev.txt .venv/bin/pip
 	$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+.venv/docs: requirements-docs.txt .venv/bin/pip
+	$(PIP) install --quiet --requirement requirements-docs.txt
 	@touch $@
 
 .venv/consumers: requirements-consumers.txt .venv/dev
