@@ -51,7 +51,7 @@ LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
 .PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	deb module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -199,6 +199,25 @@ uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 		'$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
+# What Debian packages are made of, with the time of the last commit, so that they are the same each time.
+DEB = $(abspath $(TARGET))/deb
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+
+deb: build ## build Debian packages of the command, the C library and the module (DKMS) in target/deb
+	@scripts/need debhelper command -v dh
+	@scripts/need dh-dkms command -v dh_dkms
+	@echo "deb: to $(TARGET)/deb"
+	@rm -rf $(DEB)
+	@mkdir -p $(DEB)/dmafile
+	@cp -R packaging/debian $(DEB)/dmafile/debian
+	@sed -e '1,2d' -e 's/^$$/./' -e 's/^/ /' LICENSE-MIT | sed -i -e '/@MIT@/ { r /dev/stdin' -e 'd }' $(DEB)/dmafile/debian/copyright
+	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
+		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
+	@cp CHANGELOG.md $(DEB)/dmafile/changelog
+	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
+		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
+	@rm -rf $(DEB)/dmafile
 
 # The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
 KDIR    ?= /lib/modules/$(shell uname -r)/build
