@@ -1,8 +1,8 @@
 //! Moves large files directly between disk and memory that devices can share, at the speed of the disk and with
 //! almost no CPU time.
 //!
-//! A load opens a **file**, makes a **plan**, and moves the bytes with one **method** into a **buffer** that is
-//! still being allocated meanwhile. The result is a file descriptor, a mapping and a report.
+//! A load opens a **file**, makes a **plan**, and moves the bytes with one **method** into a **buffer**
+//! while that is still being allocated. The result is a file descriptor, a mapping and a report.
 //!
 //! ```no_run
 //! use dmafile::{Kind, Load};
