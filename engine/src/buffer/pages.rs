@@ -88,10 +88,10 @@ impl Tactic {
         }
     }
 
-    /// Which pages there are, and a remark where that is not what was tried for.
+    /// The page size it got, with a remark if that is not the one that was tried.
     pub(super) fn got(&self, region: &Region<'_>) -> (String, Option<String>) {
         if self.pages != Pages::Thp {
-            // Memory that exists has the pages that its owner chose.
+            // Existing memory keeps its page size.
             let pages = match self.pages {
                 Pages::Auto => "existing".to_string(),
                 tried => tried.to_string(),

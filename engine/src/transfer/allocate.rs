@@ -1,6 +1,6 @@
-//! Memory comes into being gather by gather, ahead of the reads. Where reads have to wait for it, as
-//! one thread zeroes base pages slower than disks read, others join and take a part of a gather each;
-//! where they don't, a second thread would cost CPU time and save none.
+//! Memory is allocated chunk by chunk, ahead of the reads. If reads must wait for it, because one
+//! thread zeroes base pages more slowly than disks read, other threads join, each with a part of a
+//! chunk. Otherwise a second thread would only cost CPU time.
 
 use super::{Transfer, Work};
 use crate::buffer;
@@ -82,7 +82,7 @@ impl<'a> Steps<'a> {
                     return;
                 }
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
-                // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+                // Fewer threads than requested (EAGAIN under RLIMIT_NPROC) do the same work.
                 others.extend(builder.spawn_scoped(scope, || self.work(feed, |_| {})).ok());
                 self.shared_by(1 + others.len() as u64);
             };
@@ -154,7 +154,7 @@ impl<'a> Steps<'a> {
         None
     }
 
-    /// A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
+    /// Creates a dma-buf over the present pages, while the last reads are in flight.
     fn export(&self, feed: &Feed) {
         let Transfer { work, memory } = self.transfer;
         let Work { plan, meter, .. } = *work;
@@ -230,7 +230,7 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// Whatever ends allocation, a mistake of ours too, nobody waits for memory any longer.
+/// However allocation ends, even by a panic, nothing must wait for memory any longer.
 struct End<'a>(&'a Feed);
 
 impl Drop for End<'_> {
@@ -239,9 +239,9 @@ impl Drop for End<'_> {
     }
 }
 
-/// The size of the next gather. They double from a small first one, so that reading starts at once,
-/// up to the size of the plan, and halve towards the end, so that little is left to read after the
-/// last one.
+/// The size of the next chunk. Sizes double from a small first one, so that reading starts
+/// immediately, up to the size of the plan, and halve towards the end, so that little remains to be
+/// read after the last one.
 fn gather(made: u64, end: u64, most: u64, grain: u64) -> u64 {
     let ramp = made
         .max(FIRST_GATHER)

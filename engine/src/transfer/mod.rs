@@ -1,6 +1,6 @@
-//! The pipeline: memory is allocated gather by gather while earlier gathers are read.
+//! The pipeline: memory is allocated chunk by chunk while earlier chunks are read.
 //!
-//! Total time tends to `T(first gather) + max(T(remaining allocation), T(I/O))` (AR-22).
+//! Total time tends to `T(first chunk) + max(T(remaining allocation), T(I/O))`.
 
 mod allocate;
 mod fused;
@@ -171,8 +171,8 @@ impl Transfer<'_> {
             .map(|run| run.end - run.start)
             .sum();
         if direct + buffered < data {
-            // A lane that ends without an error has drained; anything else is our own mistake,
-            // and must not become a buffer with a gap.
+            // A lane that ends without an error must have drained its feed; anything else is a bug,
+            // and must not produce a buffer with a gap.
             return Err(Error::new(
                 "load",
                 format!("only {} of {data} bytes arrived", direct + buffered),
@@ -223,8 +223,8 @@ impl Transfer<'_> {
     }
 }
 
-/// When reading has ended, in a panic of a caller's progress function too, nobody is left waiting
-/// for what will not come.
+/// When reading has ended, even by a panic in the caller's progress function, nothing must keep
+/// waiting.
 struct Over<'a>(&'a Transfer<'a>, &'a Feed);
 
 impl Drop for Over<'_> {
