@@ -145,11 +145,11 @@ fn set_errno(errno: c_int) {
 
 /// Frees a handle that came from `Box::into_raw`; null is a no-op.
 ///
-/// # Safety `handle` is null, or came from `Box::into_raw`, is freed only once, and is not in use
-/// elsewhere.
+/// # Safety
+/// `handle` is null, or came from `Box::into_raw`, is freed only once, and is not in use elsewhere.
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let owned = unsafe { Box::from_raw(handle) };
         // There is no way to report that freeing failed.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
@@ -162,29 +162,31 @@ fn null(what: &str) -> Failure {
 
 /// Borrows what a pointer of the caller points to.
 ///
-/// # Safety `pointer` is null, or valid for reads during the call, and nothing writes there.
+/// # Safety
+/// `pointer` is null, or valid for reads during the call, and nothing writes there.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
 /// Borrows mutably what a pointer of the caller points to.
 ///
-/// # Safety `pointer` is null, or valid for reads and writes during the call, and nothing else uses
-/// it.
+/// # Safety
+/// `pointer` is null, or valid for reads and writes during the call, and nothing else uses it.
 pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
 /// A string of the caller; None if it is null.
 ///
-/// # Safety `pointer` is null, or a NUL-terminated string that does not change during the call.
+/// # Safety
+/// `pointer` is null, or a NUL-terminated string that does not change during the call.
 pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let text = unsafe { CStr::from_ptr(pointer) };
     let text = text.to_str();
     text.map(Some)
@@ -193,20 +195,22 @@ pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<
 
 /// A string of the caller that must not be null.
 ///
-/// # Safety As [`optional`].
+/// # Safety
+/// As [`optional`].
 pub(crate) unsafe fn required<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { optional(pointer, what)? }.ok_or_else(|| null(what))
 }
 
 /// The bytes of a string that must not be null: a path.
 ///
-/// # Safety As [`optional`].
+/// # Safety
+/// As [`optional`].
 pub(crate) unsafe fn bytes<'a>(pointer: *const c_char, what: &str) -> Result<&'a [u8]> {
     if pointer.is_null() {
         return Err(null(what));
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
@@ -228,12 +232,13 @@ pub(crate) fn check(pointer: *const u8, len: usize, what: &str) -> Result<()> {
 
 /// An array of the caller; null is an empty one.
 ///
-/// # Safety `first` is null, or points to `count` values that do not change for `'a`.
+/// # Safety
+/// `first` is null, or points to `count` values that do not change for `'a`.
 pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     check(first.cast(), count.saturating_mul(size_of::<T>()), what)?;
     Ok(match count {
         0 => &[],
-        // SAFETY: not null; the rest is as this function asks for.
+        // SAFETY: not null; the rest is as this function requires.
         _ => unsafe { std::slice::from_raw_parts(first, count) },
     })
 }

@@ -114,9 +114,10 @@ impl Buffer {
 
     /// Passes the buffer to the caller.
     ///
-    /// # Safety `place` is valid for writing.
+    /// # Safety
+    /// `place` is valid for writing.
     pub(crate) unsafe fn give(self, place: *mut *mut Self) {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(Box::into_raw(Box::new(self))) };
     }
 }
@@ -128,12 +129,13 @@ pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
 
 /// Stores NULL at the place for a handle, so that it is set however the call ends.
 ///
-/// # Safety `place` is null or valid for writing.
+/// # Safety
+/// `place` is null or valid for writing.
 pub(crate) unsafe fn empty<T>(place: *mut *mut T, what: &str) -> Result<()> {
     if place.is_null() {
         return Err(Failure::new(libc::EINVAL, what, "it is NULL"));
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { place.write(std::ptr::null_mut()) };
     Ok(())
 }
@@ -149,7 +151,7 @@ pub(crate) unsafe fn empty<T>(place: *mut *mut T, what: &str) -> Result<()> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         let what = "cannot give the descriptor";
         buffer.check_single(what, "dmafile_buffer_dma_buf")?;
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_dma_buf_count(buffer: *const Buffer) -> usize {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.dma_bufs.len()))
 }
 
@@ -186,7 +188,7 @@ pub unsafe extern "C" fn dmafile_buffer_dma_buf(
     index: usize,
 ) -> *const DmaBuf {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let dma_bufs = &unsafe { shared(buffer, "buffer")? }.dma_bufs;
         match dma_bufs.get(index) {
             Some(one) => Ok(one),
@@ -210,7 +212,7 @@ pub unsafe extern "C" fn dmafile_buffer_dma_buf(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
@@ -234,7 +236,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
     room: usize,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
@@ -260,7 +262,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_len(buffer: *const Buffer) -> u64 {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.len()))
 }
 
@@ -273,7 +275,7 @@ pub unsafe extern "C" fn dmafile_buffer_len(buffer: *const Buffer) -> u64 {
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_offset(buffer: *const Buffer) -> u64 {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.offset()))
 }
 
@@ -288,7 +290,7 @@ pub unsafe extern "C" fn dmafile_buffer_offset(buffer: *const Buffer) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_void {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         match buffer.inner.as_slice() {
             Some(bytes) => Ok(bytes.as_ptr().cast()),
@@ -312,7 +314,7 @@ pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_data_mut(buffer: *mut Buffer) -> *mut c_void {
     let found: *const c_void = border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         let buffer = unsafe { exclusive(buffer, "buffer")? };
         match buffer.inner.as_mut_slice() {
             Some(bytes) => Ok(bytes.as_mut_ptr().cast_const().cast()),
@@ -343,7 +345,7 @@ pub unsafe extern "C" fn dmafile_buffer_read_at(
     len: usize,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         border::check(into.cast(), len, "into")?;
         if len == 0 {
@@ -371,13 +373,13 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
     len: usize,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         let buffer = unsafe { exclusive(buffer, "buffer")? };
         border::check(from.cast(), len, "from")?;
         let from = if len == 0 {
             &[]
         } else {
-            // SAFETY: not null; the header asks for `len` bytes to read, outside the buffer.
+            // SAFETY: not null; the header requires `len` bytes to read, outside the buffer.
             unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }
         };
         Ok(buffer.inner.access_mut()?.write_at(offset, from)?)
@@ -394,7 +396,7 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         Ok(unsafe { exclusive(buffer, "buffer")? }.inner.seal()?)
     })
 }
@@ -409,7 +411,7 @@ pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_int) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         Ok(buffer.inner.send(&stream(socket)?)?)
     })
@@ -427,10 +429,10 @@ pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_receive(socket: c_int, buffer: *mut *mut Buffer) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
         let inner = dmafile::Buffer::receive(&stream(socket)?)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { Buffer::new(Memory::Own(inner), None).give(buffer) };
         Ok(())
     })
@@ -458,7 +460,7 @@ fn stream(socket: RawFd) -> Result<UnixStream> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         match &buffer.report {
             Some(text) => Ok(text.as_ptr()),
@@ -475,6 +477,6 @@ pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *c
 /// it. The memory lives on in processes that received or duplicated the descriptor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_free(buffer: *mut Buffer) {
-    // SAFETY: the header asks for null or a buffer that is alive, freed once.
+    // SAFETY: the header requires null or a buffer that is alive, freed once.
     unsafe { border::free(buffer) };
 }

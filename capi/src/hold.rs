@@ -58,7 +58,8 @@ impl Held {
 
 /// Applies the caller's options to a [`Hold`] or [`Shared`].
 ///
-/// # Safety As [`Options::apply`], for the strings, token and callback.
+/// # Safety
+/// As [`Options::apply`], for the strings, token and callback.
 macro_rules! with_options {
     ($builder:expr, $options:expr) => {{
         let options: Options = $options;
@@ -90,11 +91,12 @@ macro_rules! with_options {
 
 /// Paths of the caller.
 ///
-/// # Safety `paths` is null or has `count` NUL-terminated strings.
+/// # Safety
+/// `paths` is null or has `count` NUL-terminated strings.
 unsafe fn paths(paths: *const *const c_char, count: usize) -> Result<Vec<PathBuf>> {
     border::check(paths.cast(), count, "paths")?;
     let each = (0..count).map(|index| {
-        // SAFETY: not null where there are any; as this function asks for.
+        // SAFETY: not null where there are any; as this function requires.
         unsafe { path(paths.add(index).read()) }.map(Path::to_path_buf)
     });
     each.collect()
@@ -102,12 +104,13 @@ unsafe fn paths(paths: *const *const c_char, count: usize) -> Result<Vec<PathBuf
 
 /// A path that may be omitted.
 ///
-/// # Safety `text` is null, or NUL-terminated.
+/// # Safety
+/// `text` is null, or NUL-terminated.
 unsafe fn optional_path(text: *const c_char) -> Result<Option<PathBuf>> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let bytes = unsafe { border::bytes(text, "path")? };
     Ok(Some(PathBuf::from(OsStr::from_bytes(bytes))))
 }
@@ -136,21 +139,21 @@ pub unsafe extern "C" fn dmafile_take(
     held: *mut *mut Held,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(held, "held")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let name = unsafe { border::required(name, "name")? };
         let mut take = dmafile::Held::take(name).wait(Duration::from_millis(wait_ms));
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         if let Some(at) = unsafe { optional_path(socket)? } {
             take = take.at(at);
         }
-        // SAFETY: the header asks for null or a token that lives until we return.
+        // SAFETY: the header requires null or a token that lives until we return.
         if let Some(token) = unsafe { cancel.as_ref() } {
             take = take.cancel(token.0.clone());
         }
         let made = Box::new(Held::new(take.run()?)?);
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { held.write(Box::into_raw(made)) };
         Ok(())
     })
@@ -182,19 +185,19 @@ pub unsafe extern "C" fn dmafile_shared(
     held: *mut *mut Held,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(held, "held")? };
-        // SAFETY: the header asks for null or strings.
+        // SAFETY: the header requires null or strings.
         let all = unsafe { self::paths(paths, count)? };
         let mut builder = Shared::of(all).wait(Duration::from_millis(wait_ms));
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         if let Some(at) = unsafe { optional_path(folder)? } {
             builder = builder.at(at);
         }
-        // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
+        // SAFETY: the header requires options, strings, a token and a callback that stay valid until we return.
         let builder = unsafe { with_options!(builder, options::copy(options)?) };
         let made = Box::new(Held::new(builder.run()?)?);
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { held.write(Box::into_raw(made)) };
         Ok(())
     })
@@ -205,7 +208,7 @@ pub unsafe extern "C" fn dmafile_shared(
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_held_count(held: *const Held) -> usize {
-    // SAFETY: the header asks for null or a handle that is alive.
+    // SAFETY: the header requires null or a handle that is alive.
     border::value(|| Ok(unsafe { shared(held, "held")? }.files.len()))
 }
 
@@ -217,7 +220,7 @@ pub unsafe extern "C" fn dmafile_held_count(held: *const Held) -> usize {
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_held_name(held: *const Held, index: usize) -> *const c_char {
-    // SAFETY: the header asks for null or a handle that is alive.
+    // SAFETY: the header requires null or a handle that is alive.
     border::pointer(|| Ok(unsafe { shared(held, "held")? }.file(index)?.0.as_ptr()))
 }
 
@@ -230,7 +233,7 @@ pub unsafe extern "C" fn dmafile_held_name(held: *const Held, index: usize) -> *
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_held_buffer(held: *const Held, index: usize) -> *const Buffer {
-    // SAFETY: the header asks for null or a handle that is alive.
+    // SAFETY: the header requires null or a handle that is alive.
     border::pointer(|| Ok(&raw const unsafe { shared(held, "held")? }.file(index)?.1))
 }
 
@@ -242,14 +245,14 @@ pub unsafe extern "C" fn dmafile_held_buffer(held: *const Held, index: usize) ->
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_held_json(held: *const Held) -> *const c_char {
-    // SAFETY: the header asks for null or a handle that is alive.
+    // SAFETY: the header requires null or a handle that is alive.
     border::pointer(|| Ok(unsafe { shared(held, "held")? }.json.as_ptr()))
 }
 
 /// Frees what was taken, including its buffers; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_held_free(held: *mut Held) {
-    // SAFETY: the header asks for null or a handle that is alive, freed once.
+    // SAFETY: the header requires null or a handle that is alive, freed once.
     unsafe { border::free(held) };
 }
 
@@ -275,22 +278,22 @@ pub unsafe extern "C" fn dmafile_hold(
     holder: *mut *mut Holder,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(holder, "holder")? };
-        // SAFETY: the header asks for null or strings.
+        // SAFETY: the header requires null or strings.
         let mut builder = Hold::of(unsafe { self::paths(paths, count)? });
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         if let Some(name) = unsafe { border::optional(name, "name")? } {
             builder = builder.name(name);
         }
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         if let Some(at) = unsafe { optional_path(socket)? } {
             builder = builder.at(at);
         }
-        // SAFETY: the header asks for options, strings, a token and a callback that last until we return.
+        // SAFETY: the header requires options, strings, a token and a callback that stay valid until we return.
         let builder = unsafe { with_options!(builder, options::copy(options)?) };
         let made = Box::new(Holder(builder.start()?));
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { holder.write(Box::into_raw(made)) };
         Ok(())
     })
@@ -302,7 +305,7 @@ pub unsafe extern "C" fn dmafile_hold(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_hold_serving(holder: *const Holder) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a handle that is alive.
+        // SAFETY: the header requires null or a handle that is alive.
         let holder = unsafe { shared(holder, "holder")? };
         Ok(c_int::from(holder.0.is_serving()))
     })
@@ -312,6 +315,6 @@ pub unsafe extern "C" fn dmafile_hold_serving(holder: *const Holder) -> c_int {
 /// thread may be using the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_hold_stop(holder: *mut Holder) {
-    // SAFETY: the header asks for null or a handle that is alive, freed once.
+    // SAFETY: the header requires null or a handle that is alive, freed once.
     unsafe { border::free(holder) };
 }

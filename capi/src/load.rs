@@ -11,9 +11,10 @@ use std::path::Path;
 
 /// A path of the caller, which may be any bytes.
 ///
-/// # Safety `path` is null, or NUL-terminated and does not change during the call.
+/// # Safety
+/// `path` is null, or NUL-terminated and does not change during the call.
 pub(crate) unsafe fn path<'a>(path: *const c_char) -> Result<&'a Path> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let bytes = unsafe { border::bytes(path, "path")? };
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
@@ -46,11 +47,11 @@ pub unsafe extern "C" fn dmafile_load(
     buffer: *mut *mut Buffer,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let load = Load::new(unsafe { self::path(path)? });
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
         // SAFETY: the header requires strings, a token and a callback that stay valid until we
         // return.
@@ -83,9 +84,9 @@ pub unsafe extern "C" fn dmafile_load_into(
     len: usize,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let load = Load::new(unsafe { self::path(path)? });
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
         // SAFETY: the header requires strings, a token and a callback that stay valid until we
         // return.

@@ -23,7 +23,7 @@ pub struct Model {
     _names: Vec<(CString, CString)>,
 }
 
-// SAFETY: the pointers in `tensors` lead to what the model and `_names` own, which nobody changes.
+// SAFETY: the pointers in `tensors` lead to what the model and `_names` own, which do not change.
 unsafe impl Send for Model {}
 // SAFETY: as above.
 unsafe impl Sync for Model {}
@@ -99,11 +99,11 @@ impl Model {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_open(path: *const c_char, model: *mut *mut Model) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(model, "model")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let opened = Model::of(dmafile::Model::open(unsafe { load::path(path)? })?)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { model.write(Box::into_raw(Box::new(opened))) };
         Ok(())
     })
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn dmafile_model_open(path: *const c_char, model: *mut *mu
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_char {
-    // SAFETY: the header asks for null or a model that is alive.
+    // SAFETY: the header requires null or a model that is alive.
     border::pointer(|| Ok(unsafe { shared(model, "model")? }.format.as_ptr()))
 }
 
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_json(model: *const Model) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = unsafe { shared(model, "model")? };
         if let Some(text) = model.json.get() {
             return Ok(text.as_ptr());
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn dmafile_model_json(model: *const Model) -> *const c_cha
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_tensor_count(model: *const Model) -> usize {
-    // SAFETY: the header asks for null or a model that is alive.
+    // SAFETY: the header requires null or a model that is alive.
     border::value(|| Ok(unsafe { shared(model, "model")? }.tensors.len()))
 }
 
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn dmafile_model_tensor_count(model: *const Model) -> usiz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_tensor(model: *const Model, index: usize) -> *const Tensor {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let tensors = &unsafe { shared(model, "model")? }.tensors;
         match tensors.get(index) {
             Some(tensor) => Ok(tensor),
@@ -178,9 +178,9 @@ pub unsafe extern "C" fn dmafile_model_find(
     name: *const c_char,
 ) -> *const Tensor {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = unsafe { shared(model, "model")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let name = unsafe { border::required(name, "name")? };
         // The engine finds the index by name; our tensors have the same order.
         let all = model.inner.tensors();
@@ -224,15 +224,15 @@ pub unsafe extern "C" fn dmafile_model_load(
     buffer: *mut *mut Buffer,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = &unsafe { shared(model, "model")? }.inner;
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
         border::check(patterns.cast(), count, "patterns")?;
         let pattern = |index| {
-            // SAFETY: not null; the header asks for `count` pointers, each null or a string.
+            // SAFETY: not null; the header requires `count` pointers, each null or a string.
             let text = unsafe { border::required(*patterns.add(index), "a pattern")? };
             Ok(text.parse()?)
         };
@@ -241,9 +241,9 @@ pub unsafe extern "C" fn dmafile_model_load(
             [] => model.load(),
             chosen => model.load_only(chosen)?,
         };
-        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let loaded = unsafe { options.apply(load)? }.run()?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { Buffer::of(loaded)?.give(buffer) };
         Ok(())
     })
@@ -252,6 +252,6 @@ pub unsafe extern "C" fn dmafile_model_load(
 /// Frees a model and its tensors; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_free(model: *mut Model) {
-    // SAFETY: the header asks for null or a model that is alive, freed once.
+    // SAFETY: the header requires null or a model that is alive, freed once.
     unsafe { border::free(model) };
 }

@@ -77,8 +77,9 @@ pub struct Options {
 
 /// A versioned struct: all zeros is its default, and later versions add members at its end.
 ///
-/// # Safety The struct begins with its `size`, consists of numbers, pointers and callbacks without
-/// padding, and is valid when all of it is zero.
+/// # Safety
+/// The struct begins with its `size`, consists of numbers, pointers and callbacks without padding, and
+/// is valid when all of it is zero.
 pub(crate) unsafe trait Growing {
     /// Its name in the header.
     const NAME: &'static str;
@@ -86,7 +87,7 @@ pub(crate) unsafe trait Growing {
     const SMALLEST: usize;
 }
 
-// SAFETY: as the trait asks for.
+// SAFETY: as the trait requires.
 unsafe impl Growing for Options {
     const NAME: &'static str = "dmafile_options";
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
@@ -100,8 +101,9 @@ const LARGEST: usize = 4096;
 
 /// Copies the caller's struct; null means all defaults.
 ///
-/// # Safety `theirs` is null, or valid for reads of as many bytes as its `size` says, or of version 0.1
-/// of the struct if `size` is 0.
+/// # Safety
+/// `theirs` is null, or valid for reads of as many bytes as its `size` says, or of version 0.1 of the
+/// struct if `size` is 0.
 pub(crate) unsafe fn copy<T: Growing>(theirs: *const T) -> Result<T> {
     let mut ours = MaybeUninit::<T>::zeroed();
     if theirs.is_null() {
@@ -179,35 +181,37 @@ pub(crate) fn teller(call: ProgressCall, user: *mut c_void) -> impl Fn(Progress)
 impl Options {
     /// Applies the options to a load that allocates its memory.
     ///
-    /// # Safety The strings are null or NUL-terminated; the token is null or valid until the load has
-    /// returned; the callback accepts `user` in any thread.
+    /// # Safety
+    /// The strings are null or NUL-terminated; the token is null or valid until the load has returned;
+    /// the callback accepts `user` in any thread.
     pub(crate) unsafe fn apply(&self, load: Load) -> Result<Load> {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let load = match unsafe { word(self.to, "options.to")? } {
             Some(kind) => load.to(kind),
             None => load,
         };
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { self.apply_to_caller(load) }
     }
 
     /// Applies the options to a load into the caller's memory.
     ///
-    /// # Safety As [`Options::apply`].
+    /// # Safety
+    /// As [`Options::apply`].
     pub(crate) unsafe fn apply_elsewhere(&self, load: Load) -> Result<Load> {
         if !self.to.is_null() {
             let why = "the memory is the caller's; leave it NULL";
             return Err(Failure::new(libc::EINVAL, "options.to", why));
         }
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { self.apply_to_caller(load) }
     }
 
     /// Applies everything except the kind of memory.
     unsafe fn apply_to_caller(&self, load: Load) -> Result<Load> {
-        // SAFETY: as `apply` asks for.
+        // SAFETY: as `apply` requires.
         let mut load = unsafe { self.tuning()? }.tune(load.names(&crate::border::Header));
-        // SAFETY: as `apply` asks for.
+        // SAFETY: as `apply` requires.
         unsafe {
             if let Some(pages) = word(self.pages, "options.pages")? {
                 load = load.pages(pages);
@@ -225,7 +229,7 @@ impl Options {
         if let Some(call) = self.progress {
             load = load.progress(teller(call, self.user));
         }
-        // SAFETY: as `apply` asks for.
+        // SAFETY: as `apply` requires.
         if let Some(token) = unsafe { self.cancel.as_ref() } {
             load = load.cancel(token.0.clone());
         }
@@ -234,10 +238,11 @@ impl Options {
 
     /// The options that say how bytes move.
     ///
-    /// # Safety The strings are null or NUL-terminated.
+    /// # Safety
+    /// The strings are null or NUL-terminated.
     pub(crate) unsafe fn tuning(&self) -> Result<Tuning> {
         check_flags(self.flags, DMAFILE_NO_MEMORY_CHECK)?;
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe {
             Ok(Tuning {
                 method: word(self.method, "options.method")?,
@@ -305,12 +310,13 @@ impl User {
 
 /// A word of the command line; None if it is null.
 ///
-/// # Safety As [`border::optional`].
+/// # Safety
+/// As [`border::optional`].
 pub(crate) unsafe fn word<T>(pointer: *const c_char, what: &str) -> Result<Option<T>>
 where
     T: FromStr<Err = dmafile::Error>,
 {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let text = unsafe { border::optional(pointer, what)? };
     Ok(text.map(str::parse).transpose()?)
 }

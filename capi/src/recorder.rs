@@ -42,7 +42,7 @@ pub struct RecorderOptions {
     pub rotate_ms: u64,
 }
 
-// SAFETY: as the trait asks for.
+// SAFETY: as the trait requires.
 unsafe impl Growing for RecorderOptions {
     const NAME: &'static str = "dmafile_recorder_options";
     const SMALLEST: usize = offset_of!(Self, rotate_ms) + size_of::<u64>();
@@ -86,12 +86,12 @@ pub unsafe extern "C" fn dmafile_recorder_new(
     recorder: *mut *mut Recorder,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         let made = unsafe { border::exclusive(recorder, "recorder")? };
         *made = std::ptr::null_mut();
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let capture = Capture::new(unsafe { self::path(path)? });
-        // SAFETY: the header asks for null or options, with strings.
+        // SAFETY: the header requires null or options, with strings.
         let capture = unsafe { apply(options, capture)? };
         *made = Box::into_raw(Box::new(Recorder(capture.start()?)));
         Ok(())
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
     buffer: *mut *mut RecorderBuffer,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         let made = unsafe { border::exclusive(buffer, "buffer")? };
         *made = std::ptr::null_mut();
         if fd < 0 {
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
 /// from it continue. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_detach(buffer: *mut RecorderBuffer) {
-    // SAFETY: the header asks for null or what `dmafile_recorder_attach` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recorder_attach` returned, freed once.
     unsafe { border::free(buffer) };
 }
 
@@ -155,9 +155,9 @@ pub unsafe extern "C" fn dmafile_recorder_append(
     tag: u64,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { border::shared(buffer, "buffer")? };
         append(recorder, &buffer.0, (offset, length), timestamp, tag)
     })
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn dmafile_recorder_append_memory(
     tag: u64,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         border::check(memory.cast(), length, "memory")?;
         let memory = RecordBuffer::lent(Arc::new(Memory(memory.cast(), length)));
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn dmafile_recorder_wait(
     timeout_ms: i64,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let ticket = unsafe { ticket(recorder, record)? };
         Ok(c_int::from(ticket.wait_for(timeout(timeout_ms))?))
     })
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn dmafile_recorder_wait_durable(
     timeout_ms: i64,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let ticket = unsafe { ticket(recorder, record)? };
         Ok(c_int::from(ticket.wait_durable(timeout(timeout_ms))?))
     })
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn dmafile_recorder_wait_durable(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_sync(recorder: *const Recorder) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         Ok(recorder.0.sync()?)
     })
@@ -246,12 +246,12 @@ pub unsafe extern "C" fn dmafile_recorder_recorded(
     recorded: *mut Recorded,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         if recorded.is_null() {
             return Err(Failure::new(libc::EINVAL, "recorded", "it is NULL"));
         }
-        // SAFETY: not null; the header asks for a place for it.
+        // SAFETY: not null; the header requires a place for it.
         unsafe { recorded.write(of(&recorder.0.recorded())) };
         Ok(())
     })
@@ -270,11 +270,11 @@ pub unsafe extern "C" fn dmafile_recorder_finish(
     recorded: *mut Recorded,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         let done = recorder.0.finish();
         if !recorded.is_null() {
-            // SAFETY: not null; the header asks for a place for it.
+            // SAFETY: not null; the header requires a place for it.
             unsafe { recorded.write(of(&recorder.0.recorded())) };
         }
         done?;
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn dmafile_recorder_finish(
 /// other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_free(recorder: *mut Recorder) {
-    // SAFETY: the header asks for null or what `dmafile_recorder_new` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recorder_new` returned, freed once.
     unsafe { border::free(recorder) };
 }
 
@@ -302,7 +302,7 @@ impl AsRef<[u8]> for Memory {
     fn as_ref(&self) -> &[u8] {
         match self.1 {
             0 => &[],
-            // SAFETY: it was not null where it has bytes; the header asks for as many that stay.
+            // SAFETY: it was not null where it has bytes; the header requires as many that stay.
             len => unsafe { std::slice::from_raw_parts(self.0, len) },
         }
     }
@@ -331,7 +331,7 @@ fn append(
 /// # Safety
 /// `recorder` is null or alive.
 unsafe fn ticket(recorder: *const Recorder, record: u64) -> Result<Ticket> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let recorder = unsafe { border::shared(recorder, "recorder")? };
     let ticket = recorder.0.ticket(record);
     ticket.ok_or_else(|| Failure::new(libc::EINVAL, "record", "no record has this number"))
@@ -353,15 +353,16 @@ fn of(recorded: &dmafile::Recorded) -> Recorded {
 
 /// Applies options of the caller.
 ///
-/// # Safety `theirs` is null, or valid for reads of as many bytes as its `size` says, with valid strings.
+/// # Safety
+/// `theirs` is null, or valid for reads of as many bytes as its `size` says, with valid strings.
 unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<Capture> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let ours = unsafe { options::copy(theirs)? };
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     if let Some(method) = unsafe { word(ours.method, "options.method")? } {
         capture = capture.method(method);
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     if let Some(io) = unsafe { word(ours.io, "options.io")? } {
         capture = capture.io(io);
     }

@@ -17,7 +17,7 @@ pub struct Recording {
     _paths: Vec<CString>,
 }
 
-// SAFETY: the pointers in `records` lead to what `_paths` owns, which nobody changes.
+// SAFETY: the pointers in `records` lead to what `_paths` owns, which does not change.
 unsafe impl Send for Recording {}
 // SAFETY: as above.
 unsafe impl Sync for Recording {}
@@ -97,12 +97,12 @@ pub unsafe extern "C" fn dmafile_recording_open(
     recording: *mut *mut Recording,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(recording, "recording")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let opened = dmafile::Recording::open(unsafe { self::path(path)? })?;
         let opened = Recording::of(opened)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { recording.write(Box::into_raw(Box::new(opened))) };
         Ok(())
     })
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn dmafile_recording_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_count(recording: *const Recording) -> u64 {
     border::value(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         Ok(unsafe { shared(recording, "recording")? }.records.len() as u64)
     })
 }
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn dmafile_recording_count(recording: *const Recording) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_is_complete(recording: *const Recording) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         Ok(c_int::from(recording.inner.is_complete()))
     })
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn dmafile_recording_record(
     index: u64,
 ) -> *const Record {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         Ok(std::ptr::from_ref(at(&recording.records, index)?))
     })
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn dmafile_recording_read(
     room: usize,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         let record = at(recording.inner.records(), index)?;
         if room as u64 >= record.length {
@@ -189,6 +189,6 @@ pub unsafe extern "C" fn dmafile_recording_read(
 /// Closes the files of a recording and frees it; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_free(recording: *mut Recording) {
-    // SAFETY: the header asks for null or what `dmafile_recording_open` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recording_open` returned, freed once.
     unsafe { border::free(recording) };
 }

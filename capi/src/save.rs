@@ -64,7 +64,7 @@ pub struct SaveOptions {
     pub cancel: *const Token,
 }
 
-// SAFETY: as the trait asks for.
+// SAFETY: as the trait requires.
 unsafe impl Growing for SaveOptions {
     const NAME: &'static str = "dmafile_save_options";
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
@@ -105,7 +105,7 @@ impl SaveOptions {
             let why = "only a save with DMAFILE_SAVE_IN_PLACE has one";
             return Err(Failure::new(libc::EINVAL, "options.offset", why));
         }
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let (method, io) = unsafe {
             (
                 word(self.method, "options.method")?,
@@ -123,9 +123,9 @@ impl SaveOptions {
     /// # Safety
     /// As [`Options::apply`](crate::Options).
     unsafe fn apply<'m>(&self, save: Save<'m>) -> Result<Save<'m>> {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let mut save = unsafe { self.ways()? }.apply(save.names(&border::Header));
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         if let Some(verify) = unsafe { word(self.verify, "options.verify")? } {
             save = save.verify(verify);
         }
@@ -136,7 +136,7 @@ impl SaveOptions {
         if let Some(call) = self.progress {
             save = save.progress(teller(call, self.user));
         }
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         if let Some(token) = unsafe { self.cancel.as_ref() } {
             save = save.cancel(token.0.clone());
         }
@@ -177,13 +177,13 @@ pub unsafe extern "C" fn dmafile_save(
     report: *mut *mut c_char,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { no_report(report) };
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header asks for `count` parts.
+        // SAFETY: the header requires `count` parts.
         let parts = unsafe { border::array(parts, count, "parts")? };
-        // SAFETY: the header asks for memory that stays until we return.
+        // SAFETY: the header requires memory that stays until we return.
         let parts = parts.iter().map(|part| unsafe { shown(part) });
         let mut parts = parts.collect::<Result<Vec<_>>>()?;
         let mut length = None;
@@ -194,14 +194,14 @@ pub unsafe extern "C" fn dmafile_save(
             }
             (_, last) => Origin::Parts(parts.into_iter().chain(last).map(Shown::part).collect()),
         };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let mut save = Save::new(origin, unsafe { self::path(path)? });
         if let Some(length) = length {
             save = save.length(length);
         }
-        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let done = unsafe { options.apply(save)? }.run()?;
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { give_report(report, serde_json::to_string(&done)) };
         Ok(done.bytes.cast_signed())
     })
@@ -209,22 +209,24 @@ pub unsafe extern "C" fn dmafile_save(
 
 /// Stores NULL at the place for a report.
 ///
-/// # Safety `place` is null or valid for writing.
+/// # Safety
+/// `place` is null or valid for writing.
 pub(crate) unsafe fn no_report(place: *mut *mut c_char) {
     if !place.is_null() {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(std::ptr::null_mut()) };
     }
 }
 
 /// Passes a report to the caller, if it has a place for it.
 ///
-/// # Safety `place` is null or valid for writing.
+/// # Safety
+/// `place` is null or valid for writing.
 pub(crate) unsafe fn give_report(place: *mut *mut c_char, json: serde_json::Result<String>) {
     if !place.is_null() {
         let json = json.expect("a report is plain data");
         let json = CString::new(json).expect("JSON has no NUL");
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(json.into_raw()) };
     }
 }
@@ -245,7 +247,8 @@ impl<'m> Shown<'m> {
 
 /// Converts a part.
 ///
-/// # Safety Its memory stays valid for as long as the result.
+/// # Safety
+/// Its memory stays valid for as long as the result.
 unsafe fn shown<'m>(part: &Part) -> Result<Shown<'m>> {
     if part.memory.is_null() && part.bytes > 0 {
         return Ok(Shown::Fd(
@@ -283,7 +286,7 @@ pub(crate) fn duplicate(fd: c_int, what: &str) -> Result<OwnedFd> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_report_free(report: *mut c_char) {
     if !report.is_null() {
-        // SAFETY: the header asks for what dmafile_save gave, freed once.
+        // SAFETY: the header requires what dmafile_save returned, freed once.
         drop(unsafe { CString::from_raw(report) });
     }
 }

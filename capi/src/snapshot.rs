@@ -56,17 +56,17 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
     report: *mut *mut c_char,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { no_report(report) };
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header asks for `count` sources.
+        // SAFETY: the header requires `count` sources.
         let sources = unsafe { border::array(sources, count, "sources")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let mut saving = Saving::new(unsafe { self::path(path)? }).names(&border::Header);
         let mut lengths = HashMap::new();
         for source in sources {
-            // SAFETY: the header asks for a string.
+            // SAFETY: the header requires a string.
             let name = unsafe { border::required(source.name, "sources.name")? };
             let fd = duplicate(source.fd, "sources.fd")?;
             saving = saving.add(name, Origin::fd(fd, source.offset));
@@ -74,10 +74,10 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
                 lengths.insert(name.to_string(), source.bytes);
             }
         }
-        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let saving = unsafe { apply(&options, saving, lengths)? };
         let done = saving.run()?;
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { give_report(report, serde_json::to_string(&done)) };
         Ok(done.bytes.cast_signed())
     })
@@ -85,7 +85,8 @@ pub unsafe extern "C" fn dmafile_snapshot_save(
 
 /// Applies options of the caller.
 ///
-/// # Safety As for those of a save.
+/// # Safety
+/// As for those of a save.
 unsafe fn apply(
     options: &SaveOptions,
     mut saving: Saving,
@@ -95,9 +96,9 @@ unsafe fn apply(
     if options.flags & DMAFILE_SAVE_IN_PLACE != 0 {
         return refuse("options.flags", "a snapshot is not written in place");
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let ways = unsafe { options.ways()? };
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let verify: Option<Verify> = unsafe { options::word(options.verify, "options.verify")? };
     if let Some(verify) = verify {
         if verify.expected.is_some() {
@@ -111,7 +112,7 @@ unsafe fn apply(
     if let Some(call) = options.progress {
         saving = saving.progress(teller(call, options.user));
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     if let Some(token) = unsafe { options.cancel.as_ref() } {
         saving = saving.cancel(token.0.clone());
     }
@@ -144,11 +145,11 @@ pub unsafe extern "C" fn dmafile_snapshot_load(
     snapshot: *mut *mut Snapshot,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(snapshot, "snapshot")? };
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let mut load = SnapshotLoad::new(unsafe { self::path(path)? }).names(&border::Header);
         if !options.verify.is_null() {
             let why = "a snapshot has its digests in its manifest; leave it NULL";
@@ -157,19 +158,19 @@ pub unsafe extern "C" fn dmafile_snapshot_load(
         if let Some(call) = options.progress {
             load = load.progress(teller(call, options.user));
         }
-        // SAFETY: the header asks for null or a token that lives until we return.
+        // SAFETY: the header requires null or a token that lives until we return.
         if let Some(token) = unsafe { options.cancel.as_ref() } {
             load = load.cancel(token.0.clone());
         }
         let each = Each(options);
-        // SAFETY: the header asks for strings that last until we return.
+        // SAFETY: the header requires strings that stay valid until we return.
         unsafe { each.0.apply(Load::new(""))? }.check()?;
         let loaded = load
             // SAFETY: as above; it is called before we return.
             .each(move |_, load| unsafe { each.apply(load) })
             .run()?;
         let made = Snapshot::of(loaded)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { snapshot.write(Box::into_raw(Box::new(made))) };
         Ok(())
     })
@@ -178,13 +179,14 @@ pub unsafe extern "C" fn dmafile_snapshot_load(
 /// Options that apply to each source.
 struct Each(Options);
 
-// SAFETY: what its pointers lead to is only read, and nobody changes it before the load has returned.
+// SAFETY: what its pointers lead to is only read, and does not change before the load has returned.
 unsafe impl Send for Each {}
 
 impl Each {
-    /// # Safety As [`Options::apply`], which has already succeeded with them.
+    /// # Safety
+    /// As [`Options::apply`], which has already succeeded with them.
     unsafe fn apply(&self, load: Load) -> Load {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { self.0.apply(load) }.expect("they were applied before")
     }
 }
@@ -219,7 +221,7 @@ impl Snapshot {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_snapshot_count(snapshot: *const Snapshot) -> usize {
     border::value(|| {
-        // SAFETY: the header asks for null or a snapshot that is alive.
+        // SAFETY: the header requires null or a snapshot that is alive.
         Ok(unsafe { shared(snapshot, "snapshot")? }.sources.len())
     })
 }
@@ -236,7 +238,7 @@ pub unsafe extern "C" fn dmafile_snapshot_name(
     index: usize,
 ) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a snapshot that is alive.
+        // SAFETY: the header requires null or a snapshot that is alive.
         let snapshot = unsafe { shared(snapshot, "snapshot")? };
         Ok(snapshot.source(index)?.0.as_ptr())
     })
@@ -254,7 +256,7 @@ pub unsafe extern "C" fn dmafile_snapshot_buffer(
     index: usize,
 ) -> *const Buffer {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a snapshot that is alive.
+        // SAFETY: the header requires null or a snapshot that is alive.
         let snapshot = unsafe { shared(snapshot, "snapshot")? };
         let (_, buffer) = snapshot.source(index)?;
         let buffer = buffer.as_deref().ok_or_else(|| taken(index))?;
@@ -272,7 +274,7 @@ pub unsafe extern "C" fn dmafile_snapshot_take(
     index: usize,
 ) -> *mut Buffer {
     let buffer = border::pointer(|| {
-        // SAFETY: the header asks for null or a snapshot that is alive, and used by no other thread.
+        // SAFETY: the header requires null or a snapshot that is alive, and used by no other thread.
         let snapshot = unsafe { exclusive(snapshot, "snapshot")? };
         snapshot.source(index)?;
         let buffer = snapshot.sources[index].1.take();
@@ -294,7 +296,7 @@ fn taken(index: usize) -> Failure {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_snapshot_report_json(snapshot: *const Snapshot) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a snapshot that is alive.
+        // SAFETY: the header requires null or a snapshot that is alive.
         Ok(unsafe { shared(snapshot, "snapshot")? }.report.as_ptr())
     })
 }
@@ -303,6 +305,6 @@ pub unsafe extern "C" fn dmafile_snapshot_report_json(snapshot: *const Snapshot)
 /// using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_snapshot_free(snapshot: *mut Snapshot) {
-    // SAFETY: the header asks for null or what `dmafile_snapshot_load` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_snapshot_load` returned, freed once.
     unsafe { border::free(snapshot) };
 }

@@ -24,8 +24,8 @@ pub extern "C" fn dmafile_token_new() -> *mut Token {
 /// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
-    // Not through `border`, which stores a message: a signal handler must not allocate. SAFETY: the
-    // header requires null or a token that is alive.
+    // Not through `border`, which stores a message: a signal handler must not allocate.
+    // SAFETY: the header requires null or a token that is alive.
     match unsafe { token.as_ref() } {
         Some(token) => {
             token.0.cancel();
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
 /// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_is_set(token: *const Token) -> c_int {
-    // SAFETY: the header asks for null or a token that is alive.
+    // SAFETY: the header requires null or a token that is alive.
     match unsafe { token.as_ref() } {
         Some(token) => c_int::from(token.0.is_set()),
         None => -libc::EINVAL,
@@ -50,6 +50,6 @@ pub unsafe extern "C" fn dmafile_token_is_set(token: *const Token) -> c_int {
 /// Frees a token; NULL is a no-op. No load may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_free(token: *mut Token) {
-    // SAFETY: the header asks for null or what `dmafile_token_new` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_token_new` returned, freed once.
     unsafe { border::free(token) };
 }

@@ -143,9 +143,10 @@ impl View {
         held
     }
 
-    /// # Safety `held` came from `into_raw`, and is taken back only once.
+    /// # Safety
+    /// `held` came from `into_raw`, and is taken back only once.
     unsafe fn from_raw(held: *const Held) -> Self {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         Self(unsafe { Arc::from_raw(held) })
     }
 }

@@ -1,5 +1,5 @@
 //! Runs a load or a save in a separate thread, so that the caller's thread can handle signals, progress
-//! and cancellation meanwhile.
+//! and cancellation during that time.
 
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
@@ -328,7 +328,8 @@ pub(crate) enum Piece {
 
 /// The bytes of a Python buffer.
 ///
-/// # Safety The buffer outlives the result.
+/// # Safety
+/// The buffer outlives the result.
 unsafe fn shown(buffer: &PyBuffer<u8>) -> OriginPart<'static> {
     let (start, len) = (buffer.buf_ptr().cast::<AtomicU8>(), buffer.len_bytes());
     if len == 0 {

@@ -7,7 +7,8 @@ use crate::sys::Errno;
 impl Buffer {
     /// Begins CPU reads of memory that others may access at the same time, until the result is dropped.
     ///
-    /// # Errors The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
+    /// # Errors
+    /// The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
     pub fn access(&self) -> Result<CpuAccess<'_>> {
         self.begin_access()?;
         Ok(CpuAccess(self))
@@ -15,7 +16,8 @@ impl Buffer {
 
     /// Begins CPU reads and writes, until the result is dropped.
     ///
-    /// # Errors As [`Buffer::access`].
+    /// # Errors
+    /// As [`Buffer::access`].
     pub fn access_mut(&mut self) -> Result<CpuAccessMut<'_>> {
         let begun = self.memory.begin(true);
         begun.map_err(|errno| self.inaccessible(errno, 0))?;
@@ -27,7 +29,8 @@ impl Buffer {
     /// by one [`Buffer::end_access`]; several accesses may overlap. Costs nothing unless the memory
     /// consists of dma-bufs; for those it waits until devices have finished writing.
     ///
-    /// # Errors The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
+    /// # Errors
+    /// The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
     pub fn begin_access(&self) -> Result<()> {
         let begun = self.memory.begin(false);
         begun.map_err(|errno| self.inaccessible(errno, 0))
@@ -74,7 +77,8 @@ impl CpuAccess<'_> {
     /// Copies `into.len()` bytes from `offset`. Concurrent writes by another process may or may not be
     /// visible, byte by byte.
     ///
-    /// # Errors EINVAL outside the buffer; EIO if the owner of an `fd:N` has truncated it.
+    /// # Errors
+    /// EINVAL outside the buffer; EIO if the owner of an `fd:N` has truncated it.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.0.copy_out(offset, into)
     }
@@ -94,15 +98,17 @@ impl Drop for CpuAccessMut<'_> {
 impl CpuAccessMut<'_> {
     /// As [`CpuAccess::read_at`].
     ///
-    /// # Errors As [`CpuAccess::read_at`].
+    /// # Errors
+    /// As [`CpuAccess::read_at`].
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.0.copy_out(offset, into)
     }
 
     /// Copies `from` to `offset`.
     ///
-    /// # Errors EINVAL outside the buffer; EPERM if it is sealed; ENOMEM if it was received on hugetlb
-    /// pages, and the pool has none left to fill a hole.
+    /// # Errors
+    /// EINVAL outside the buffer; EPERM if it is sealed; ENOMEM if it was received on hugetlb pages,
+    /// and the pool has none left to fill a hole.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         let at = self.0.inside(offset, from.len())?;
         let copied = self.0.memory.copy_in(at, from);

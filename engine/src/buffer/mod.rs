@@ -94,8 +94,9 @@ impl Buffer {
 
     /// Unmaps the buffer and returns its descriptor.
     ///
-    /// # Errors EOPNOTSUPP for private memory, which has none; EMFILE if the owner of an `fd:N` still uses it
-    /// and no second descriptor can be created; EFBIG if there are several ([`Buffer::into_fds`]).
+    /// # Errors
+    /// EOPNOTSUPP for private memory, which has none; EMFILE if the owner of an `fd:N` still uses it and no
+    /// second descriptor can be created; EFBIG if there are several ([`Buffer::into_fds`]).
     pub fn into_fd(self) -> Result<OwnedFd> {
         let kind = self.kind.clone();
         let mut all = self.into_fds()?;
@@ -110,7 +111,8 @@ impl Buffer {
 
     /// Unmaps the buffer and returns its descriptors in order; usually one.
     ///
-    /// # Errors As [`Buffer::into_fd`], except for EFBIG.
+    /// # Errors
+    /// As [`Buffer::into_fd`], except for EFBIG.
     pub fn into_fds(self) -> Result<Vec<OwnedFd>> {
         let kind = self.kind;
         self.memory.into_descriptors().map_err(|errno| {
@@ -140,7 +142,8 @@ impl Buffer {
     /// The same bytes as private, writable memory (copy-on-write): a page is shared with this buffer, and takes
     /// no memory, until it is written to. For bindings to languages whose arrays cannot be read-only.
     ///
-    /// # Errors EPERM if others can change the bytes, which is true for everything but a sealed memfd
+    /// # Errors
+    /// EPERM if others can change the bytes, which is true for everything but a sealed memfd
     /// ([`Buffer::seal`]); ENOMEM.
     #[cfg(feature = "hold")]
     pub fn copy_on_write(&self) -> Result<Self> {
@@ -163,7 +166,8 @@ impl Buffer {
 
     /// As [`Buffer::into_fds`], but without close-on-exec: for programs that this process executes.
     ///
-    /// # Errors As [`Buffer::into_fds`].
+    /// # Errors
+    /// As [`Buffer::into_fds`].
     pub fn into_inherited_fds(self) -> Result<Vec<OwnedFd>> {
         let fds = self.into_fds()?;
         for fd in &fds {
@@ -211,9 +215,10 @@ impl Buffer {
     /// Permanently forbids every process to change the contents or the size (`F_SEAL_WRITE`, see fcntl(2)).
     /// [`Buffer::as_slice`] works from then on.
     ///
-    /// # Errors EBUSY while it is mapped for writing elsewhere or pinned, and for a udmabuf, which pins it;
-    /// EOPNOTSUPP for private memory and for other dma-bufs; EPERM for an `fd:N` created without
-    /// `MFD_ALLOW_SEALING` or sealed against more seals.
+    /// # Errors
+    /// EBUSY while it is mapped for writing elsewhere or pinned, and for a udmabuf, which pins it; EOPNOTSUPP
+    /// for private memory and for other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or
+    /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         self.memory.seal().map_err(|errno| {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);

@@ -18,15 +18,17 @@ impl Buffer {
     /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, see unix(7)), with
     /// the offset and length of its bytes.
     ///
-    /// # Errors EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which do not fit into a
-    /// message; any error of sendmsg(2).
+    /// # Errors
+    /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which do not fit into a message;
+    /// any error of sendmsg(2).
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         self.send_to(socket, true)
     }
 
     /// As [`Buffer::send`], without blocking: EAGAIN if the socket is full, even if it is blocking.
     ///
-    /// # Errors As [`Buffer::send`].
+    /// # Errors
+    /// As [`Buffer::send`].
     pub fn try_send(&self, socket: &UnixStream) -> Result<()> {
         self.send_to(socket, false)
     }
@@ -59,9 +61,10 @@ impl Buffer {
     /// The sender is not trusted: its memory must be a memfd that cannot shrink, or dma-bufs, and contain
     /// the claimed range.
     ///
-    /// # Errors EPROTO for anything else than a buffer, ECONNRESET if the sender is gone, EMFILE if this
-    /// process has too many open descriptors. A non-blocking socket, or one with a timeout, gives EAGAIN
-    /// if nothing has arrived; nothing is lost then.
+    /// # Errors
+    /// EPROTO for anything else than a buffer, ECONNRESET if the sender is gone, EMFILE if this process
+    /// has too many open descriptors. A non-blocking socket, or one with a timeout, gives EAGAIN if
+    /// nothing has arrived; nothing is lost then.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
         Self::receive_from(socket, true)
     }
@@ -69,7 +72,8 @@ impl Buffer {
     /// As [`Buffer::receive`], without blocking: EAGAIN if nothing has arrived, even if the socket is
     /// blocking.
     ///
-    /// # Errors As [`Buffer::receive`].
+    /// # Errors
+    /// As [`Buffer::receive`].
     pub fn try_receive(socket: &UnixStream) -> Result<Self> {
         Self::receive_from(socket, false)
     }

@@ -40,7 +40,8 @@ pub struct File {
 impl File {
     /// Opens and inspects a file; reads at most one block, to try direct I/O.
     ///
-    /// # Errors As [`Load::run`](crate::Load::run): a file without contents of a known size is refused.
+    /// # Errors
+    /// As [`Load::run`](crate::Load::run): a file without contents of a known size is refused.
     pub fn probe(path: impl AsRef<Path>) -> Result<Self> {
         Source::open(path.as_ref()).map(|source| Self::of(&source))
     }

@@ -86,7 +86,8 @@ impl Target {
     /// Inspects the memory that a request names, without writing to it. For `dma-buf`, chooses the
     /// first kind that can be created here.
     ///
-    /// # Errors If such memory cannot be created here, or a descriptor cannot be filled.
+    /// # Errors
+    /// If such memory cannot be created here, or a descriptor cannot be filled.
     pub(crate) fn probe(request: &Request, source: &Source, log: &Reasons) -> Result<Self> {
         let kind = match &request.kind {
             Kind::DmaBuf => {

@@ -99,8 +99,9 @@ impl Table {
     /// Parses the header at the start of a file of `size` bytes; the first bytes determine the
     /// format. Bytes after the header may be read, but none beyond `size`.
     ///
-    /// # Errors EBADMSG if it is not a valid model file, with the place in the header; any error
-    /// of reading.
+    /// # Errors
+    /// EBADMSG if it is not a valid model file, with the place in the header; any error of
+    /// reading.
     pub fn read(file: &mut impl Read, size: u64) -> Result<Self> {
         let mut file = file.take(size);
         let mut magic = [0; gguf::MAGIC.len()];

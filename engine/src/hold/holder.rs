@@ -178,9 +178,10 @@ impl Hold {
 
     /// Loads the files, and serves them from a thread.
     ///
-    /// # Errors As [`Load::run`], for each file; EADDRINUSE if another holder serves there; EPERM for a folder
-    /// that all users can write to; EEXIST for two files with the same name, and for a folder of links that is
-    /// not empty; ENOENT for [`Hold::notify`] without a service manager.
+    /// # Errors
+    /// As [`Load::run`], for each file; EADDRINUSE if another holder serves there; EPERM for a folder that all
+    /// users can write to; EEXIST for two files with the same name, and for a folder of links that is not
+    /// empty; ENOENT for [`Hold::notify`] without a service manager.
     pub fn start(mut self) -> Result<Holder> {
         self.wanted.check()?;
         let name = self.chosen_name()?;
@@ -379,7 +380,8 @@ impl Holder {
 
     /// A descriptor that stops it when a byte is written to it: for signal handlers.
     ///
-    /// # Errors EMFILE.
+    /// # Errors
+    /// EMFILE.
     pub fn stopper(&self) -> Result<OwnedFd> {
         file::twin(self.stop.as_fd()).map_err(|errno| Error::os("cannot serve", errno))
     }

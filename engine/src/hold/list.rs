@@ -54,7 +54,8 @@ pub struct Taker {
 /// Lists what is held at one socket, or at all sockets of this user and of root. Without `at`,
 /// sockets that have no holder or that this user may not use are skipped.
 ///
-/// # Errors As [`Take::run`](super::Take::run), if `at` is given.
+/// # Errors
+/// As [`Take::run`](super::Take::run), if `at` is given.
 pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
     if let Some(at) = at {
         return Ok(vec![ask(at)?]);
@@ -84,7 +85,8 @@ pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
 
 /// Ends a hold. Processes that have taken the memory keep it.
 ///
-/// # Errors EPERM unless this process belongs to the holder's user or to root; otherwise as
+/// # Errors
+/// EPERM unless this process belongs to the holder's user or to root; otherwise as
 /// [`Take::run`](super::Take::run).
 pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
     name::check(name)?;

@@ -121,8 +121,9 @@ impl Shared {
     /// Takes the memory from a process that has it, or loads it. From then on a thread of this process passes
     /// it on, until the last of its files is dropped.
     ///
-    /// # Errors As [`Load::run`], if this process loads; ETIMEDOUT if another one has not loaded it within
-    /// `wait`; ENOENT if XDG_RUNTIME_DIR is not set, except for root.
+    /// # Errors
+    /// As [`Load::run`], if this process loads; ETIMEDOUT if another one has not loaded it within `wait`;
+    /// ENOENT if XDG_RUNTIME_DIR is not set, except for root.
     pub fn run(self) -> Result<Held> {
         match self.find()? {
             Found::Held(held) => Ok(held),
@@ -133,7 +134,8 @@ impl Shared {
     /// Takes the memory from a process that has it, as [`Shared::run`] does. If none has, the caller may also
     /// get the bytes from elsewhere than the disk: other processes wait while the [`Vacant`] exists.
     ///
-    /// # Errors As [`Shared::run`].
+    /// # Errors
+    /// As [`Shared::run`].
     pub fn find(mut self) -> Result<Found> {
         self.wanted.check()?;
         let files = self.wanted.open()?;
@@ -234,8 +236,9 @@ impl Vacant {
     /// shrink (F_SEAL_SHRINK). It is sealed here against all changes, unless [`Shared::writable`] is set, and
     /// compared with its digest, if [`Shared::verify`] is set.
     ///
-    /// # Errors EPROTO for anything else than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a
-    /// wrong digest, ESTALE if a file has changed since.
+    /// # Errors
+    /// EPROTO for anything else than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
+    /// digest, ESTALE if a file has changed since.
     pub fn fill(mut self, memory: Vec<OwnedFd>) -> Result<Held> {
         let files = std::mem::take(&mut self.files);
         let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();

@@ -38,7 +38,8 @@ pub(super) struct Manager(PathBuf);
 impl Manager {
     /// The manager that NOTIFY_SOCKET names.
     ///
-    /// # Errors ENOENT if it is not set.
+    /// # Errors
+    /// ENOENT if it is not set.
     pub(super) fn of_environment() -> Result<Self> {
         let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
         name.map(|name| Self(name.into())).ok_or_else(|| {

@@ -125,7 +125,8 @@ impl Held {
     /// A second descriptor of the connection to the holder, to be inherited by programs that this process
     /// executes: the holder then counts them as takers. None if this process serves the memory itself.
     ///
-    /// # Errors EMFILE.
+    /// # Errors
+    /// EMFILE.
     pub fn inherited_connection(&self) -> Result<Option<OwnedFd>> {
         let failed = |errno| Error::os("cannot hand the connection on", errno);
         let Some(Kept::Connection { socket }) = self.files.first().map(|file| &*file._from) else {
@@ -215,9 +216,10 @@ impl Take {
     /// The holder is not trusted: its memory must be of the kind that it claims, must not be able to shrink,
     /// and must contain the bytes of each file.
     ///
-    /// # Errors ENOENT or ECONNREFUSED if nothing is held under that name after `wait`; EACCES if this user may
-    /// not use the socket; EPERM if another user could have put it there; EPROTO for an invalid answer;
-    /// ETIMEDOUT for no answer within 10 seconds; EMFILE if this process has too many open descriptors.
+    /// # Errors
+    /// ENOENT or ECONNREFUSED if nothing is held under that name after `wait`; EACCES if this user may not use
+    /// the socket; EPERM if another user could have put it there; EPROTO for an invalid answer; ETIMEDOUT for
+    /// no answer within 10 seconds; EMFILE if this process has too many open descriptors.
     pub fn run(self) -> Result<Held> {
         name::check(&self.name)?;
         let places = match &self.at {

@@ -58,7 +58,8 @@ impl Check {
 
 /// Checks this machine, as this process sees it, and the file system of `path`.
 ///
-/// # Errors If `path` cannot be inspected.
+/// # Errors
+/// If `path` cannot be inspected.
 pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     let host = Host::probe();
     let mut checks = vec![

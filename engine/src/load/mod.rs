@@ -209,7 +209,8 @@ impl Load {
     /// range, and that options do not exclude each other. [`Load::plan`] and [`Load::run`] do this
     /// first.
     ///
-    /// # Errors Kind [`Usage`](crate::ErrorKind::Usage).
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
         self.request.check()
     }

@@ -71,7 +71,8 @@ impl Load {
     /// Returns what would be done, and why. Opens the file and probes the machine; reads nothing,
     /// except one block if that is the only way to find out whether direct I/O works.
     ///
-    /// # Errors As [`Load::run`], as far as they can be foreseen.
+    /// # Errors
+    /// As [`Load::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<Plan> {
         let decided = self.prepare(None, &Clock::start(), &Reasons::named(self.names))?;
         Ok(decided.plan)
@@ -79,12 +80,13 @@ impl Load {
 
     /// Loads into newly allocated memory.
     ///
-    /// # Errors Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for
-    /// everything else, with the errno of the call that failed: ENOENT, EACCES, EISDIR and similar
-    /// for the file, ENODATA if it is empty or is truncated during the load, EIO from the disk,
-    /// ENOMEM if there is not enough memory, EOPNOTSUPP for a method that does not work with the
-    /// memory, EBADMSG for a wrong digest. Nothing is left behind, except that the contents of an
-    /// `fd:N` that was being filled are undefined.
+    /// # Errors
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else,
+    /// with the errno of the call that failed: ENOENT, EACCES, EISDIR and similar for the file,
+    /// ENODATA if it is empty or is truncated during the load, EIO from the disk, ENOMEM if there is
+    /// not enough memory, EOPNOTSUPP for a method that does not work with the memory, EBADMSG for a
+    /// wrong digest. Nothing is left behind, except that the contents of an `fd:N` that was being
+    /// filled are undefined.
     pub fn run(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
@@ -125,8 +127,8 @@ impl Load {
     /// Before Linux 6.5, do not fork during the load: a direct read into private memory may end up in
     /// the child's copy of it (see O_DIRECT in open(2)).
     ///
-    /// # Errors As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are
-    /// undefined.
+    /// # Errors
+    /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;

@@ -26,7 +26,8 @@ pub struct Digests {
 impl Model {
     /// Starts the digests of all files.
     ///
-    /// # Errors Kind `Usage` for an expected digest if there are several files.
+    /// # Errors
+    /// Kind `Usage` for an expected digest if there are several files.
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
         let checks = Check::all(verify, &self.source, 0, self.source.size())?;
         let begin = |check: Check| {
@@ -55,7 +56,8 @@ impl Digests {
 
     /// Returns the digests of the bytes passed in, one per file.
     ///
-    /// # Errors EBADMSG if one differs from the expected digest.
+    /// # Errors
+    /// EBADMSG if one differs from the expected digest.
     pub fn finish(self) -> Result<Vec<Verified>> {
         let checks = self.checks.into_iter();
         checks

@@ -82,8 +82,9 @@ impl Model {
     /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split GGUF
     /// (`…-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
     ///
-    /// # Errors EBADMSG for files that are not a valid model or do not belong together, with the file and the
-    /// reason; EISDIR for a folder without a model; EINVAL for one with several; otherwise as [`Load::run`].
+    /// # Errors
+    /// EBADMSG for files that are not a valid model or do not belong together, with the file and the reason;
+    /// EISDIR for a folder without a model; EINVAL for one with several; otherwise as [`Load::run`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = shards::find(path)?;
@@ -92,7 +93,8 @@ impl Model {
 
     /// Opens the files of one model, in this order. Errors that do not concern a single file name the first.
     ///
-    /// # Errors As [`Model::open`]; EINVAL if there are no files.
+    /// # Errors
+    /// As [`Model::open`]; EINVAL if there are no files.
     pub fn open_files(files: &[PathBuf]) -> Result<Self> {
         let Some(first) = files.first() else {
             let why = "the list of files is empty";
@@ -105,8 +107,9 @@ impl Model {
     /// A model whose files are in memory, each completely in a separate memfd: the name and the buffer of each
     /// file, in the order of the model's files. `path` names the model in errors.
     ///
-    /// # Errors EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a
-    /// part of a file; otherwise as [`Model::open`].
+    /// # Errors
+    /// EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a part of a
+    /// file; otherwise as [`Model::open`].
     #[cfg(feature = "hold")]
     pub fn of_buffers<'b>(
         path: impl AsRef<Path>,
@@ -245,7 +248,8 @@ impl Model {
 
     /// The tensors that match at least one pattern, in the order of the files.
     ///
-    /// # Errors ENOENT for a pattern that matches none.
+    /// # Errors
+    /// ENOENT for a pattern that matches none.
     pub fn matching(&self, patterns: &[Pattern]) -> Result<Vec<&Tensor>> {
         let mut chosen = HashSet::new();
         for pattern in patterns {
@@ -290,7 +294,8 @@ impl Model {
     /// Anything else is not read and takes no memory, except for small gaps, in dma-bufs, and in an `fd:N`
     /// that is not empty (which is zeroed). It is either zero or what the file has there.
     ///
-    /// # Errors As [`Model::matching`]; ENODATA if all matching tensors are empty.
+    /// # Errors
+    /// As [`Model::matching`]; ENODATA if all matching tensors are empty.
     pub fn load_only(&self, patterns: &[Pattern]) -> Result<Load> {
         let chosen = self.matching(patterns)?;
         let full = chosen.iter().filter(|tensor| tensor.bytes > 0);
@@ -309,7 +314,8 @@ impl Model {
 
     /// Loads `len` bytes at `offset` of one tensor, into a separate buffer.
     ///
-    /// # Errors EINVAL outside the tensor, ENODATA for 0 bytes.
+    /// # Errors
+    /// EINVAL outside the tensor, ENODATA for 0 bytes.
     pub fn load_part(&self, tensor: &Tensor, offset: u64, len: u64) -> Result<Load> {
         let start = self.inside(tensor, offset, len)?;
         if len == 0 {
@@ -321,7 +327,8 @@ impl Model {
     /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, immediately and without a
     /// plan. Up to about [`SMALL_READ`] bytes this is faster than a load.
     ///
-    /// # Errors EINVAL outside the tensor; EIO if the file was truncated; any error of the read.
+    /// # Errors
+    /// EINVAL outside the tensor; EIO if the file was truncated; any error of the read.
     pub fn read_part(&self, tensor: &Tensor, offset: u64, into: &mut [u8]) -> Result<()> {
         let start = self.inside(tensor, offset, into.len() as u64)?;
         if into.is_empty() {
@@ -354,7 +361,8 @@ impl Model {
 
     /// Loads one tensor into a separate buffer.
     ///
-    /// # Errors ENODATA for an empty tensor.
+    /// # Errors
+    /// ENODATA for an empty tensor.
     pub fn load_tensor(&self, tensor: &Tensor) -> Result<Load> {
         self.load_part(tensor, 0, tensor.bytes)
     }

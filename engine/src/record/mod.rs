@@ -138,9 +138,10 @@ impl Capture {
     /// Creates the first file, whose name is on the disk when this returns, and starts the threads that
     /// write.
     ///
-    /// # Errors Kind [`Usage`](crate::ErrorKind::Usage) for values out of range; EEXIST if the file
-    /// exists, or one with the name of the second file; EBUSY if another recorder is writing to it;
-    /// ENOENT, EACCES, EROFS and ENOSPC as for open(2) and fallocate(2).
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage) for values out of range; EEXIST if the file exists, or one
+    /// with the name of the second file; EBUSY if another recorder is writing to it; ENOENT, EACCES, EROFS
+    /// and ENOSPC as for open(2) and fallocate(2).
     pub fn start(self) -> Result<Recorder> {
         self.check()?;
         Recorder::start(self)
@@ -203,8 +204,9 @@ impl RecordBuffer {
     /// Memory behind a descriptor (a memfd, a dma-buf), or a file. Offsets count from the start of the
     /// origin.
     ///
-    /// # Errors EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and
-    /// any error of opening the file.
+    /// # Errors
+    /// EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and any error
+    /// of opening the file.
     pub fn open(origin: &Origin<'static>) -> Result<Self> {
         part::Memory::open(origin).map(Arc::new).map(Self)
     }

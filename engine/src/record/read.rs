@@ -43,7 +43,8 @@ impl Recording {
     /// Reads the index of the recording that begins with this file. If it is a later file of a recording,
     /// only that file is read.
     ///
-    /// # Errors EBADMSG for a file that is not a recording, and any error of open(2) and read(2).
+    /// # Errors
+    /// EBADMSG for a file that is not a recording, and any error of open(2) and read(2).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut recording = Self {
@@ -90,9 +91,11 @@ impl Recording {
 
     /// The bytes of a record.
     ///
-    /// # Errors EBADMSG if they do not match its checksum; EIO, ENOMEM.
+    /// # Errors
+    /// EBADMSG if they do not match its checksum; EIO, ENOMEM.
     ///
-    /// # Panics If the record belongs to another recording that has more files.
+    /// # Panics
+    /// If the record belongs to another recording that has more files.
     pub fn read(&self, record: &Record) -> Result<Vec<u8>> {
         let cannot = |errno| self.cannot_read(record, errno);
         let mut bytes = Vec::new();
@@ -107,9 +110,11 @@ impl Recording {
 
     /// As [`Recording::read`], into the caller's memory, which must be as long as the record.
     ///
-    /// # Errors As [`Recording::read`]. After EBADMSG the bytes are in `memory`.
+    /// # Errors
+    /// As [`Recording::read`]. After EBADMSG the bytes are in `memory`.
     ///
-    /// # Panics As [`Recording::read`], and if the lengths differ.
+    /// # Panics
+    /// As [`Recording::read`], and if the lengths differ.
     pub fn read_into(&self, record: &Record, memory: &mut [u8]) -> Result<()> {
         assert_eq!(memory.len() as u64, record.length, "room for the record");
         let fd = self.open[record.file].as_fd();

@@ -183,9 +183,10 @@ impl Recorder {
     /// Appends `length` bytes of a buffer, starting at byte `at`; `None` if it was dropped. The bytes must
     /// not change until the ticket says that they are written.
     ///
-    /// # Errors EINVAL for a range outside the buffer, and after [`Recorder::finish`]; ENOSPC, EDQUOT and
-    /// EFBIG if there is no room for it, after which the recording continues as if the append had not been
-    /// made; otherwise the error of an earlier write.
+    /// # Errors
+    /// EINVAL for a range outside the buffer, and after [`Recorder::finish`]; ENOSPC, EDQUOT and EFBIG if
+    /// there is no room for it, after which the recording continues as if the append had not been made;
+    /// otherwise the error of an earlier write.
     pub fn append(
         &self,
         buffer: &RecordBuffer,
@@ -211,7 +212,8 @@ impl Recorder {
 
     /// As [`Recorder::append`]; `None` if it would have to wait, which does not count as a drop.
     ///
-    /// # Errors As [`Recorder::append`].
+    /// # Errors
+    /// As [`Recorder::append`].
     pub fn try_append(
         &self,
         buffer: &RecordBuffer,
@@ -234,7 +236,8 @@ impl Recorder {
     /// Waits until all records appended before the call are acknowledged: a system crash does not lose
     /// them.
     ///
-    /// # Errors The error of a write or the sync; the records before it are acknowledged.
+    /// # Errors
+    /// The error of a write or the sync; the records before it are acknowledged.
     pub fn sync(&self) -> Result<()> {
         let number = lock(&self.shared.state).counts.records;
         self.shared.settled(number, None).map(drop)
@@ -256,7 +259,8 @@ impl Recorder {
     /// Ends the recording: accepts no more records, waits until everything is on the disk, releases the
     /// reserved space, and marks the recording as complete. Can be called again, with the same result.
     ///
-    /// # Errors As [`Recorder::sync`]. The recording is not marked as complete then.
+    /// # Errors
+    /// As [`Recorder::sync`]. The recording is not marked as complete then.
     pub fn finish(&self) -> Result<Recorded> {
         let mut state = lock(&self.shared.state);
         state.closing = true;
@@ -308,14 +312,16 @@ impl Ticket {
 
     /// Waits until it is written: the buffer can be reused. A crash may still lose the record.
     ///
-    /// # Errors The error of its write.
+    /// # Errors
+    /// The error of its write.
     pub fn wait(&self) -> Result<()> {
         self.wait_for(None).map(drop)
     }
 
     /// As [`Ticket::wait`], at most this long if `most` is not `None`; false on timeout.
     ///
-    /// # Errors As [`Ticket::wait`].
+    /// # Errors
+    /// As [`Ticket::wait`].
     pub fn wait_for(&self, most: Option<Duration>) -> Result<bool> {
         let number = self.number;
         let over = |state: &State| state.is_written(number);
@@ -333,7 +339,8 @@ impl Ticket {
     /// Acknowledges it and all records before it, and waits for that, at most this long if `most` is not
     /// `None`; false on timeout.
     ///
-    /// # Errors As [`Recorder::sync`].
+    /// # Errors
+    /// As [`Recorder::sync`].
     pub fn wait_durable(&self, most: Option<Duration>) -> Result<bool> {
         self.shared.settled(self.number + 1, most)
     }

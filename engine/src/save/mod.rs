@@ -190,7 +190,8 @@ impl<'m> Save<'m> {
     /// Checks everything that depends neither on files nor on this machine: that values are in range.
     /// [`Save::plan`] and [`Save::run`] do this first.
     ///
-    /// # Errors Kind [`Usage`](crate::ErrorKind::Usage).
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
         let (block, depth) = (self.wanted.block, self.wanted.queue_depth);
         if let Some(block) = block {

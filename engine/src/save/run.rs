@@ -87,7 +87,8 @@ impl<'m> Save<'m> {
     /// Returns what would be done, and why. Opens both ends and probes the machine; moves nothing, and
     /// leaves nothing behind.
     ///
-    /// # Errors As [`Save::run`], as far as they can be foreseen.
+    /// # Errors
+    /// As [`Save::run`], as far as they can be foreseen.
     pub fn plan(mut self) -> Result<SavePlan> {
         let decided = self.prepare(&Clock::start(), &Reasons::named(self.names))?;
         Ok(decided.plan)
@@ -95,11 +96,12 @@ impl<'m> Save<'m> {
 
     /// Saves. When it returns, the file is in its place, and on the disk unless [`Save::sync`] is false.
     ///
-    /// # Errors Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything
-    /// else, with the errno of the call that failed: ENOSPC and EDQUOT (before the first write, if the file
-    /// system can reserve space), EIO from the disk during a write or the sync, EFBIG above RLIMIT_FSIZE,
-    /// EROFS, EACCES, EPERM for an immutable file, EISDIR, ENODATA if the origin ends early, EOPNOTSUPP for
-    /// a method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
+    /// # Errors
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else, with
+    /// the errno of the call that failed: ENOSPC and EDQUOT (before the first write, if the file system can
+    /// reserve space), EIO from the disk during a write or the sync, EFBIG above RLIMIT_FSIZE, EROFS,
+    /// EACCES, EPERM for an immutable file, EISDIR, ENODATA if the origin ends early, EOPNOTSUPP for a
+    /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
     /// unchanged, and nothing is left behind; a part that is written in place is undefined.
     pub fn run(mut self) -> Result<SaveReport> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));

@@ -38,7 +38,8 @@ impl Folder {
 
     /// Keeps other savers out until this is dropped (flock(2)).
     ///
-    /// # Errors EBUSY while there is another.
+    /// # Errors
+    /// EBUSY while there is another.
     pub(super) fn lock(&self) -> Result<()> {
         let failed =
             |errno| Error::os("cannot save a snapshot", errno).at(self.path.display().to_string());

@@ -95,7 +95,8 @@ impl SnapshotLoad {
     /// Returns what would be done, and why. Opens the files and probes the machine; reads nothing, except
     /// one block of each file if that is the only way to find out whether direct I/O works.
     ///
-    /// # Errors As [`SnapshotLoad::run`], as far as they can be foreseen.
+    /// # Errors
+    /// As [`SnapshotLoad::run`], as far as they can be foreseen.
     pub fn plan(self) -> Result<SnapshotLoadPlan> {
         let (manifest, files) = open(&self.path)?;
         let loads = self.loads(&manifest, files, None)?;
@@ -116,9 +117,10 @@ impl SnapshotLoad {
 
     /// Loads all sources, one after another.
     ///
-    /// # Errors As [`Load::run`], for each of them; ENOENT if the folder has no snapshot, EBADMSG for a
-    /// damaged manifest or file, EOPNOTSUPP for a manifest of another version. Nothing is left behind,
-    /// except in an `fd:N` that was being filled.
+    /// # Errors
+    /// As [`Load::run`], for each of them; ENOENT if the folder has no snapshot, EBADMSG for a damaged
+    /// manifest or file, EOPNOTSUPP for a manifest of another version. Nothing is left behind, except in an
+    /// `fd:N` that was being filled.
     pub fn run(mut self) -> Result<LoadedSnapshot> {
         let clock = Clock::start();
         let (manifest, files) = open(&self.path)?;

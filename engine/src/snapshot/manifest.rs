@@ -77,8 +77,8 @@ impl Manifest {
 
     /// Parses a manifest that may come from anywhere.
     ///
-    /// # Errors EOPNOTSUPP for another version, EBADMSG if it is not a manifest. `path` is the place for
-    /// errors.
+    /// # Errors
+    /// EOPNOTSUPP for another version, EBADMSG if it is not a manifest. `path` is the place for errors.
     pub(super) fn parse(text: &[u8], path: &Path) -> Result<Self> {
         let damaged = |why: String| {
             Error::new("cannot use the snapshot", why)

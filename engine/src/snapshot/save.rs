@@ -134,7 +134,8 @@ impl Snapshot {
     /// Checks everything that depends neither on files nor on this machine: the names and the number of
     /// sources.
     ///
-    /// # Errors Kind [`Usage`](crate::ErrorKind::Usage).
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
     pub fn check(&self) -> Result<()> {
         let names = self.sources.iter().map(|source| &source.0[..]);
         manifest::check_count(self.sources.len())
@@ -145,7 +146,8 @@ impl Snapshot {
     /// Returns what would be done, and why. Opens everything and probes the machine; moves nothing, and
     /// leaves nothing behind.
     ///
-    /// # Errors As [`Snapshot::run`], as far as they can be foreseen.
+    /// # Errors
+    /// As [`Snapshot::run`], as far as they can be foreseen.
     pub fn plan(self) -> Result<SnapshotPlan> {
         self.check()?;
         let folder = self.open()?;
@@ -159,10 +161,11 @@ impl Snapshot {
     /// Saves the snapshot. When it returns, the snapshot is valid, and on the disk unless
     /// [`Snapshot::sync`] is false.
     ///
-    /// # Errors As [`Save::run`]; EBUSY while another snapshot is being saved to the folder; ENOENT and
-    /// ENOTDIR if there is no such folder; EBADMSG and EOPNOTSUPP if its manifest cannot be read by this
-    /// version. The previous snapshot is complete, except after an error in the last sync: then a crash may
-    /// leave either one.
+    /// # Errors
+    /// As [`Save::run`]; EBUSY while another snapshot is being saved to the folder; ENOENT and ENOTDIR if
+    /// there is no such folder; EBADMSG and EOPNOTSUPP if its manifest cannot be read by this version. The
+    /// previous snapshot is complete, except after an error in the last sync: then a crash may leave either
+    /// one.
     pub fn run(mut self) -> Result<SnapshotReport> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         self.check()?;

@@ -85,7 +85,8 @@ impl Source {
 
     /// A file that is open for reading, with `path` as its name in messages.
     ///
-    /// # Errors As [`Input::open`].
+    /// # Errors
+    /// As [`Input::open`].
     pub(crate) fn of(path: &Path, file: OwnedFd) -> Result<Self> {
         let link = place::link_of(file.as_fd());
         let file = Input::of(path, file, &link)?;

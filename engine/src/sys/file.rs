@@ -57,8 +57,8 @@ pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Duplicates a descriptor by a number that was passed to the process.
 pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
-    // Not rustix's, which requires an open descriptor: this may be any number. SAFETY: the call touches no
-    // memory; EBADF if the number is not open.
+    // Not rustix's, which requires an open descriptor: this may be any number.
+    // SAFETY: the call touches no memory; EBADF if the number is not open.
     match unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) } {
         // SAFETY: a descriptor that the kernel has just made for us.
         fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -145,8 +145,8 @@ pub(crate) fn pwrite(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
-    // Not rustix's, which requires a slice: others may write to these bytes at the same time. SAFETY: `span`
-    // has checked that the bytes are inside the region, which exists during the call.
+    // Not rustix's, which requires a slice: others may write to these bytes at the same time.
+    // SAFETY: `span` has checked that the bytes are inside the region, which exists during the call.
     let done = unsafe {
         libc::pwrite64(
             fd.as_fd().as_raw_fd(),
@@ -195,8 +195,8 @@ pub(crate) fn pread(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
-    // Not rustix's, which requires a `&mut`: others may read these bytes at the same time. SAFETY: `span`
-    // has checked that the bytes are inside the region, which exists during the call.
+    // Not rustix's, which requires a `&mut`: others may read these bytes at the same time.
+    // SAFETY: `span` has checked that the bytes are inside the region, which exists during the call.
     let got = unsafe {
         libc::pread64(
             fd.as_fd().as_raw_fd(),
@@ -292,7 +292,7 @@ pub(crate) fn copy_mapped(
 ) -> Result<u64, Errno> {
     let local = iovec(into.span(at, len), len as usize);
     let remote = iovec(from.span(from_at, len), len as usize);
-    // SAFETY: both vectors lie inside live regions; the kernel checks the pages themselves.
+    // SAFETY: both vectors are inside live regions; the kernel checks the pages themselves.
     let got = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };

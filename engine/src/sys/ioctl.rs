@@ -9,8 +9,9 @@ use std::ptr;
 
 /// A structure that one request passes to the kernel.
 ///
-/// # Safety The structure has the kernel's layout for that number. The kernel accesses only its
-/// bytes, and memory whose addresses are in it: the caller keeps that memory alive, and free of
+/// # Safety
+/// The structure has the kernel's layout for that number. The kernel accesses only its bytes,
+/// and memory whose addresses are in it: the caller keeps that memory alive, and free of
 /// references that forbid such access, for as long as a call may run.
 pub(super) unsafe trait Argument {
     /// Its number.

@@ -55,7 +55,7 @@ impl Mapping {
     fn anon_with(len: usize, align: usize, flags: MapFlags) -> Result<Self, Errno> {
         let hole = Self::reserve(len, align)?;
         let flags = flags | MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 hole.base.as_ptr().cast(),
@@ -99,7 +99,7 @@ impl Mapping {
         }
         let mut hole = Self::reserve(len, align)?;
         hole.share = Share::Shared;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         unsafe {
             rustix::mm::mmap(
                 hole.base.as_ptr().cast(),
@@ -120,7 +120,7 @@ impl Mapping {
         let hole = Self::reserve(len, align)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         unsafe { rustix::mm::mmap(hole.base.as_ptr().cast(), len, prot, flags, fd, 0)? };
         Ok(hole)
     }
@@ -160,7 +160,7 @@ impl Mapping {
             let start = hole.region().span(at, *size).cast();
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+            // SAFETY: the range is inside the reservation made above, which nothing else uses.
             unsafe { rustix::mm::mmap(start, *size as usize, prot, flags, fd, 0)? };
             at += size;
         }
@@ -410,7 +410,7 @@ pub(crate) struct Region<'m> {
     owner: PhantomData<&'m [u8]>,
 }
 
-// SAFETY: see `Mapping`; nobody else can reach the bytes that a caller lends.
+// SAFETY: see `Mapping`; nothing else can access the bytes that a caller lends.
 unsafe impl Send for Region<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Region<'_> {}
@@ -456,7 +456,7 @@ impl<'m> Region<'m> {
             "extent {at}+{len} is outside a buffer of {} bytes",
             self.len
         );
-        // SAFETY: `at` lies inside the allocation, as just checked.
+        // SAFETY: `at` is inside the allocation, as just checked.
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
@@ -516,7 +516,7 @@ impl<'m> Region<'m> {
     /// Copies `len` bytes from another region into this one, which must be writable.
     pub(crate) fn copy_from(&self, at: u64, from: &Region<'_>, from_at: u64, len: u64) {
         let (to, from) = (self.span(at, len), from.span(from_at, len));
-        // SAFETY: both lie inside their regions, which are distinct mappings.
+        // SAFETY: both are inside their regions, which are distinct mappings.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) }
     }
 

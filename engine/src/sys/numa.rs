@@ -34,7 +34,7 @@ pub(crate) fn node() -> Option<u32> {
 /// Whether this thread has a memory policy.
 fn policy() -> Option<bool> {
     let mut mode: libc::c_int = MPOL_DEFAULT;
-    // SAFETY: the kernel writes one number, which lives through the call; no mask is asked for.
+    // SAFETY: the kernel writes one number, which lives through the call; no mask is requested.
     let failed = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,

@@ -173,7 +173,7 @@ impl<'m> Ring<'m> {
     /// ENOMEM above the limit on pinned memory.
     pub(crate) fn fill_slot(&mut self, slot: u32, at: u64, len: u64) -> Result<(), Errno> {
         let iov = iovec(self.region.span(at, len), len as usize);
-        // SAFETY: the memory lies in the region, which outlives the ring; the kernel pins it.
+        // SAFETY: the memory is in the region, which outlives the ring; the kernel pins it.
         unsafe {
             self.ring
                 .submitter()

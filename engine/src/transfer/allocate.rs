@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Allocation looks for a cancel at least this often.
+/// Allocation checks for a cancellation at least this often, in bytes.
 const STEP: u64 = 32 << 20;
 /// The first gather: small, so that reading starts at once.
 const FIRST_GATHER: u64 = 8 << 20;
@@ -87,7 +87,7 @@ impl<'a> Steps<'a> {
                 self.shared_by(1 + others.len() as u64);
             };
             if allocation == Allocation::Before {
-                // No disk works meanwhile.
+                // The disk is idle during this.
                 (1..most).for_each(|_| one_more());
             }
             let mut refused = self.work(feed, |idle| {
@@ -180,7 +180,7 @@ impl<'a> Steps<'a> {
             let run = layout.runs.get(state.run)?;
             let run_end = work.at(run.end).next_multiple_of(grain).min(end);
             let at = work.at(run.start);
-            // What two runs lie on is handed out once.
+            // What two runs share is handed out once.
             let at = (at - at % grain).max(state.at);
             if at >= run_end {
                 state.run += 1;

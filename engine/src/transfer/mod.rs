@@ -43,7 +43,7 @@ pub(crate) struct Transfer<'a> {
     pub memory: &'a dyn Filling,
 }
 
-/// What came of it.
+/// The result.
 pub(crate) struct Outcome {
     /// What the main lane moved last by.
     pub rung: Rung,
@@ -51,7 +51,7 @@ pub(crate) struct Outcome {
 }
 
 impl Work<'_> {
-    /// Where a byte of the file lies in memory.
+    /// Where a byte of the file is in memory.
     fn at(&self, file: u64) -> u64 {
         file - self.plan.offset + self.plan.lead
     }
@@ -186,7 +186,7 @@ impl Transfer<'_> {
             .map_err(|errno| Error::os("cannot zero the bytes around the file's", errno))
     }
 
-    /// Bytes outside the wanted range are zero: rounded-out reads have brought some in, and
+    /// Zeros bytes outside the requested range: rounded-up reads have brought some in, and
     /// memory that is not fresh holds whatever it held, in holes too.
     fn zero_around(&self) -> Result<(), Errno> {
         let (floor, lead) = (self.work.plan.floor, self.work.plan.lead);
@@ -202,7 +202,7 @@ impl Transfer<'_> {
             return self.memory.zero(end, capacity - end);
         }
         self.memory.zero(floor, lead - floor)?;
-        // Behind each file that was read to its end, and may have grown meanwhile.
+        // After each file that was read to its end, and may have grown during the load.
         let first = self.work.plan.offset;
         for (_, start, size) in self.work.source.files() {
             let end = (start + size).min(first + self.work.plan.bytes);

@@ -92,7 +92,8 @@ impl Verify {
 
     /// Computes a checksum, and fails the load if it differs from `hex`.
     ///
-    /// # Errors Kind [`Usage`](crate::ErrorKind::Usage) if `hex` is not a digest of this algorithm.
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage) if `hex` is not a digest of this algorithm.
     pub fn expect(algorithm: Algorithm, hex: &str) -> Result<Self> {
         let hex = hex.to_ascii_lowercase();
         if hex.len() != algorithm.digits() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {

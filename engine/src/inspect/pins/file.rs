@@ -66,7 +66,8 @@ pub(super) struct Target {
 /// unmapped. The kernel does not report which memfd a udmabuf is over; [`pages`](super::pages())
 /// inspects the pages themselves.
 ///
-/// # Errors Those of open(2), EINVAL if it is not a regular file, and any error of reading `/proc`.
+/// # Errors
+/// Those of open(2), EINVAL if it is not a regular file, and any error of reading `/proc`.
 pub fn of_file(path: &Path) -> Result<FilePins> {
     let target = Target::open(path)?;
     let all = pins(None)?;

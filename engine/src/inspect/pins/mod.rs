@@ -126,8 +126,9 @@ pub struct User {
 /// # Ok::<(), dmafile::Error>(())
 /// ```
 ///
-/// # Errors ESRCH if there is no process `pid`, EPERM or EACCES if it is hidden, and any error of
-/// reading `/proc`.
+/// # Errors
+/// ESRCH if there is no process `pid`, EPERM or EACCES if it is hidden, and any error of reading
+/// `/proc`.
 pub fn pins(pid: Option<u32>) -> Result<Pins> {
     let asked = pid.map(find).transpose()?;
     let mut processes = Vec::new();

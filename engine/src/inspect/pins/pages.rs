@@ -104,7 +104,8 @@ const CHUNK: u64 = 16384;
 /// Pages change during the call. A process that maps a page has nearly always pinned it, but the kernel does
 /// not say. Unexplained references to a small folio, from 1024 on, count as pins.
 ///
-/// # Errors EACCES or EPERM without root, and under lockdown (confidentiality); ENOENT if the kernel lacks
+/// # Errors
+/// EACCES or EPERM without root, and under lockdown (confidentiality); ENOENT if the kernel lacks
 /// `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`), which a file needs on all
 /// kernels; ESRCH and those of open(2) for the requested process or file.
 pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {

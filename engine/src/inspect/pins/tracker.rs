@@ -138,7 +138,8 @@ pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
 
 /// Folios that could not be migrated recently, newest last.
 ///
-/// # Errors EACCES without root, and ENOENT if the kernel does not track pins.
+/// # Errors
+/// EACCES without root, and ENOENT if the kernel does not track pins.
 pub fn blocked() -> Result<Vec<Blocked>> {
     let text = fs::read_to_string(BLOCKED).map_err(|error| {
         let errno = errno(&error);

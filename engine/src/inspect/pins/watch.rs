@@ -154,8 +154,9 @@ const LONGTERM_OF_MACRO: u64 = 0x10000;
 /// Adds probes to the kernel, and an instance of its tracing, and removes them at the end. If the process is
 /// killed before, the next call removes what it left.
 ///
-/// # Errors EACCES or EPERM without root, and under lockdown; ENOENT if there is no tracefs, or if the
-/// kernel has no probes; and an error if the requested process does not exist.
+/// # Errors
+/// EACCES or EPERM without root, and under lockdown; ENOENT if there is no tracefs, or if the kernel has no
+/// probes; and an error if the requested process does not exist.
 pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result<Watched> {
     what.pid.map(super::find).transpose()?;
     let longterm = match what.short {
