@@ -855,9 +855,9 @@ int dmafile_load(const char *path,
  * NULL means all defaults, and their `to` must be NULL. The first requested byte of the file goes
  * to the first byte of `memory`. What follows the last one is zeroed, up to `len`.
  *
- * Direct reads require that the address and the offset in the file are equal modulo the file's
- * direct I/O alignment. Memory from mmap(2), or aligned to 4096 bytes, with an offset of 0 meets
- * that. Otherwise the bytes go through the page cache.
+ * Direct reads into place require that the address and the offset in the file are equal modulo the
+ * file's direct I/O alignment. Memory from mmap(2), or aligned to 4096 bytes, with an offset of 0
+ * meets that. Otherwise the bytes are read into a small ring and copied.
  *
  * Returns the number of bytes loaded, at least 1; or a negative errno, with the contents undefined:
  * -EINVAL if `memory` is too small, otherwise as dmafile_load.

@@ -16,38 +16,38 @@ use std::time::Duration;
 
 /// Allocation checks for a cancellation at least this often, in bytes.
 const STEP: u64 = 32 << 20;
-/// The first gather: small, so that reading starts at once.
+/// The first chunk: small, so that reading starts immediately.
 const FIRST_GATHER: u64 = 8 << 20;
 
-/// What is still to be allocated, handed out in the order of the reads.
+/// What remains to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
     transfer: &'a Transfer<'a>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Who is at work.
+    /// Number of working threads.
     threads: u64,
     /// The run of the layout that is being handed out.
     run: usize,
-    /// Memory below this has been handed out, and so far its gather reaches.
+    /// Memory below this has been handed out, and the end of its chunk.
     at: u64,
     stop_at: u64,
-    /// Gathers that are not all there, in order.
+    /// Chunks that are not completely present, in order.
     open: VecDeque<Gather>,
-    /// When the last one was.
+    /// When the last one completed.
     last: Duration,
 }
 
 struct Gather {
     at: u64,
     end: u64,
-    /// Bytes that are not there yet.
+    /// Bytes that are not present yet.
     left: u64,
     start: Duration,
 }
 
-/// A part of a gather, for one thread. Bytes in the buffer.
+/// A part of a chunk, for one thread, in bytes of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) at: u64,
@@ -70,7 +70,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Makes all of it present, and then what others import; the log says where the kernel cannot.
+    /// Makes all memory present, and then creates what is exported; logs the reason if the kernel
+    /// refuses.
     pub(super) fn run(&self, feed: &Feed) {
         let end = End(feed);
         let Work { plan, log, .. } = self.transfer.work;
@@ -111,19 +112,19 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Gathers are handed out in so many parts from now on.
+    /// From now on chunks are divided into this many parts.
     pub(super) fn shared_by(&self, threads: u64) {
         self.lock().threads = threads;
     }
 
-    /// How many threads are at work, or were.
+    /// Number of threads that are or were working.
     #[cfg(test)]
     pub(super) fn threads(&self) -> u64 {
         self.lock().threads
     }
 
-    /// Takes steps until none is left, and says after each whether reads were waiting for it. The
-    /// errno where the kernel refuses to populate memory.
+    /// Takes steps until none is left, and reports after each whether reads were waiting for it.
+    /// Returns the errno if the kernel refuses to populate memory.
     fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Errno> {
         let Transfer { work, memory } = self.transfer;
         numa::prefer(work.plan.node);
@@ -206,14 +207,14 @@ impl<'a> Steps<'a> {
         Some(Step { at, len })
     }
 
-    /// Its pages are there. What is there without a gap may be read into.
+    /// The pages of a step are present. Memory that is present without a gap may be read into.
     pub(super) fn done(&self, step: Step, feed: &Feed) {
         let Work { plan, meter, .. } = self.transfer.work;
         let mut state = self.lock();
         let gather = state.open.iter_mut().find(|one| step.at < one.end);
         gather.expect("its gather is open").left -= step.len;
         while let Some(first) = state.open.front().filter(|first| first.left == 0) {
-            // Several are under way at once, and one after the other complete.
+            // Several are in progress at once, and complete one after another.
             let start = first.start.max(state.last);
             let end = first.end;
             meter.allocated(start, first.at, end - first.at);

@@ -62,7 +62,7 @@ impl Work<'_> {
                 return Err(unfinished());
             }
             let run = runs.get(next).filter(|run| self.at(run.start) < end);
-            // Holes are zeros; looking at them would allocate memory for them.
+            // Holes are zeros; reading them would allocate memory.
             let hole_end = run.map_or(end, |run| self.at(run.start));
             if at < hole_end {
                 let len = (hole_end - at).min(ZEROS.len() as u64);
