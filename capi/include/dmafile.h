@@ -892,8 +892,8 @@ int dmafile_model_open(const char *path, struct dmafile_model **model);
 const char *dmafile_model_format(const struct dmafile_model *model);
 
 /**
- * Everything in the headers of a model, metadata included, as one JSON object: what `dmafile show
- * --json` prints. It belongs to the model; NULL with errno EINVAL for NULL.
+ * Everything in the headers of a model, metadata included, as one JSON object: the output of
+ * `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
  *
  * Thread-safe.
  */

@@ -119,8 +119,8 @@ pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_c
     border::pointer(|| Ok(unsafe { shared(model, "model")? }.format.as_ptr()))
 }
 
-/// Everything in the headers of a model, metadata included, as one JSON object: what `dmafile show
-/// --json` prints. It belongs to the model; NULL with errno EINVAL for NULL.
+/// Everything in the headers of a model, metadata included, as one JSON object: the output of
+/// `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]

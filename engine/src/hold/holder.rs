@@ -137,8 +137,8 @@ impl Hold {
     }
 
     /// Takes over the descriptors that the process was started with (sd_listen_fds(3)): a socket to serve on,
-    /// and memory that the service manager has kept from an earlier start. Files that have not changed on the
-    /// disk are not read again. Default false.
+    /// and memory that the service manager has kept from an earlier start. If none of the files has changed on
+    /// the disk, nothing is read again. Default false.
     pub fn inherit(mut self, inherit: bool) -> Self {
         self.inherit = inherit;
         self

@@ -31,9 +31,8 @@ pub enum Algorithm {
     Blake3,
     /// SHA-256, 64 digits: what `sha256sum` prints.
     Sha256,
-    /// The name that git gives to a file, 40 digits: SHA-1 over its size and its bytes (`git
-    /// hash-object`). Only used to check small files of a Hugging Face cache ([`Verify::hub`]); it cannot
-    /// be requested.
+    /// The name that git gives to a file (`git hash-object`), 40 digits: SHA-1 over its size and its bytes.
+    /// Only used to check small files of a Hugging Face cache ([`Verify::hub`]); it cannot be requested.
     #[strum(serialize = "git-sha1")]
     GitSha1,
 }
