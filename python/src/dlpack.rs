@@ -1,4 +1,4 @@
-//! DLPack: memory handed to array libraries in a capsule
+//! DLPack: passes memory to array libraries in a capsule
 //! (<https://dmlc.github.io/dlpack/latest/>).
 
 use crate::buffer::{Held, View};
@@ -10,10 +10,11 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// The CPU, as type and number of a device.
+/// The CPU, as a device type and number.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 
-/// The oldest version that can say read-only: every consumer that asks for versions takes it.
+/// The oldest version that supports read-only memory: every consumer with `max_version` accepts
+/// it.
 const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 0 };
 
 enum Memory {
@@ -21,7 +22,7 @@ enum Memory {
     Copy { _bytes: Vec<u8> },
 }
 
-/// A capsule over the whole of `held`, or over a copy of it.
+/// A capsule for all of `held`, or for a copy of it.
 pub(crate) fn export(
     py: Python<'_>,
     held: Arc<Held>,
@@ -64,7 +65,7 @@ pub(crate) fn export(
     unsafe { tensor.finish() }.into_pyobject(py)
 }
 
-/// A tensor that owns the memory, whose `len` bytes stay at `start` for as long as it is there.
+/// A tensor that owns the memory, whose `len` bytes stay at `start` for as long as it exists.
 fn describe<T: ManagedTensorBase>(
     memory: Memory,
     start: *mut u8,

@@ -92,7 +92,7 @@ fn text(pins: &Pins) -> String {
     text
 }
 
-/// Says how many processes were not looked into.
+/// Reports the number of processes that could not be inspected.
 fn unreadable(text: &mut String, count: u64) {
     if count > 0 {
         let processes = match count {
@@ -106,12 +106,12 @@ fn unreadable(text: &mut String, count: u64) {
     }
 }
 
-/// A number of things whose plural takes an s.
+/// A number with a noun whose plural takes an s.
 fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A name that a program chose, which shall not command the terminal.
+/// A name chosen by a program, escaped so that it cannot control the terminal.
 fn shown(name: &str) -> String {
     name.replace(char::is_control, "?")
 }

@@ -1,4 +1,4 @@
-//! What a kernel with the pin tracker says, and `dmafile pins --blocked`
+//! The output of a kernel with the pin tracker, and `dmafile pins --blocked`
 
 use super::{counted, shown};
 use crate::Failure;
@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::time::Duration;
 use tabwriter::Alignment;
 
-/// A line for each region.
+/// One line per region.
 pub(super) fn table(regions: &[Region]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",

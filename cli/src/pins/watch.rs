@@ -28,7 +28,7 @@ pub(super) fn run(args: &PinsArgs, seconds: Option<u32>) -> Result<u8, Failure> 
     let stop = CancelToken::new();
     interruptible(&stop)?;
     let watched = watch(&what, &stop, || {
-        // Where stderr is closed nobody waits for it.
+        // If stderr is closed, nothing waits for this line.
         let _ = std::io::Write::write_all(
             &mut std::io::stderr(),
             b"watching pins; press Ctrl-C to stop\n",

@@ -12,7 +12,7 @@ pub(crate) fn open(name: &str) -> Result<OwnedFd> {
     dmabuf::open_heap(name).map_err(|errno| cannot_open(name, errno))
 }
 
-/// Makes a dma-buf of `bytes`.
+/// Allocates a dma-buf of `bytes`.
 pub(crate) fn allocate(heap: &OwnedFd, bytes: u64) -> Result<OwnedFd> {
     dmabuf::allocate(heap.as_fd(), bytes).map_err(cannot_allocate)
 }

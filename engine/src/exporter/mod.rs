@@ -1,4 +1,5 @@
-//! What makes dma-bufs on this machine, one file each: how its node is opened, and why it cannot be.
+//! The exporters of dma-bufs on this machine, one file each: opens its node, or explains why it
+//! cannot.
 
 pub(crate) mod heap;
 pub(crate) mod ko;
@@ -8,7 +9,7 @@ use crate::error::Error;
 use crate::message::{Opt, message};
 use crate::sys::Errno;
 
-/// An exporter could not allocate a dma-buf.
+/// The error for an exporter that could not allocate a dma-buf.
 pub(crate) fn cannot_allocate(errno: Errno) -> Error {
     let error = Error::os("cannot allocate the buffer", errno);
     match errno {

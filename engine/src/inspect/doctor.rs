@@ -1,4 +1,4 @@
-//! What this machine can do, what it cannot, and the command that would change it.
+//! What this machine supports, what it does not, and how to change that.
 //!
 //! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
 
@@ -12,31 +12,31 @@ use serde::Serialize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Health {
-    /// As good as it gets.
+    /// As good as possible.
     Good,
-    /// It works, and could work better.
+    /// It works, but could work better.
     Fair,
     /// It is not available here.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What.
+    /// What was checked.
     pub name: &'static str,
-    /// How it came out.
+    /// The result.
     pub health: Health,
     /// What was found.
     pub found: String,
-    /// The command, or the setting, that would improve it.
+    /// The command or setting that would improve it.
     pub remedy: Option<String>,
 }
 
@@ -56,10 +56,10 @@ impl Check {
     }
 }
 
-/// Looks at this machine as this process may see it, and at the file system of `path`.
+/// Checks this machine, as this process sees it, and the file system of `path`.
 ///
 /// # Errors
-/// Where `path` cannot be looked at.
+/// If `path` cannot be inspected.
 pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     let host = Host::probe();
     let mut checks = vec![
@@ -86,7 +86,7 @@ fn kernel(host: &Host) -> Check {
         "Linux {release}, {} processors, pages of {}",
         host.cpus, host.page
     );
-    // MADV_POPULATE_WRITE came with 5.14: tried, not compared.
+    // MADV_POPULATE_WRITE exists from 5.14 on; it is tried, not derived from the version.
     let populates = Mapping::anon(host.page as usize, host.page as usize)
         .and_then(|map| map.region().populate(0, host.page));
     match populates {
@@ -160,7 +160,7 @@ fn thp(host: &Host) -> Check {
     }
 }
 
-/// What `shmem_enabled` says hardly matters: a memfd is collapsed on request.
+/// `shmem_enabled` hardly matters: a memfd is collapsed on request.
 fn memfd_thp(host: &Host) -> Check {
     let name = "huge pages for memfd";
     let setting = host.shmem_thp.as_deref().unwrap_or("not there");
@@ -245,7 +245,7 @@ fn udmabuf(host: &Host) -> Check {
     }
 }
 
-/// Up to this limit, in MiB, a udmabuf is larger than most models.
+/// With this limit, in MiB, or above, a udmabuf can hold most models.
 const UDMABUF_ENOUGH: u64 = 65536;
 
 fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
@@ -375,7 +375,7 @@ fn container(host: &Host) -> Check {
     }
 }
 
-/// A file tells most. Of a directory, the largest of its files speaks for the rest.
+/// A file says most. For a directory, its largest file is used.
 fn file_system(path: &Path, host: &Host) -> Result<Check> {
     const MOST: usize = 4096;
     let name = "file system";
@@ -409,7 +409,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
                 "{at}: {fs}, direct I/O in multiples of {} ({source})",
                 facts.align
             );
-            // A kernel that maps nothing has a line of its own.
+            // A kernel that cannot map buffers once has a separate line.
             match &facts.premap_refused {
                 _ if !host.premaps => {}
                 None => found += "; memory can be mapped once for its disk",
