@@ -79,7 +79,8 @@ int dmafile_file_size(struct file *file, u64 *size)
  * to parts of their own blocks, and buffers consist of pages.
  *
  * Return: a power of two, DMAFILE_ALIGN to DMAFILE_MAX_ALIGN. DMAFILE_ALIGN also if the file system
- * does not report it, or needs an alignment outside this range: then it refuses direct I/O itself.
+ * does not tell, or needs an alignment that is not in this range: then it refuses direct I/O
+ * itself.
  */
 u32 dmafile_file_align(struct file *file, bool write)
 {

@@ -5,8 +5,8 @@
  * A transfer is divided into gathers. While one gather is being read, the next one is allocated, so
  * that the total time approaches that of the first gather's allocation plus the longer of the
  * remaining allocation and the I/O. Each gather is one kiocb over a bvec of the buffer's pages:
- * nothing is mapped, pinned or copied. The block layer splits it into requests that the disk
- * accepts, all of which are in flight at the same time.
+ * nothing is mapped, pinned or copied. The block layer splits it into requests that the disk takes,
+ * all of which are in flight at the same time.
  *
  * Only the calling task issues, waits and frees. A completion, which may run in hard interrupt
  * context, records the result and wakes that task. A task that is killed still waits for what is in
@@ -44,12 +44,12 @@
 
 /**
  * struct dmafile_piece - one I/O in flight
- * @iocb: passed to the file system
+ * @iocb: what the file system gets
  * @over: completed when the I/O is
- * @result: of the I/O, valid after that
+ * @result: of the I/O, valid from then on
  * @bvec: the pages; freed after that
  * @at: the first byte in the buffer
- * @len: the number of requested bytes
+ * @len: how many bytes were asked for
  * @direct: with direct I/O
  * @queued: it was still in flight when the call that issued it returned
  */
@@ -163,7 +163,7 @@ static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
 }
 
 /*
- * Moves bytes between the file and @pages, one I/O after another. What direct I/O leaves undone
+ * Moves bytes between the file and @pages, one I/O after the other. What direct I/O leaves undone
  * goes through the page cache. @moved is the number of bytes, also after an error; without one it
  * is less than @len at the end of the file.
  */
@@ -195,7 +195,7 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
 		*moved = done;
 		/*
 		 * With most file systems a direct read that ends within a block has reached the
-		 * end of the file. Unless @strict forbids it, check with a buffered read.
+		 * end of the file. Unless @strict forbids it, the page cache is asked, too.
 		 */
 		if (io->strict && direct && !IS_ALIGNED(done, io->align))
 			break;
@@ -208,9 +208,9 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
  * @interruptible: any signal is a reason, not only a fatal one
  *
  * Not signal_pending(): to a task that uses io_uring, completed work looks like a signal there. In
- * a worker of io_uring this is how cancellation, and the end of the ring, look; a ring that is
- * being closed waits for its workers, so they must give up in any case. A wake-up by the
- * freezer is not a signal.
+ * a worker of io_uring this is how cancellation, and the end of the ring, look; a ring waits for
+ * its workers when it is closed, so that they must give up in any case. The freezer's way to get a
+ * task's attention is not a signal.
  *
  * Return: whether it should.
  */
@@ -290,8 +290,8 @@ static int dmafile_allocate(struct dmafile_io *io, u64 end, bool idle)
 }
 
 /*
- * Allocates @len bytes from @at on. If the memory comes from @more and does not suffice, what has
- * been allocated is used: @len is reduced, and @full is set to the reason.
+ * Allocates @len bytes from @at on. If the memory comes from @more and does not suffice, what there
+ * is will be used: @len becomes less, and @full the reason.
  */
 static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool direct, int *full)
 {
@@ -309,8 +309,8 @@ static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool d
 
 /*
  * The size of the next gather. Sizes double from a small first one. Towards the end each one is a
- * quarter of the rest: then its allocation takes no longer than reading the previous one even if
- * the disk is a third faster, and only the last, small one must be waited for.
+ * quarter of the rest: then its allocation takes as long as the reading of the one before even if
+ * the disk is only a third faster, and only the last, small one is waited for.
  */
 static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 {
@@ -321,7 +321,7 @@ static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 }
 
 /*
- * Starts reading into the page cache up to @end, while memory is being allocated. Not if the
+ * Starts reading into the page cache up to @end, while memory is being allocated. Not where the
  * page cache can have large folios: advice brings single pages, which cost more than the overlap
  * gains, and a read's own readahead brings large ones.
  */
@@ -355,7 +355,7 @@ static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece,
 	return err;
 }
 
-/* The part of the first block before the requested bytes does not count. */
+/* The part of the first block that lies before the wanted bytes does not count. */
 static void dmafile_set_done(struct dmafile_io *io, u64 end)
 {
 	if (end > io->at)
@@ -394,7 +394,7 @@ static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *pie
  * struct dmafile_ring - the I/O in flight
  * @pieces: as many as the depth of the transfer
  * @first: the oldest one in flight
- * @nr: the number in flight
+ * @nr: how many are in flight
  * @err: the first error in the order of the bytes, or 1 at the end of the file
  */
 struct dmafile_ring {
@@ -428,7 +428,7 @@ static void dmafile_ring_drain(struct dmafile_io *io, struct dmafile_ring *ring)
 
 /*
  * Moves a range of the buffer, gather by gather. For direct I/O @from and @to are aligned; they may
- * be outside the requested bytes. Return: 0, an error, or 1 at the end of the file.
+ * lie outside the wanted bytes. Return: 0, an error, or 1 at the end of the file.
  */
 static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 {
@@ -486,7 +486,7 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 	}
 	dmafile_ring_drain(io, &ring);
 	kfree(ring.pieces);
-	/* An error of the file precedes the one that kept the next gather from being issued. */
+	/* An error of the file comes before the one that kept the next gather from being issued. */
 	return ring.err ?: err ?: full;
 }
 
@@ -504,11 +504,11 @@ static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages
 	begun = ktime_get_ns();
 	dmafile_pages_copy(io->pages, at, bounce, skip, *moved);
 	io->copy_ns += ktime_get_ns() - begun;
-	/* An error after the requested bytes does not matter. */
+	/* An error after the wanted bytes does not matter. */
 	return *moved < len ? err : 0;
 }
 
-/* The same for writes. Only whole blocks: the page cache has the rest of the other ones. */
+/* The same to the file. Only whole blocks: the page cache knows the rest of the other ones. */
 static int dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
 				u64 pos, u64 *len, u64 *moved)
 {
@@ -610,8 +610,8 @@ static bool dmafile_all_direct(const struct dmafile_io *io)
 }
 
 /**
- * dmafile_largest_gather - convert the administrator's limit on gathers
- * @mb: in MiB; clamped to the valid range
+ * dmafile_largest_gather - convert a limit of gathers, as an administrator sets it
+ * @mb: in MiB; if it is out of range, the nearest limit counts
  *
  * Return: the limit in bytes, 1 MiB to DMAFILE_MAX_GATHER.
  */
@@ -636,8 +636,8 @@ u64 dmafile_gather(u64 len, unsigned int most)
  * dmafile_io_prepare - take the open flags and the alignment of the file
  * @io: @file and @write are set
  *
- * They are taken once, because fcntl() may change the flags during the transfer.
- * dmafile_transfer() calls this if it has not been called before.
+ * They are taken once, since fcntl() may change the flags while the transfer runs.
+ * dmafile_transfer() does it unless it has been done.
  */
 void dmafile_io_prepare(struct dmafile_io *io)
 {
@@ -649,11 +649,11 @@ void dmafile_io_prepare(struct dmafile_io *io)
 
 /**
  * dmafile_transfer - move bytes between a file and a buffer
- * @io: describes the transfer. The ranges are inside the buffer and do not overflow; this range of
+ * @io: describes the transfer. The ranges lie within the buffer and do not overflow; this range of
  *	the buffer has no other user
  *
  * Direct I/O is used if the file was opened with O_DIRECT. The file position is neither used nor
- * changed. Nothing is in flight on return.
+ * moved. Nothing is in flight on return.
  *
  * Return: 0, also if the file ended early: then @io->done is less than @io->len. Or -EINTR,
  * -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of @io->tell, or the first error of
@@ -679,13 +679,13 @@ int dmafile_transfer(struct dmafile_io *io)
 	/* A new buffer has its full size even if the file ended early. */
 	if (err >= 0)
 		err = io->born ? dmafile_allocate(io, io->size, true) : 0;
-	/* The last report; its result is ignored. */
+	/* The last report; its answer comes too late. */
 	if (io->tell)
 		io->tell(io);
 	if (!err && io->born) {
 		u64 size = dmafile_pages_bytes(io->pages);
 
-		/* Clear what is around the file's bytes in its first and last block. */
+		/* Clear what lies around the file's bytes in its first and last block. */
 		dmafile_pages_zero(io->pages, round_down(io->at, io->align), io->at);
 		dmafile_pages_zero(io->pages, io->at + io->done,
 				   min(size, round_up(end, io->align)));

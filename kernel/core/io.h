@@ -40,7 +40,7 @@ enum dmafile_mode {
  *	exist already
  * @more: adds a chunk of at most that many pages to @pages, or returns an error; it may add
  *	nothing, and is then called again. NULL: allocate with dmafile_pages_grow()
- * @gather: the largest chunk in bytes; each is allocated while the previous one is being read
+ * @gather: the number of bytes that are allocated before they are read
  * @depth: the number of gathers in flight, 1 to DMAFILE_MAX_DEPTH
  * @max_order: the largest order of pages to allocate
  * @write: from the buffer to the file
@@ -58,7 +58,7 @@ enum dmafile_mode {
  * @done: the number of bytes that have been moved, counted from the first one, without a gap
  * @mode: how they were moved, enum dmafile_mode
  * @alloc_ns: the time spent allocating
- * @submit_ns: the time spent passing I/O to the file system
+ * @submit_ns: the time spent handing I/O to the file system
  * @wait_ns: the time spent waiting for it
  * @copy_ns: the time spent copying to or from bounce buffers
  * @no_direct: the file has refused direct I/O
