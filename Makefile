@@ -51,7 +51,7 @@ LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
 .PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	deb module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	deb deb-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -215,9 +215,16 @@ deb: build ## build Debian packages of the command, the C library and the module
 	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
 		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
 	@cp CHANGELOG.md $(DEB)/dmafile/changelog
+	@cp kernel/dkms/sysusers.conf $(DEB)/dmafile/debian/dmafile-dkms.sysusers
 	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
 		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
 	@rm -rf $(DEB)/dmafile
+
+deb-test: deb ## install those packages into clean roots of Debian 12 and 13, and use them
+	@scripts/need lintian command -v lintian
+	@scripts/need mmdebstrap command -v mmdebstrap
+	lintian --fail-on error $(DEB)/*.changes
+	packaging/test $(DEB)/*.deb
 
 # The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
 KDIR    ?= /lib/modules/$(shell uname -r)/build
