@@ -261,7 +261,7 @@ mod tests {
         );
         let failed: i64 = number(|| panic!("one"));
         assert_eq!(failed, -i64::from(libc::ENOTRECOVERABLE));
-        assert!(sentence().contains("dmafile: one"));
+        assert!(sentence().contains("please report it: one"));
         assert!(pointer::<u8>(|| std::panic::panic_any(7)).is_null());
         assert!(sentence().contains("without a message"));
     }

@@ -294,8 +294,8 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
         ),
         (
             "load file --verify sha256=12",
-            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]|hub>': '12' is no sha256: 64 \
-              hexadecimal digits"
+            &"invalid value 'sha256=12' for '--verify <ALGO[=HEX]|hub>': '12' is not a valid sha256 \
+              digest, which has 64 hexadecimal digits"
                 .to_string(),
         ),
     ] {

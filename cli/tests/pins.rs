@@ -332,7 +332,7 @@ fn processes_of_others_are_counted_and_what_is_public_of_them_is_shown() {
         assert_eq!(shown["pinned"], BUFFERS.iter().sum::<u64>() * page());
         assert_eq!(shown["locked"], LOCKED * page());
     }
-    let remark = "1 process could not be looked into; run as root";
+    let remark = "1 process could not be inspected; run as root";
     for (args, remark) in [
         (format!("pins {pid}"), remark),
         ("pins".into(), "; run as root"),

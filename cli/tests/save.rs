@@ -123,7 +123,7 @@ fn it_is_used_wrongly_with_status_2() {
         dir.refusal(&mut dir.dmafile(args), 2);
     }
     let line = dir.refusal(&mut dir.dmafile("save --from fd:987 to"), 1);
-    let says = "cannot use the descriptor: fd:987: Bad file number (EBADF); pass one that is open";
+    let says = "cannot use the descriptor: fd:987: Bad file number (EBADF); pass an open one";
     assert!(line.starts_with(says), "{line}");
 }
 
@@ -464,7 +464,7 @@ fn folders_and_files_that_may_not_be_changed() {
     flag("-i").unwrap();
     let line = ended.line(1);
     assert!(
-        line.contains("immutable, or may only grow (EPERM); take its flag away"),
+        line.contains("immutable, or may only grow (EPERM); remove its flag"),
         "{line}"
     );
 }

@@ -345,7 +345,7 @@ fn a_file_that_is_replaced_gives_what_it_has_but_its_bytes() {
     assert_eq!(&value[..got], b"kept");
     assert_eq!(fs::read(at("other")).unwrap(), b"old");
     assert!(
-        reasons(&report).contains("links 2: 1 other names"),
+        reasons(&report).contains("links 2: 1 other hard links"),
         "{report:?}"
     );
     assert_eq!(names(dir.path()), ["again", "link", "other", "sub"]);

@@ -671,7 +671,7 @@ fn nothing_of_a_manifest_is_believed() {
         (74, "is not the file", |m| {
             m["sources"][0]["file"] = json!("b.1.dmafile")
         }),
-        (74, "none of crc32c", |m| m["algorithm"] = json!("md5")),
+        (74, "not one of crc32c", |m| m["algorithm"] = json!("md5")),
         (74, "16 hexadecimal digits", |m| {
             m["sources"][0]["digest"] = json!("0")
         }),
