@@ -63,6 +63,7 @@ mod reasons;
 mod record;
 mod request;
 mod save;
+mod sink;
 #[cfg(feature = "checksums")]
 mod snapshot;
 mod source;
@@ -103,6 +104,7 @@ pub use record::{
     WhenFull,
 };
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
+pub use sink::{CopyTo, Memory, Piece, Ring, Sink, Slot};
 #[cfg(feature = "checksums")]
 pub use snapshot::{
     LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,

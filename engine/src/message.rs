@@ -35,6 +35,8 @@ pub enum Opt {
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
+    /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
+    Ring,
 }
 
 impl Opt {
@@ -56,6 +58,7 @@ impl Opt {
             Self::Patterns => "patterns",
             Self::CheckMemory => "check_memory",
             Self::From => "from",
+            Self::Ring => "ring",
         }
     }
 

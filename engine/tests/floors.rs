@@ -51,11 +51,13 @@ const ROOMS: &[(&str, &[&str])] = &[
             "sys",
         ],
     ),
+    // Where bytes go that do not stay in memory.
+    ("sink", &["error", "message", "sync", "sys"]),
     (
         "transfer",
         &[
             "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
-            "reasons", "source", "sync", "sys", "verify",
+            "reasons", "sink", "source", "sync", "sys", "verify",
         ],
     ),
     // All of it.
@@ -63,7 +65,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "load",
         &[
             "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
-            "plan", "reasons", "request", "source", "transfer", "verify",
+            "plan", "reasons", "request", "sink", "source", "transfer", "verify",
         ],
     ),
     (

@@ -12,6 +12,7 @@ mod make;
 mod memfd;
 mod memory;
 mod pages;
+mod ring;
 mod share;
 mod udmabuf;
 
@@ -29,6 +30,7 @@ pub(crate) use dmabuf::{adopt_fused, exporters_pages};
 use make::cannot_map;
 pub(crate) use make::{cannot_export, make};
 pub(crate) use memory::{CopyOut, Filled, Filling, Finish};
+pub(crate) use ring::Ring;
 
 /// A filled buffer: the wanted bytes of the file, and around them zeros.
 ///
