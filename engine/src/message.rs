@@ -37,6 +37,8 @@ pub enum Opt {
     From,
     /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
     Ring,
+    /// A [`Device`](crate::Device).
+    Device,
 }
 
 impl Opt {
@@ -59,6 +61,7 @@ impl Opt {
             Self::CheckMemory => "check_memory",
             Self::From => "from",
             Self::Ring => "ring",
+            Self::Device => "device",
         }
     }
 

@@ -14,6 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
+    ("device", &["error", "message", "sys"]),
     // What is asked for, and what it is asked of.
     ("options", &["error", "message", "sys"]),
     ("request", &["error", "message", "options"]),
@@ -52,7 +53,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     // Where bytes go that do not stay in memory.
-    ("sink", &["error", "message", "sync", "sys"]),
+    ("sink", &["device", "error", "message", "sys"]),
     (
         "transfer",
         &[

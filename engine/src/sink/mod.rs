@@ -2,12 +2,14 @@
 //! says when each may be filled again.
 
 mod copy;
+mod device;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys::map::Region;
 
 pub use copy::CopyTo;
+pub use device::{Place, ToDevice};
 
 /// Bytes of a ring, unless asked otherwise.
 pub const DEFAULT_RING: u64 = 256 << 20;
@@ -36,7 +38,7 @@ impl Default for Ring {
 
 impl Ring {
     /// A ring of `bytes` bytes in `slots` slots.
-    pub fn new(bytes: u64, slots: u32) -> Self {
+    pub const fn new(bytes: u64, slots: u32) -> Self {
         Self { bytes, slots }
     }
 
