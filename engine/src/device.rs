@@ -45,6 +45,31 @@ impl Device {
         self.number
     }
 
+    /// The word for host memory that is pinned for it.
+    pub(crate) fn host_word(self) -> String {
+        match self.number {
+            0 => format!("{}-host", self.api),
+            number => format!("{}-host:{number}", self.api),
+        }
+    }
+
+    /// The device that such a word names.
+    pub(crate) fn of_host_word(text: &str) -> Option<Self> {
+        let (api, number) = text.split_once("-host")?;
+        match number {
+            "" => api.parse(),
+            number => format!("{api}{number}").parse(),
+        }
+        .ok()
+        .filter(|_| !api.contains(':'))
+    }
+
+    /// Whether it is there.
+    pub(crate) fn check(self) -> Result<()> {
+        let found = Driver::open(self.api).and_then(|driver| driver.find(self.number));
+        found.map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
     /// Its context, which all of a process share.
     pub(crate) fn context(self) -> Result<Arc<Context>> {
         let context = Context::retain(self.api, self.number);

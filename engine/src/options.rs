@@ -1,5 +1,6 @@
 //! The words of a request: kinds of memory, pages, methods, I/O modes, and their ranges.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys;
@@ -47,6 +48,10 @@ pub enum Kind {
     /// A dma-buf, whichever kind this machine makes best: [`Kind::Dmafile`], [`Kind::Udmabuf`] or
     /// the system heap's, the first that works. A buffer names the kind that it became.
     DmaBuf,
+    /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
+    /// while the last reads are in flight. Words: `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`.
+    /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
+    Pinned(Device),
     /// Memory handed in by the caller; [`Load::run_into`](crate::Load::run_into) sets it.
     #[doc(hidden)]
     Caller,
@@ -88,6 +93,7 @@ impl fmt::Display for Kind {
             Self::Heap(name) => write!(f, "heap:{name}"),
             Self::Dmafile => f.write_str("dmafile"),
             Self::DmaBuf => f.write_str("dma-buf"),
+            Self::Pinned(device) => f.write_str(&device.host_word()),
             Self::Caller => f.write_str("caller"),
         }
     }
@@ -97,7 +103,7 @@ impl FromStr for Kind {
     type Err = Error;
 
     /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
-    /// `dma-buf`. `fd:N` duplicates the descriptor; EBADF where N is not open.
+    /// `dma-buf`, `cuda-host`, `hip-host`, each also with `:N`. `fd:N` duplicates the descriptor; EBADF where N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
@@ -106,6 +112,9 @@ impl FromStr for Kind {
             "dmafile" => return Ok(Self::Dmafile),
             "dma-buf" => return Ok(Self::DmaBuf),
             _ => {}
+        }
+        if let Some(device) = Device::of_host_word(text) {
+            return Ok(Self::Pinned(device));
         }
         if let Some(name) = text.strip_prefix("heap:")
             && !matches!(name, "" | "." | "..")
@@ -135,7 +144,9 @@ impl FromStr for Kind {
         }
         Err(Error::usage(
             Opt::To,
-            format!("'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"),
+            format!(
+                "'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
+            ),
         ))
     }
 }
@@ -321,6 +332,9 @@ mod tests {
             "heap:system",
             "dmafile",
             "dma-buf",
+            "cuda-host",
+            "cuda-host:1",
+            "hip-host",
         ] {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
         }
@@ -334,6 +348,9 @@ mod tests {
             "fd:1@",
             "fd:1@-1",
             "memfd ",
+            "cuda-host:",
+            "cuda-host:x",
+            "cuda:0-host",
         ] {
             let error = word.parse::<Kind>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{word}");

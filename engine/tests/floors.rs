@@ -16,7 +16,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("reasons", &["message", "sync"]),
     ("device", &["error", "message", "sys"]),
     // What is asked for, and what it is asked of.
-    ("options", &["error", "message", "sys"]),
+    ("options", &["device", "error", "message", "sys"]),
     ("request", &["error", "message", "options"]),
     ("source", &["error", "sync", "sys"]),
     ("format", &["error", "sys"]),
@@ -28,7 +28,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "facts",
         &[
-            "error", "exporter", "message", "options", "reasons", "request", "source", "sys",
+            "device", "error", "exporter", "message", "options", "reasons", "request", "source",
+            "sys",
         ],
     ),
     // Decide.
@@ -42,7 +43,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "buffer",
         &[
-            "error", "exporter", "message", "options", "plan", "reasons", "sys",
+            "device", "error", "exporter", "message", "options", "plan", "reasons", "sync", "sys",
         ],
     ),
     (

@@ -2,6 +2,8 @@
 //! lends its regions, so that no region is left when slices begin.
 
 use super::DmaBuf;
+use crate::device::Pinned;
+use crate::error::Error;
 use crate::sys::map::{Region, View};
 use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
@@ -41,7 +43,7 @@ pub(crate) trait Filling: CopyOut {
 
     /// All of its pages are present, and reads into them may be in flight. Whether anything was made
     /// of them.
-    fn populated(&self) -> Result<bool, Errno> {
+    fn populated(&self) -> Result<bool, Error> {
         Ok(false)
     }
 
@@ -70,6 +72,16 @@ pub(crate) trait Finish: Filling {
 pub(crate) trait Filled: CopyOut {
     /// The address of its first byte; None where a touch may raise a signal.
     fn address(&self) -> Option<*const u8>;
+
+    /// Whether it can be pinned for a device where it is mapped, and written to there; or why not.
+    fn can_pin(&self) -> Result<bool, &'static str> {
+        Ok(true)
+    }
+
+    /// What pins it, where it was pinned while it was filled.
+    fn take_pin(&mut self) -> Option<Pinned> {
+        None
+    }
 
     /// The descriptor that is handed out, where it is one and no dma-buf.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

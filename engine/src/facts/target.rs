@@ -110,6 +110,7 @@ impl Target {
                 target.dma_buf = Some(facts);
             }
             Kind::Udmabuf => probe_udmabuf()?,
+            Kind::Pinned(device) => device.check()?,
             Kind::Dmafile => {
                 // Its own method asks nothing of the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);

@@ -112,8 +112,12 @@ impl Load {
             pages,
             &filled.dma_bufs(),
         );
+        let kind = match &decided.target.kind {
+            Kind::Pinned(_) => Kind::Memfd.to_string(),
+            _ => plan.kind.clone(),
+        };
         Ok(Loaded {
-            buffer: Buffer::new(filled, plan.kind.clone(), plan.lead, plan.bytes),
+            buffer: Buffer::new(filled, kind, plan.lead, plan.bytes),
             report,
         })
     }
@@ -342,6 +346,10 @@ fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<
         memory: &*filling,
     };
     let outcome = transfer.run()?;
+    if let Kind::Pinned(_) = target.kind {
+        // Where nothing was allocated ahead of the reads.
+        filling.populated()?;
+    }
     let pages = filling.pages();
     let start = meter.now();
     let filled = filling

@@ -229,6 +229,11 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
+    /// Whether there is a device of this number.
+    pub(crate) fn find(&self, ordinal: u32) -> Result<(), Failure> {
+        self.device(ordinal).map(drop)
+    }
+
     fn device(&self, ordinal: u32) -> Result<c_int, Failure> {
         let mut device = 0;
         let ordinal = c_int::try_from(ordinal).unwrap_or(c_int::MAX);

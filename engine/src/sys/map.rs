@@ -347,7 +347,7 @@ impl View {
     }
 
     /// Nobody can write to it, nor we.
-    fn is_sealed(&self) -> bool {
+    pub(crate) fn is_sealed(&self) -> bool {
         self.0.share == Share::Sealed
     }
 

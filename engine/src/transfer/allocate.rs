@@ -3,7 +3,6 @@
 //! where they don't, a second thread would cost CPU time and save none.
 
 use super::{Transfer, Work};
-use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
@@ -162,7 +161,7 @@ impl<'a> Steps<'a> {
         match memory.populated() {
             Ok(true) => meter.exported(start, plan.capacity),
             Ok(false) => {}
-            Err(errno) => feed.stop(Some(buffer::cannot_export(errno, &plan.kind))),
+            Err(error) => feed.stop(Some(error)),
         }
     }
 
