@@ -24,6 +24,11 @@ pub struct Device {
 }
 
 impl Device {
+    /// Whether the driver is NVIDIA's, and not AMD's.
+    pub fn is_cuda(self) -> bool {
+        self.api == Api::Cuda
+    }
+
     /// `cuda:NUMBER`.
     pub fn cuda(number: u32) -> Self {
         Self {
@@ -64,8 +69,11 @@ impl Device {
         .filter(|_| !api.contains(':'))
     }
 
-    /// Whether it is there.
-    pub(crate) fn check(self) -> Result<()> {
+    /// Whether it is there: opens its driver, and makes nothing.
+    ///
+    /// # Errors
+    /// ENODEV where it cannot be used.
+    pub fn check(self) -> Result<()> {
         let found = Driver::open(self.api).and_then(|driver| driver.find(self.number));
         found.map_err(|failure| self.failed("cannot use the device", failure))
     }
@@ -125,6 +133,38 @@ impl Device {
             Ok((driver.name(self.number)?, version))
         };
         ask().map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
+    /// All devices of its driver.
+    ///
+    /// # Errors
+    /// ENODEV without a driver.
+    pub fn all(self) -> Result<Vec<Self>> {
+        let count = Driver::open(self.api).and_then(Driver::devices);
+        let count = count.map_err(|failure| self.failed("cannot use the device", failure))?;
+        let all = (0..count).map(|number| Self { number, ..self });
+        Ok(all.collect())
+    }
+
+    /// Whether it pins memory that is mapped for reading alone; None where that has to be tried.
+    pub fn pins_read_only(self) -> Option<bool> {
+        const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
+        Some(self.attribute(READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0)
+    }
+
+    /// Where it is on the PCI bus, as in `/sys/bus/pci/devices`.
+    pub fn pci_address(self) -> Option<String> {
+        const BUS: i32 = 33;
+        const DEVICE: i32 = 34;
+        const DOMAIN: i32 = 50;
+        let ask = |number| self.attribute(number);
+        let (domain, bus, device) = (ask(DOMAIN)?, ask(BUS)?, ask(DEVICE)?);
+        Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
+    }
+
+    fn attribute(self, number: i32) -> Option<i32> {
+        let driver = Driver::open(self.api).ok()?;
+        driver.attribute(self.number, number)
     }
 
     /// A failure of its driver.

@@ -106,7 +106,9 @@ pub use record::{
     WhenFull,
 };
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
-pub use sink::{CopyTo, Memory, Piece, Place, Ring, Sink, Slot, ToDevice};
+pub use sink::{
+    CopyTo, Handed, Hands, Memory, Piece, Place, Ring, Sink, Slot, ToDevice, hand_over,
+};
 #[cfg(feature = "checksums")]
 pub use snapshot::{
     LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,

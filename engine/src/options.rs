@@ -230,6 +230,15 @@ impl Method {
     }
 
     fn unknown(text: &str) -> Error {
+        if text == "cufile" {
+            let why = match std::path::Path::new("/sys/module/nvidia_fs").exists() {
+                true => "this version loads into a device through its ring alone",
+                false => {
+                    "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
+                }
+            };
+            return Error::usage(Opt::Method, format!("'cufile' is refused: {why}"));
+        }
         none_of(Opt::Method, Self::ALL, text)
     }
 }

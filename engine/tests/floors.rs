@@ -28,8 +28,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "facts",
         &[
-            "device", "error", "exporter", "message", "options", "reasons", "request", "source",
-            "sys",
+            "error", "exporter", "message", "options", "reasons", "request", "source", "sys",
         ],
     ),
     // Decide.
@@ -54,7 +53,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     // Where bytes go that do not stay in memory.
-    ("sink", &["device", "error", "message", "sys"]),
+    ("sink", &["device", "error", "message", "sync", "sys"]),
     (
         "transfer",
         &[
@@ -105,7 +104,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "inspect",
         &[
-            "control", "error", "exporter", "facts", "options", "plan", "sys",
+            "control", "device", "error", "exporter", "facts", "options", "plan", "sys",
         ],
     ),
 ];

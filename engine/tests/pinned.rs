@@ -135,7 +135,7 @@ fn what_cannot_be_pinned_is_said_in_one_sentence() {
          reading alone: leave it unsealed"
     );
     // Pages of its own come into being where it is written to, while a device would keep the old.
-    let mut copy = buffer.copy_on_write().unwrap();
+    let copy = buffer.copy_on_write().unwrap();
     let error = copy.pin(device).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
     assert!(copy.pinned().is_none());
@@ -153,7 +153,7 @@ fn what_cannot_be_pinned_is_said_in_one_sentence() {
         }
     }
     double.fail("cuMemHostUnregister", 1, 999);
-    let mut buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
+    let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
     let error = buffer.unpin().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
     double.reset();
@@ -169,7 +169,7 @@ fn what_another_process_may_write_to_is_pinned_by_each() {
     let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
     let (ours, theirs) = UnixStream::pair().unwrap();
     buffer.send(&ours).unwrap();
-    let mut received = Buffer::receive(&theirs).unwrap();
+    let received = Buffer::receive(&theirs).unwrap();
     received.pin(device).unwrap();
     assert_eq!(double.left().registered, 2);
     drop(buffer);

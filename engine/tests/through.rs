@@ -6,7 +6,7 @@ mod common;
 use common::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
 use dmafile::{
     CancelToken, CopyTo, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring, Sink,
-    Slot,
+    Slot, hand_over,
 };
 use std::collections::VecDeque;
 use std::io::Write;
@@ -394,4 +394,72 @@ fn memory_is_the_ring() {
     load.run_through(ring, &mut Nowhere).unwrap();
     let more = resident() - before;
     assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
+}
+
+/// A thread that asks for bytes and gives slots back when it likes.
+#[test]
+fn slots_are_handed_over_and_given_back_in_any_order() {
+    let dir = dir();
+    let len = 700_001;
+    let path = cold(dir.path(), len);
+    let (mut sink, hands) = hand_over(None);
+    let got = std::thread::scope(|scope| {
+        let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
+        let (mut got, mut held) = (vec![0xee; len], Vec::new());
+        while let Some(piece) = hands.next() {
+            held.push(piece);
+            if held.len() == 2 {
+                // The younger one first.
+                for piece in held.drain(..).rev() {
+                    // SAFETY: the bytes stay until the slot is given back.
+                    let bytes = unsafe {
+                        std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
+                    };
+                    got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
+                    assert!(hands.done(piece.slot));
+                    assert!(!hands.done(piece.slot), "it was given back");
+                }
+            }
+        }
+        for piece in held {
+            // SAFETY: as above.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
+            };
+            got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
+            assert!(hands.done(piece.slot));
+        }
+        load.join().unwrap().unwrap();
+        got
+    });
+    assert_eq!(bytes_digest(&got), file_digest(&path, 0, len as u64));
+    assert!(!hands.done(0));
+}
+
+#[test]
+fn a_taker_that_goes_away_ends_the_load() {
+    let dir = dir();
+    let path = cold(dir.path(), 700_001);
+    for taken in 0..3 {
+        let (mut sink, hands) = hand_over(None);
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
+            for _ in 0..taken {
+                assert!(hands.next().is_some());
+            }
+            drop(hands);
+            let error = load.join().unwrap().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPIPE), "{error}");
+        });
+    }
+    // One that fails before it begins.
+    let (sink, hands) = hand_over(None);
+    let mut sink = sink;
+    assert!(
+        Load::new("/none")
+            .run_through(Ring::default(), &mut sink)
+            .is_err()
+    );
+    drop(sink);
+    assert_eq!(hands.next(), None);
 }

@@ -610,6 +610,9 @@ void double_reset(void)
 {
 	pthread_mutex_lock(&lock);
 	memset(registered, 0, sizeof(registered));
+	for (int i = 0; i < MOST; i++)
+		if (memory[i].device < 0)
+			memory[i].end = 0;
 	contexts[0].retained = contexts[1].retained = 0;
 	events = streams = complaints = copies = depth = 0;
 	registered_now = registered_peak = 0;

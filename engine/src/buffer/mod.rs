@@ -20,10 +20,12 @@ use crate::device::{Device, Pinned};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::Kind;
+use crate::sync;
 use crate::sys::map::{View, page_size};
 use crate::sys::{Errno, file};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 
 pub use access::{CpuAccess, CpuAccessMut};
 pub(crate) use caller::Lent;
@@ -39,7 +41,7 @@ pub(crate) use ring::Ring;
 /// land where they belong. Dropping it unmaps the memory and closes the descriptor.
 pub struct Buffer {
     // Before the memory, which is pinned for as long as it lives.
-    pinned: Option<Pinned>,
+    pinned: Mutex<Option<Pinned>>,
     memory: Box<dyn Filled>,
     kind: String,
     offset: u64,
@@ -49,7 +51,7 @@ pub struct Buffer {
 impl Buffer {
     pub(crate) fn new(mut memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
         Self {
-            pinned: memory.take_pin(),
+            pinned: Mutex::new(memory.take_pin()),
             memory,
             kind,
             offset,
@@ -225,9 +227,10 @@ impl Buffer {
     /// EBUSY where it is pinned already; EOPNOTSUPP where the driver pins no memory that is mapped for
     /// reading alone, which a sealed buffer is, and for memory without an address ([`Buffer::as_ptr`]) or
     /// bytes; ENODEV where the device cannot be used; else what its driver says.
-    pub fn pin(&mut self, device: Device) -> Result<()> {
+    pub fn pin(&self, device: Device) -> Result<()> {
         let refuse = |errno| Error::os("cannot pin memory for the device", errno).at(&self.kind);
-        if let Some(pinned) = &self.pinned {
+        let mut pinned = sync::lock(&self.pinned);
+        if let Some(pinned) = &*pinned {
             let why = format!("it is pinned for {} already", pinned.device());
             return Err(refuse(Errno::BUSY).with_why(why));
         }
@@ -239,7 +242,7 @@ impl Buffer {
         };
         let (at, bytes) = pages_of(self.offset, self.len);
         let start = start.wrapping_add(at as usize);
-        self.pinned = Some(Pinned::new(device, start, bytes, writable)?);
+        *pinned = Some(Pinned::new(device, start, bytes, writable)?);
         Ok(())
     }
 
@@ -247,13 +250,14 @@ impl Buffer {
     ///
     /// # Errors
     /// What the driver says; the memory is left to it then.
-    pub fn unpin(&mut self) -> Result<()> {
-        self.pinned.take().map_or(Ok(()), Pinned::end)
+    pub fn unpin(&self) -> Result<()> {
+        let pinned = sync::lock(&self.pinned).take();
+        pinned.map_or(Ok(()), Pinned::end)
     }
 
     /// The device that it is pinned for.
     pub fn pinned(&self) -> Option<Device> {
-        self.pinned.as_ref().map(Pinned::device)
+        sync::lock(&self.pinned).as_ref().map(Pinned::device)
     }
 
     fn range(&self) -> (usize, usize) {
@@ -268,10 +272,10 @@ impl Buffer {
     /// EOPNOTSUPP for private memory and for dma-bufs of others than udmabuf, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
-        if let Some(pinned) = &self.pinned {
+        if let Some(device) = self.pinned() {
             return Err(Error::os("cannot seal the buffer", Errno::BUSY)
                 .at(&self.kind)
-                .with_why(format!("it is pinned for {}", pinned.device()))
+                .with_why(format!("it is pinned for {device}"))
                 .with_remedy("seal it before it is pinned, or unpin it first"));
         }
         self.memory.seal().map_err(|errno| {

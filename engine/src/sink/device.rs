@@ -56,12 +56,18 @@ pub struct ToDevice {
     stream: Stream,
     context: Arc<Context>,
     after: Option<OtherStream>,
-    places: Box<dyn Iterator<Item = Place> + Send>,
+    places: Box<Places>,
+    /// There are no more of them.
+    ended: bool,
     place: Option<Place>,
     /// Memory of places that are filled, for the next of `taken`.
     past: Vec<Arc<DeviceMemory>>,
     told: Box<dyn FnMut(u64) + Send>,
+    told_upto: u64,
 }
+
+/// Gives the next place, or None: for good where it was to wait, else perhaps only for now.
+type Places = dyn FnMut(bool) -> Option<Place> + Send;
 
 /// A slot that is being copied.
 struct Taken {
@@ -74,14 +80,28 @@ struct Taken {
 }
 
 impl ToDevice {
-    /// `places`, in the order of the file, say where bytes go; those that none names are left out. The
-    /// next one is asked for when bytes have come to it, and may be waited for then.
+    /// `places`, in the order of the file, say where bytes go; those that none names are left out.
     ///
     /// # Errors
     /// ENODEV where the device cannot be used; what its driver says.
     pub fn new(
         device: Device,
         places: impl IntoIterator<Item = Place, IntoIter: Send + 'static>,
+    ) -> Result<Self> {
+        let mut places = places.into_iter().fuse();
+        Self::asking(device, move |_| places.next())
+    }
+
+    /// As [`ToDevice::new`], of places that are made while others are filled: `next` gives the next one
+    /// when bytes have come to it, and waits for it where that is asked for; None where it need not wait
+    /// and there is none now, or there is none any more. What has come is in place, and
+    /// [`ToDevice::told`], before it is to wait.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn asking(
+        device: Device,
+        next: impl FnMut(bool) -> Option<Place> + Send + 'static,
     ) -> Result<Self> {
         let context = device.context()?;
         let stream = Stream::new(&context);
@@ -94,10 +114,12 @@ impl ToDevice {
             stream,
             context,
             after: None,
-            places: Box::new(places.into_iter()),
+            places: Box::new(next),
+            ended: false,
             place: None,
             past: Vec::new(),
             told: Box::new(|_| {}),
+            told_upto: 0,
         })
     }
 
@@ -131,7 +153,7 @@ impl ToDevice {
         {
             self.past
                 .extend(self.place.take().map(|place| place.memory));
-            let Some(next) = self.places.next() else {
+            let Some(next) = self.next_place(at)? else {
                 return Ok(());
             };
             let end = next.offset.checked_add(next.bytes);
@@ -151,6 +173,29 @@ impl ToDevice {
             }
         }
         Ok(())
+    }
+
+    fn next_place(&mut self, at: u64) -> Result<Option<Place>> {
+        if self.ended {
+            return Ok(None);
+        }
+        if let Some(place) = (self.places)(false) {
+            return Ok(Some(place));
+        }
+        // Whoever gives the next one may wait for those before it.
+        let copied = self.stream.wait();
+        copied.map_err(|failure| self.failed(failure))?;
+        self.tell(at);
+        let place = (self.places)(true);
+        self.ended = place.is_none();
+        Ok(place)
+    }
+
+    fn tell(&mut self, upto: u64) {
+        if upto > self.told_upto {
+            self.told_upto = upto;
+            (self.told)(upto);
+        }
     }
 
     fn failed(&self, failure: Failure) -> Error {
@@ -208,7 +253,7 @@ impl Sink for ToDevice {
         }
         if let Some(Taken { event, end, .. }) = self.taken.pop_front() {
             self.events.push(event);
-            (self.told)(end);
+            self.tell(end);
         }
         Ok(true)
     }

@@ -3,6 +3,7 @@
 
 mod copy;
 mod device;
+mod handed;
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
@@ -10,6 +11,7 @@ use crate::sys::map::Region;
 
 pub use copy::CopyTo;
 pub use device::{Place, ToDevice};
+pub use handed::{Handed, Hands, hand_over};
 
 /// Bytes of a ring, unless asked otherwise.
 pub const DEFAULT_RING: u64 = 256 << 20;
@@ -42,8 +44,11 @@ impl Ring {
         Self { bytes, slots }
     }
 
-    /// The size of a slot, where one operation moves `block` bytes.
-    pub(crate) fn slot(self, block: u64) -> Result<u64> {
+    /// Checks that its numbers are in range; every load through it begins with that.
+    ///
+    /// # Errors
+    /// Kind [`Usage`](crate::ErrorKind::Usage).
+    pub fn check(self) -> Result<()> {
         let out = |value: u64, range: &str| {
             Error::usage(Opt::Ring, format!("{value} is out of range: {range}"))
         };
@@ -54,7 +59,13 @@ impl Ring {
         if !(slots * 4096..=1 << 40).contains(&self.bytes) {
             return Err(out(self.bytes, "4096 bytes a slot to 1 TiB"));
         }
-        let slot = self.bytes / slots;
+        Ok(())
+    }
+
+    /// The size of a slot, where one operation moves `block` bytes.
+    pub(crate) fn slot(self, block: u64) -> Result<u64> {
+        self.check()?;
+        let slot = self.bytes / u64::from(self.slots);
         Ok((slot - slot % block).max(block))
     }
 }
@@ -131,6 +142,7 @@ impl<'m> Memory<'m> {
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<'s> {
     pub(crate) pieces: &'s [Piece<'s>],
+    pub(crate) last: bool,
 }
 
 impl<'s> Slot<'s> {
@@ -138,6 +150,11 @@ impl<'s> Slot<'s> {
     /// them.
     pub fn pieces(&self) -> &'s [Piece<'s>] {
         self.pieces
+    }
+
+    /// No wanted bytes come after these.
+    pub fn is_last(&self) -> bool {
+        self.last
     }
 }
 

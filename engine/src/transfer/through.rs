@@ -46,6 +46,8 @@ impl<'a> Through<'a> {
             Pages::Auto => Pages::Small,
             pages => pages,
         };
+        let why = format!("{slots} slots of {slot} bytes, filled again and again");
+        work.log.add("ring", slots * slot, why);
         Ok(Self {
             work,
             ring: buffer::Ring::new(slots * slot, plan.capacity, phase, pages)?,
@@ -234,7 +236,11 @@ impl<'a> Through<'a> {
             });
         }
         if !pieces.is_empty() {
-            sink.take(&Slot { pieces: &pieces })?;
+            let wanted_end = layout.wanted.last().map_or(0, |range| at(range.1));
+            sink.take(&Slot {
+                pieces: &pieces,
+                last: wanted_end <= stop,
+            })?;
         }
         Ok(Some(Taken {
             number,

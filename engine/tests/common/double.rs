@@ -1,3 +1,4 @@
+#![allow(dead_code, reason = "each test program uses a part of it")]
 //! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine asks for a
 //! driver: a library that is there already is the one that a program gets by its name.
 
