@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a function of the header tells its caller by errno and, in this thread, by a sentence.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     /// As errno(3) counts: positive.
     errno: c_int,

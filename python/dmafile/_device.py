@@ -90,8 +90,8 @@ def stream(
     progress: Callback | bool | None,
     options: Options,
 ) -> tuple[list[Placed], Generator[Batch, None, None]]:
-    """The rows of the wanted tensors, and these, part by part, in the order of their bytes; each part
-    in a block that `allocate` makes, with its address.
+    """The rows of the wanted tensors, and these, part by part, in the order of their bytes; each
+    part in a block that `allocate` makes, with its address.
 
     What is wrong with the arguments is raised at once, all else where it is iterated.
     """

@@ -21,7 +21,7 @@ _SIZES |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in the memory of a GPU: `cupy.from_dlpack(tensor)`, `jax.dlpack.from_dlpack(tensor)`.
+    """A tensor in the memory of a GPU, for `cupy.from_dlpack`, `jax.dlpack.from_dlpack` and others.
 
     All tensors of a load share one block of memory, which is given back when the last of them,
     and of what was made of them, goes.

@@ -91,8 +91,8 @@ def load_file(
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
     buffer that they keep alive. For a GPU they are views of one block of its memory, which is
     filled through a ring of pinned memory: written for CUDA and ROCm, tested on a double of their
-    drivers. Where the driver cannot be used (a RuntimeWarning says why), and for any other `device`,
-    each is copied there.
+    drivers. Where the driver cannot be used (a RuntimeWarning says why), and for any other
+    `device`, each is copied there.
 
     Tensors of `held:NAME` and `held:NAME@SOCKET` are views of the held memory that can be written
     to: what is written stays in this process, in pages of its own. Memory that others can change
