@@ -180,7 +180,8 @@ struct dmafile_options {
      * Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
      * memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
      * it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME",
-     * "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here).
+     * "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here),
+     * "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU).
      */
     const char *to;
     /**

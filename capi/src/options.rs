@@ -31,7 +31,8 @@ pub struct Options {
     /// Kind of memory: "memfd" (default), "anon" (private, without a descriptor), "fd:N" (fills the
     /// memfd or dma-buf N, from its start; the buffer uses a duplicate of N), "fd:N@OFFSET" (a part of
     /// it, from byte OFFSET on, and nothing else of it), "udmabuf", "heap:NAME",
-    /// "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here).
+    /// "dmafile" (a dma-buf of dmafile.ko), "dma-buf" (the best of those three that works here),
+    /// "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is pinned for a GPU).
     pub to: *const c_char,
     /// Size of its pages: "auto" (default), "4k", "thp", "huge".
     pub pages: *const c_char,

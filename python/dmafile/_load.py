@@ -67,7 +67,8 @@ def load(
             dma-buf over a memfd, or several), `heap:NAME` (a dma-buf from `/dev/dma_heap/NAME`),
             `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
             `fd:N` (fill a memfd or a dma-buf that exists, from its start to its end), `fd:N@OFFSET`
-            (only a part of it, from byte OFFSET on).
+            (only a part of it, from byte OFFSET on), `cuda-host`, `cuda-host:N`, `hip-host`,
+            `hip-host:N` (a memfd that is pinned for a GPU while it is filled, `Buffer.pin`).
         pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
         method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `bounce`, `sendfile`,
             `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
