@@ -94,6 +94,8 @@ gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memor
 	@echo "gpu-test: no GPU is needed, nor used"
 	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
+	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
+	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
 	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
 	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py $(ARGS)
 

@@ -75,7 +75,7 @@ macro_rules! table {
                         // (tests/double/prototypes.c holds it against that), and the library is
                         // never closed.
                         let found = unsafe { library.get(name) };
-                        *found.map_err(|error| missing(error.to_string()))?
+                        *found.map_err(|error| missing(reason(&error)))?
                     },)+
                 })
             }
@@ -135,6 +135,12 @@ pub(crate) struct Driver {
     _library: Library,
 }
 
+/// What the dynamic linker says.
+fn reason(error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error);
+    source.map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 fn missing(text: String) -> Failure {
     Failure {
         call: "",
@@ -183,7 +189,7 @@ impl Driver {
                     });
                 }
                 Err(error) => {
-                    first.get_or_insert(missing(error.to_string()));
+                    first.get_or_insert(missing(reason(&error)));
                 }
             }
         }
