@@ -51,7 +51,7 @@ LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
 .PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
-	module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
+	deb module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
 help: ## list the targets
@@ -185,14 +185,16 @@ features: need-rust-tools ## lint the engine with each combination of its featur
 			|| exit 1; \
 	done
 
-docs: build ## write the man pages, shell completions and API documentation under target/
-	@echo "docs: the man pages and completions to $(TARGET)/docs, the API to $(TARGET)/doc"
+docs: build extension .venv/docs ## build the site of the documentation, the man pages and shell completions under target/
+	@echo "docs: man pages and completions to $(TARGET)/docs, the site to $(TARGET)/site/index.html"
 	@mkdir -p $(TARGET)/docs
 	$(DMAFILE) man $(TARGET)/docs
 	$(DMAFILE) completions bash > $(TARGET)/docs/dmafile.bash
 	$(DMAFILE) completions zsh > $(TARGET)/docs/_dmafile
 	$(DMAFILE) completions fish > $(TARGET)/docs/dmafile.fish
 	cargo doc --workspace --no-deps --locked
+	rm -rf $(TARGET)/site
+	$(PYTHON) -m scripts.site $(DMAFILE) $(TARGET)/doc $(abspath $(TARGET))/site
 
 install: built ## install the command, its man pages, the unit of dmafile hold and the C library (PREFIX=/usr/local DESTDIR=)
 	@echo "install: under $(STAGE)$(PREFIX)"
@@ -210,6 +212,25 @@ uninstall: ## remove what `make install` put there (the same PREFIX and DESTDIR)
 		'$(STAGE)$(UNITDIR)/$(UNIT)'
 	@$(CAPI) uninstall
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" -ne 0 ] || ldconfig
+
+# What Debian packages are made of, with the time of the last commit, so that they are the same each time.
+DEB = $(abspath $(TARGET))/deb
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
+
+deb: build ## build Debian packages of the command, the C library and the module (DKMS) in target/deb
+	@scripts/need debhelper command -v dh
+	@scripts/need dh-dkms command -v dh_dkms
+	@echo "deb: to $(TARGET)/deb"
+	@rm -rf $(DEB)
+	@mkdir -p $(DEB)/dmafile
+	@cp -R packaging/debian $(DEB)/dmafile/debian
+	@sed -e '1,2d' -e 's/^$$/./' -e 's/^/ /' LICENSE-MIT | sed -i -e '/@MIT@/ { r /dev/stdin' -e 'd }' $(DEB)/dmafile/debian/copyright
+	@sed -e 's/@VERSION@/$(VERSION)/' -e "s/@DATE@/$$(date --utc --rfc-email --date=@$(EPOCH))/" \
+		packaging/debian/changelog.in > $(DEB)/dmafile/debian/changelog
+	@cp CHANGELOG.md $(DEB)/dmafile/changelog
+	cd $(DEB)/dmafile && SOURCE=$(CURDIR) SOURCE_DATE_EPOCH=$(EPOCH) CARGO_TARGET_DIR=$(abspath $(TARGET)) MAKEFLAGS= MAKELEVEL= \
+		dpkg-buildpackage --build=binary --no-sign --no-check-builddeps
+	@rm -rf $(DEB)/dmafile
 
 # The kernel part. It's built in a copy: kbuild leaves its objects beside the sources.
 KDIR    ?= /lib/modules/$(shell uname -r)/build
@@ -345,6 +366,10 @@ need-test-tools:
 
 .venv/dev: requirements-dev.txt .venv/bin/pip
 	$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+.venv/docs: requirements-docs.txt .venv/bin/pip
+	$(PIP) install --quiet --requirement requirements-docs.txt
 	@touch $@
 
 .venv/consumers: requirements-consumers.txt .venv/dev

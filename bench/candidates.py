@@ -43,7 +43,12 @@ QUICK = {
     "dmafile, dma-buf": "load to=dma-buf",
 }
 READ, READ_INTO_HEAP = "read() into a memfd", "read() into a heap's dma-buf"
-RIVALS = {READ: copy("memfd", "read", "buffered"), READ_INTO_HEAP: NORMAL}
+READ_INTO_HUGE = "read() into private huge pages"
+RIVALS = {
+    READ: copy("memfd", "read", "buffered"),
+    READ_INTO_HUGE: f"{copy('anon', 'read', 'buffered')} pages=thp",
+    READ_INTO_HEAP: NORMAL,
+}
 """Of the same table."""
 
 LIMIT = {name: QUICK[name] for name in ("dmafile, memfd", "dmafile, anon")}

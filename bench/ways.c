@@ -13,6 +13,8 @@
  *
  *	load to=KIND ...	by dmafile, with its words: pages, method, io, allocation, verify, block, gather,
  *				queue-depth; it creates memory while it fills it
+ *	copy to=anon pages=4k|thp|huge method=read io=direct|buffered
+ *				without dmafile: one read() into memory of the process
  *	copy to=memfd|u+mfd|udmabuf|heap method=read|sendfile|splice|copy-file-range io=direct|buffered
  *				without dmafile, all at once, into fresh 4 KiB pages; u+mfd is a memfd with a udmabuf
  *				over it, udmabuf the same, filled through the dma-buf; with pages=thp tmpfs gives huge
@@ -420,7 +422,7 @@ static int populate(unsigned char *map, bool collapse)
 	return madvise(map, size, collapse ? MADV_COLLAPSE : MADV_POPULATE_WRITE) ? refuse("madvise") : 0;
 }
 
-static int make_anon(const struct candidate *c, struct memory *m)
+static int map_anon(const struct candidate *c, struct memory *m)
 {
 	int huge = is(c->pages, "huge") ? MAP_HUGETLB : 0;
 
@@ -429,7 +431,7 @@ static int make_anon(const struct candidate *c, struct memory *m)
 		return refuse("mmap");
 	if (!huge && madvise(m->map, size, is(c->pages, "thp") ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
 		return refuse("madvise");
-	return populate(m->map, false);
+	return 0;
 }
 
 static int make_memfd(const struct candidate *c, struct memory *m)
@@ -522,7 +524,7 @@ static void close_memory(struct memory *m)
 static int create_alone(const struct candidate *c, struct memory *m)
 {
 	if (is(c->to, "anon"))
-		return make_anon(c, m);
+		return map_anon(c, m) || populate(m->map, false) ? -1 : 0;
 	if (is(c->to, "memfd") && is(c->method, "fallocate"))
 		return make_memfd(c, m) || (fallocate(m->memfd, 0, 0, size) && refuse("fallocate")) ? -1 : 0;
 	if (is(c->to, "memfd"))
@@ -583,6 +585,8 @@ static int create_to_fill(const struct candidate *c, struct memory *m)
 
 	if (by_heap(c))
 		return 0;
+	if (is(c->to, "anon"))
+		return map_anon(c, m);
 	if (is(c->to, "heap"))
 		return make_heap(m) || (maps && map_dmabuf(m)) ? -1 : 0;
 	if (is(c->to, "dmafile")) {
@@ -672,7 +676,7 @@ static int run_copy(const struct candidate *c, bool check)
 {
 	struct memory m = { -1, -1, NULL };
 	int in, pipes[2] = { -1, -1 }, error;
-	bool thp = is(c->pages, "thp");
+	bool thp = is(c->pages, "thp") && !is(c->to, "anon");
 
 	/* Whether a heap allocates all before it reads. */
 	if (by_heap(c) && set(IN_ORDER, is(c->method, "in-order") ? "Y" : "N"))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Loads a file into memory that can be shared, and looks at it; sends it to another process, or
- * receives it there. C99.
+ * Loads a file into memory that can be shared, and reads it; sends it to another process, or receives
+ * it there. C99.
  *
  *     cc -std=c99 load.c $(pkg-config --cflags --libs dmafile) -o load
  *
@@ -38,7 +38,7 @@ static void on_progress(uint64_t done, uint64_t total, void *user)
         fprintf(stderr, "\r%3u %%%s", (unsigned)(100 * done / total), done < total ? "" : "\n");
 }
 
-/* Says what dmafile has to say of its last failure. */
+/* Prints the message of the last failure. */
 static int fail(void)
 {
     char why[1024];
@@ -48,7 +48,7 @@ static int fail(void)
     return 1;
 }
 
-/* The bytes, by way of the library: it also works where others may be writing. */
+/* Reads the bytes through the library: this also works if others may be writing. */
 static int look(const struct dmafile_buffer *buffer)
 {
     static unsigned char chunk[1 << 16];
@@ -188,7 +188,7 @@ int main(int argc, char **argv)
         options.progress = on_progress;
 
     status = dmafile_load(file, &options, &buffer);
-    /* There is nothing to end any more. */
+    /* There is nothing to cancel any more. */
     action.sa_handler = SIG_DFL;
     sigaction(SIGINT, &action, NULL);
     if (status < 0) {

@@ -3,7 +3,7 @@
 // dmafile in C++17: handles that free themselves, failures that are exceptions.
 //
 //     c++ -std=c++17 load.cpp $(pkg-config --cflags --libs dmafile) -o load++
-//     ./load++ FILE            loads it into private memory, and looks at it
+//     ./load++ FILE            loads it into private memory, and prints some of it
 //     ./load++ MODEL TENSOR... loads some tensors of a model: names, or globs
 
 #include <dmafile.h>
@@ -20,7 +20,7 @@
 
 namespace dmafile {
 
-// The sentence of the last failure in this thread.
+// The message of the last failure in this thread.
 inline std::string sentence()
 {
     std::string text(1024, '\0');
@@ -62,7 +62,7 @@ inline dmafile_options defaults()
     return options;
 }
 
-// Bytes that nobody else changes.
+// Bytes that cannot change.
 struct View {
     const std::uint8_t *data;
     std::uint64_t size;
@@ -81,7 +81,7 @@ public:
 
     explicit Buffer(dmafile_buffer *raw) : handle_(raw) {}
 
-    // Private memory, or sealed; for other memory there are seal() and dmafile_buffer_read_at.
+    // For private or sealed memory; for other memory use seal() or dmafile_buffer_read_at.
     View view() const
     {
         const void *data = dmafile_buffer_data(handle_.get());
@@ -164,7 +164,7 @@ static void look_at_tensors(const std::string &path, const std::vector<const cha
     auto options = dmafile::defaults();
     options.to = "memfd";
     auto buffer = model.load(patterns, options);
-    // From here on nobody can change it, whoever has the descriptor.
+    // From here on no process can change it, even with the descriptor.
     buffer.seal();
     const auto bytes = buffer.view();
     for (std::size_t i = 0; i < model.size(); i++) {
@@ -174,7 +174,7 @@ static void look_at_tensors(const std::string &path, const std::vector<const cha
         for (std::size_t d = 0; d < tensor.ndim; d++) {
             std::printf(d == 0 ? "%ju" : ", %ju", static_cast<std::uintmax_t>(tensor.shape[d]));
         }
-        // A tensor that was not asked for may be all zero here.
+        // A tensor that was not selected may be all zero here.
         std::printf("] sum %ju\n",
                     static_cast<std::uintmax_t>(sum(begin, begin + tensor.bytes)));
     }

@@ -8,10 +8,10 @@
  *     ./record_camera DEVICE FRAMES FILE import|export [--method METHOD] [--frames FOLDER]
  *
  * import: the frames are memfds of this program, which the camera's driver imports as dma-bufs (udmabuf,
- * V4L2_MEMORY_DMABUF). export: they are the driver's own, exported as dma-bufs (VIDIOC_EXPBUF). A record has
- * the frame's timestamp, and as its tag the frame's number. --method is how frames are written, directly: with
- * "uring" the disk reads them where they are, or the recording fails. --frames writes each frame to a file of
- * its own as well, from the buffer before the camera gets it back: for tests, as that is a copy.
+ * V4L2_MEMORY_DMABUF). export: they are memory of the driver, exported as dma-bufs (VIDIOC_EXPBUF). A record has
+ * the frame's timestamp, and as its tag the frame's number. --method is how frames are written, with direct
+ * I/O: with "uring" the disk reads them in place, or the recording fails. --frames also writes each frame to a
+ * separate file, from the buffer before the camera gets it back: for tests, because that is a copy.
  */
 #define _GNU_SOURCE
 
@@ -33,10 +33,10 @@
 #define BUFFERS 4
 
 static int camera, imports;
-/* What the driver knows a buffer by, and what is recorded. */
+/* The driver's descriptors of the buffers, and the memory to record. */
 static int dma_bufs[BUFFERS];
 static struct dmafile_recorder_buffer *frames[BUFFERS];
-/* The record that a buffer is in, or -1. */
+/* The record of a buffer that is being written, or -1. */
 static int64_t records[BUFFERS];
 
 static void fail(const char *what)
@@ -45,7 +45,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* Says what dmafile has to say of its last failure. */
+/* Prints the message of the last failure. */
 static void fail_dmafile(void)
 {
     char why[1024];
@@ -75,7 +75,7 @@ static struct v4l2_buffer buffer_of(unsigned index)
     return buffer;
 }
 
-/* The camera may fill it. */
+/* Queues a buffer, so that the camera may fill it. */
 static void give(unsigned index)
 {
     struct v4l2_buffer buffer = buffer_of(index);
@@ -83,7 +83,7 @@ static void give(unsigned index)
     call(VIDIOC_QBUF, &buffer, "VIDIOC_QBUF");
 }
 
-/* A dma-buf for the driver over a memfd, which the disk reads by its addresses. */
+/* Creates a memfd, which the disk reads from, with a dma-buf over it for the driver. */
 static void make(unsigned index, size_t size)
 {
     struct udmabuf_create create;
@@ -123,7 +123,7 @@ static void export(unsigned index)
         fail_dmafile();
 }
 
-/* Writes a frame to a file of its own, read from the buffer by the CPU. */
+/* Writes a frame to a separate file; the CPU reads it from the buffer. */
 static void keep(const char *folder, unsigned index, unsigned number, size_t bytes)
 {
     struct dma_buf_sync sync = { DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ };
@@ -145,7 +145,7 @@ static void keep(const char *folder, unsigned index, unsigned number, size_t byt
     munmap(map, bytes);
 }
 
-/* Gives the camera back what is written; what is not is waited for if `wait` says so. */
+/* Returns buffers whose records are written to the camera; with `wait`, waits for the others. */
 static void give_back(struct dmafile_recorder *recorder, int wait)
 {
     for (unsigned index = 0; index < BUFFERS; index++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Saves memory of a program and memory behind a descriptor as one file, without gathering them
- * first; and several descriptors as a snapshot, from which they come back. C99.
+ * Saves memory of a program and memory behind a descriptor as one file, without copying them together
+ * first; saves several descriptors as a snapshot, and loads it. C99.
  *
  *     cc -std=c99 save.c $(pkg-config --cflags --libs dmafile) -o save
  *
@@ -35,7 +35,7 @@ static void on_progress(uint64_t done, uint64_t total, void *user)
         fprintf(stderr, "\r%3u %%%s", (unsigned)(100 * done / total), done < total ? "" : "\n");
 }
 
-/* Says what dmafile has to say of its last failure. */
+/* Prints the message of the last failure. */
 static int fail(void)
 {
     char why[1024];

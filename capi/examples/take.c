@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Takes files that another process holds in memory, and looks at them, without reading or copying. C99.
+ * Takes files that another process holds in memory, without reading or copying, and prints them. C99.
  *
  *     cc -std=c99 take.c $(pkg-config --cflags --libs dmafile) -o take
  *
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Says what dmafile has to say of its last failure. */
+/* Prints the message of the last failure. */
 static int fail(void)
 {
     char why[1024];
@@ -25,7 +25,7 @@ static int fail(void)
     return 1;
 }
 
-/* A line for each file, or with `cat` its bytes. */
+/* Prints a line for each file, or with `cat` its bytes. */
 static int look(const struct dmafile_held *held, int cat)
 {
     static unsigned char chunk[1 << 16];
@@ -36,7 +36,7 @@ static int look(const struct dmafile_held *held, int cat)
         uint64_t len = dmafile_buffer_len(buffer), at, sum = 0;
         const unsigned char *bytes = dmafile_buffer_data(buffer);
 
-        /* Sealed memory, which nobody can change, is there; other memory is copied out. */
+        /* Sealed memory, which cannot change, can be accessed directly; other memory is copied out. */
         for (at = 0; at < len; at += sizeof chunk) {
             size_t n = len - at < sizeof chunk ? (size_t)(len - at) : sizeof chunk;
             const unsigned char *from = bytes != NULL ? bytes + at : chunk;

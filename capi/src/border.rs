@@ -1,5 +1,5 @@
-//! The border: nothing unwinds across it, no pointer is used before a look at it, and every failure
-//! has an errno and a sentence.
+//! The boundary to C: no panic unwinds across it, pointers are checked before use, and every
+//! failure has an errno and a message.
 
 use dmafile::{Names, Opt};
 use libc::{c_char, c_int};
@@ -8,10 +8,10 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a function of the header tells its caller by errno and, in this thread, by a sentence.
+/// A failure, as C callers see it: an errno, and a message that is kept per thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    /// As errno(3) counts: positive.
+    /// Positive, as in errno(3).
     errno: c_int,
     sentence: String,
 }
@@ -19,7 +19,7 @@ pub(crate) struct Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
-    /// In the words of the engine: `what: why (ERRNO)`.
+    /// Formats the message like the engine does: `what: why (ERRNO)`.
     pub(crate) fn new(errno: c_int, what: &str, why: &str) -> Self {
         let name = dmafile::errno_name(errno);
         Self {
@@ -28,7 +28,7 @@ impl Failure {
         }
     }
 
-    /// And what would mend it.
+    /// Adds what would help.
     pub(crate) fn remedy(mut self, remedy: &str) -> Self {
         self.sentence += "; ";
         self.sentence += remedy;
@@ -39,14 +39,15 @@ impl Failure {
         let text = cause.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
         let why = format!(
-            "a mistake in dmafile: {}",
-            text.unwrap_or("it panicked without a word")
+            "internal error in dmafile, please report it: {}",
+            text.unwrap_or("panic without a message")
         );
         Self::new(libc::ENOTRECOVERABLE, "dmafile", &why)
     }
 }
 
-/// Options by the members of `struct dmafile_options`, and what the header has in place of others.
+/// Names options by the members of `struct dmafile_options`, or by what the header has instead of
+/// them.
 pub(crate) struct Header;
 
 impl Names for Header {
@@ -80,23 +81,23 @@ impl From<dmafile::Error> for Failure {
 }
 
 thread_local! {
-    /// The sentence of the last failure in this thread.
+    /// The message of the last failure in this thread.
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Does `with` the sentence of the last failure in this thread.
+/// Calls `with` with the message of the last failure in this thread.
 pub(crate) fn last<T>(with: impl FnOnce(&str) -> T) -> T {
     let mut with = Some(with);
     let mut call = |text: &str| with.take().map(|with| with(text));
-    // A thread that is about to end has no sentence any more.
+    // Thread-local storage is gone when a thread is about to end.
     let called = LAST.try_with(|last| last.try_borrow().ok().and_then(|last| call(&last)));
     let called = called.ok().flatten().or_else(|| call(""));
     called.expect("called in one way or the other")
 }
 
-/// Does `work` and keeps what there is to say about its failure; Err holds the positive errno.
+/// Runs `work` and stores the message of its failure; Err holds the positive errno.
 fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<T, c_int> {
-    // What a panic leaves half done stays memory-safe: it was Rust that was interrupted.
+    // Unwind safety: a panic may leave handles in an odd state, but Rust keeps them memory-safe.
     let done = catch_unwind(AssertUnwindSafe(work));
     let done = done.unwrap_or_else(|cause| Err(Failure::panicked(&*cause)));
     done.map_err(|failure| {
@@ -105,7 +106,7 @@ fn attempt<T>(work: impl FnOnce() -> Result<T>) -> Result<T, c_int> {
                 *last = failure.sentence;
             }
         };
-        // In a thread that is about to end the errno has to do.
+        // In a thread that is about to end there is only the errno.
         let _ = LAST.try_with(keep);
         failure.errno
     })
@@ -116,12 +117,12 @@ pub(crate) fn status(work: impl FnOnce() -> Result<()>) -> c_int {
     attempt(work).map_or_else(|errno| -errno, |()| 0)
 }
 
-/// A number that is not negative, or a negative errno.
+/// A non-negative number, or a negative errno.
 pub(crate) fn number<N: From<c_int>>(work: impl FnOnce() -> Result<N>) -> N {
     attempt(work).unwrap_or_else(|errno| N::from(-errno))
 }
 
-/// A pointer, or null and errno.
+/// A pointer, or null with errno set.
 pub(crate) fn pointer<T>(work: impl FnOnce() -> Result<*const T>) -> *const T {
     attempt(work).unwrap_or_else(|errno| {
         set_errno(errno);
@@ -129,7 +130,7 @@ pub(crate) fn pointer<T>(work: impl FnOnce() -> Result<*const T>) -> *const T {
     })
 }
 
-/// A value, or its default and errno.
+/// A value, or its default with errno set.
 pub(crate) fn value<T: Default>(work: impl FnOnce() -> Result<T>) -> T {
     attempt(work).unwrap_or_else(|errno| {
         set_errno(errno);
@@ -142,15 +143,15 @@ fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Frees what `Box::into_raw` gave out; null is nothing to free.
+/// Frees a handle that came from `Box::into_raw`; null is a no-op.
 ///
 /// # Safety
-/// `handle` is null, or came from `Box::into_raw` and is freed once, used by nobody else.
+/// `handle` is null, or came from `Box::into_raw`, is freed only once, and is not in use elsewhere.
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let owned = unsafe { Box::from_raw(handle) };
-        // There is nobody to tell that freeing went wrong.
+        // There is no way to report that freeing failed.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(owned)));
     }
 }
@@ -159,49 +160,49 @@ fn null(what: &str) -> Failure {
     Failure::new(libc::EINVAL, what, "it is NULL")
 }
 
-/// What a pointer of the caller points to.
+/// Borrows what a pointer of the caller points to.
 ///
 /// # Safety
-/// `pointer` is null or valid for reads while the border is crossed, and nobody writes there.
+/// `pointer` is null, or valid for reads during the call, and nothing writes there.
 pub(crate) unsafe fn shared<'a, T>(pointer: *const T, what: &str) -> Result<&'a T> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// As [`shared`], to change it.
+/// Borrows mutably what a pointer of the caller points to.
 ///
 /// # Safety
-/// `pointer` is null or valid for reads and writes, and nobody else uses it meanwhile.
+/// `pointer` is null, or valid for reads and writes during the call, and nothing else uses it.
 pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
-/// A string of the caller; None where it is null.
+/// A string of the caller; None if it is null.
 ///
 /// # Safety
-/// `pointer` is null, or a string that ends in NUL and does not change meanwhile.
+/// `pointer` is null, or a NUL-terminated string that does not change during the call.
 pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let text = unsafe { CStr::from_ptr(pointer) };
     let text = text.to_str();
     text.map(Some)
         .map_err(|_| Failure::new(libc::EINVAL, what, "it is not UTF-8"))
 }
 
-/// A string of the caller that has to be there.
+/// A string of the caller that must not be null.
 ///
 /// # Safety
 /// As [`optional`].
 pub(crate) unsafe fn required<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { optional(pointer, what)? }.ok_or_else(|| null(what))
 }
 
-/// The bytes of a string that has to be there: a path.
+/// The bytes of a string that must not be null: a path.
 ///
 /// # Safety
 /// As [`optional`].
@@ -209,16 +210,16 @@ pub(crate) unsafe fn bytes<'a>(pointer: *const c_char, what: &str) -> Result<&'a
     if pointer.is_null() {
         return Err(null(what));
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
-/// Refuses null where there are bytes to be had.
+/// Refuses null if `len` is not 0.
 pub(crate) fn check(pointer: *const u8, len: usize, what: &str) -> Result<()> {
     if pointer.is_null() && len > 0 {
         return Err(null(what));
     }
-    // Rust has no longer slices, and Linux no longer mappings.
+    // Neither Rust slices nor Linux mappings can be longer.
     if isize::try_from(len).is_err() {
         return Err(Failure::new(
             libc::EINVAL,
@@ -229,15 +230,15 @@ pub(crate) fn check(pointer: *const u8, len: usize, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the caller passes as an array; null stands for none.
+/// An array of the caller; null is an empty one.
 ///
 /// # Safety
-/// `first` is null, or points to `count` values that stay as they are for `'a`.
+/// `first` is null, or points to `count` values that do not change for `'a`.
 pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T]> {
     check(first.cast(), count.saturating_mul(size_of::<T>()), what)?;
     Ok(match count {
         0 => &[],
-        // SAFETY: not null; the rest is as this function asks for.
+        // SAFETY: not null; the rest is as this function requires.
         _ => unsafe { std::slice::from_raw_parts(first, count) },
     })
 }
@@ -256,13 +257,13 @@ mod tests {
         assert_eq!(failed, -libc::ENOTRECOVERABLE);
         assert_eq!(
             sentence(),
-            "dmafile: a mistake in dmafile: half past 3 (ENOTRECOVERABLE)"
+            "dmafile: internal error in dmafile, please report it: half past 3 (ENOTRECOVERABLE)"
         );
         let failed: i64 = number(|| panic!("one"));
         assert_eq!(failed, -i64::from(libc::ENOTRECOVERABLE));
         assert!(sentence().contains("dmafile: one"));
         assert!(pointer::<u8>(|| std::panic::panic_any(7)).is_null());
-        assert!(sentence().contains("without a word"));
+        assert!(sentence().contains("without a message"));
     }
 
     #[test]

@@ -9,21 +9,21 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// A filled buffer: the wanted bytes of a file, and around them zeros. Opaque.
+/// A filled buffer: the requested bytes of a file, with zeros around them. Opaque.
 ///
-/// Functions that take it `const` may be called by several threads at once; the others need it for
-/// themselves alone. It belongs to no thread: any may use and free it.
+/// Functions that take it `const` may be called by several threads at once; the others require exclusive
+/// access. Any thread may use and free it.
 pub struct Buffer {
     inner: Memory,
-    /// What `inner` has, with its numbers.
+    /// The dma-bufs of `inner`, with their descriptors.
     dma_bufs: Vec<DmaBuf>,
     report: Option<CString>,
 }
 
-/// The memory itself, and what has to last as long.
+/// The memory, and whatever must live as long as it does.
 enum Memory {
     Own(dmafile::Buffer),
-    /// Its holder counts this process as one that has it.
+    /// While it exists, its holder counts this process as a user.
     Taken(Box<HeldFile>),
 }
 
@@ -56,16 +56,16 @@ impl Memory {
     }
 }
 
-/// A dma-buf of a buffer. It belongs to the buffer; later versions may have more members behind
-/// these, so use it where it is, by its pointer.
+/// One dma-buf of a buffer. It belongs to the buffer. Later versions may append members, so access it through
+/// the pointer that the library returns, and do not copy or index it.
 #[repr(C)]
 pub struct DmaBuf {
-    /// Its descriptor, under the rules of dmafile_buffer_fd.
+    /// Its descriptor; the rules of dmafile_buffer_fd apply.
     pub fd: c_int,
-    /// Where it begins, counted from the first byte of the first: the wanted bytes start at
-    /// dmafile_buffer_offset, so counted.
+    /// Offset of its first byte, counted from the first byte of the first dma-buf. The requested bytes start
+    /// at dmafile_buffer_offset, counted from there too.
     pub at: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
@@ -74,7 +74,7 @@ impl Buffer {
         Self::of_source(loaded.buffer, Some(&loaded.report))
     }
 
-    /// Of a source of a snapshot; one without a byte has not been loaded.
+    /// The buffer of a source of a snapshot. An empty source is not loaded, so it has no report.
     pub(crate) fn of_source(inner: dmafile::Buffer, report: Option<&Report>) -> Result<Self> {
         let report = report.map(|report| {
             let json = serde_json::to_string(report).expect("a report is plain data");
@@ -83,7 +83,7 @@ impl Buffer {
         Ok(Self::new(Memory::Own(inner), report.transpose()?))
     }
 
-    /// What another process loaded.
+    /// Memory that another process loaded.
     pub(crate) fn taken(file: HeldFile) -> Self {
         Self::new(Memory::Taken(Box::new(file)), None)
     }
@@ -101,7 +101,7 @@ impl Buffer {
         }
     }
 
-    /// -EFBIG where one descriptor is not enough; `instead` gives all of them.
+    /// -EFBIG if one descriptor is not enough; `instead` names the function that returns all of them.
     fn check_single(&self, what: &str, instead: &str) -> Result<()> {
         match self.dma_bufs.len() {
             0 | 1 => Ok(()),
@@ -113,22 +113,22 @@ impl Buffer {
         }
     }
 
-    /// Hands it to the caller.
+    /// Passes the buffer to the caller.
     ///
     /// # Safety
     /// `place` is valid for writing.
     pub(crate) unsafe fn give(self, place: *mut *mut Self) {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(Box::into_raw(Box::new(self))) };
     }
 }
 
-/// Text for C.
+/// A C string.
 pub(crate) fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
     CString::new(text).map_err(|_| Failure::new(libc::EILSEQ, "text", "it has a NUL in it"))
 }
 
-/// A place for a handle, emptied, so that it holds NULL whatever happens.
+/// Stores NULL at the place for a handle, so that it is set however the call ends.
 ///
 /// # Safety
 /// `place` is null or valid for writing.
@@ -136,23 +136,23 @@ pub(crate) unsafe fn empty<T>(place: *mut *mut T, what: &str) -> Result<()> {
     if place.is_null() {
         return Err(Failure::new(libc::EINVAL, what, "it is NULL"));
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     unsafe { place.write(std::ptr::null_mut()) };
     Ok(())
 }
 
-/// The descriptor of a buffer, to be mapped, sent, or handed to a driver; its bytes start at
-/// dmafile_buffer_offset. It stays the buffer's: do not close it, and use it no longer than the
-/// buffer lives (dup(2) gives one of your own). Close-on-exec is set.
+/// The descriptor of a buffer, to map, send, or pass to a driver. The requested bytes start at
+/// dmafile_buffer_offset. The buffer owns the descriptor: do not close it, and do not use it after the buffer
+/// is freed; dup(2) makes one that you own. Close-on-exec is set.
 ///
-/// Returns the descriptor, or -EOPNOTSUPP for private memory, which has none, -EFBIG for several
-/// dma-bufs, which have one each (dmafile_buffer_dma_buf); -EINVAL for NULL.
+/// Returns the descriptor; -EOPNOTSUPP for private memory, which has none; -EFBIG if the buffer consists of
+/// several dma-bufs, each with its own (dmafile_buffer_dma_buf); -EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         let what = "cannot give the descriptor";
         buffer.check_single(what, "dmafile_buffer_dma_buf")?;
@@ -201,21 +201,21 @@ pub unsafe extern "C" fn dmafile_buffer_unpin(buffer: *const Buffer) -> c_int {
     })
 }
 
-/// How many dma-bufs a buffer consists of, one behind the other: 1, or more where the limit of the
-/// kernel on one of "udmabuf" (its size_limit_mb) forced them; 0 where it is no dma-buf. 0 with errno
-/// EINVAL for NULL.
+/// The number of dma-bufs that a buffer consists of, back to back: 1, or more if a "udmabuf" exceeds the
+/// kernel's limit for one (its size_limit_mb); 0 if the buffer is not a dma-buf. 0 with errno EINVAL for
+/// NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_dma_buf_count(buffer: *const Buffer) -> usize {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.dma_bufs.len()))
 }
 
-/// The dma-buf of a number, from 0 to dmafile_buffer_dma_buf_count - 1, in the order in which they
-/// lie in the buffer. It belongs to the buffer.
+/// The dma-buf with the given number, from 0 to dmafile_buffer_dma_buf_count - 1, in the order of their
+/// bytes. It belongs to the buffer.
 ///
-/// NULL with errno ERANGE for another number, EINVAL for NULL.
+/// NULL with errno ERANGE for any other number, EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn dmafile_buffer_dma_buf(
     index: usize,
 ) -> *const DmaBuf {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let dma_bufs = &unsafe { shared(buffer, "buffer")? }.dma_bufs;
         match dma_bufs.get(index) {
             Some(one) => Ok(one),
@@ -237,18 +237,18 @@ pub unsafe extern "C" fn dmafile_buffer_dma_buf(
     })
 }
 
-/// Frees a buffer but for its descriptor, which is the caller's from now on, to be closed with
-/// close(2). Ask for dmafile_buffer_offset and _len before. Close-on-exec is set.
+/// Frees a buffer except for its descriptor, which the caller then owns and closes with close(2). Call
+/// dmafile_buffer_offset and dmafile_buffer_len before. Close-on-exec is set.
 ///
 /// The buffer is freed in every case; no other thread may be using it.
 ///
-/// Returns the descriptor, or -EOPNOTSUPP for private memory, -EFBIG for several dma-bufs
-/// (dmafile_buffer_into_fds), -EMFILE where a second descriptor is needed (for "fd:N") and none can
-/// be had; -EINVAL for NULL.
+/// Returns the descriptor; -EOPNOTSUPP for private memory; -EFBIG for several dma-bufs (use
+/// dmafile_buffer_into_fds); -EMFILE if a second descriptor is needed (for "fd:N") and cannot be created;
+/// -EINVAL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
@@ -257,14 +257,14 @@ pub unsafe extern "C" fn dmafile_buffer_into_fd(buffer: *mut Buffer) -> c_int {
     })
 }
 
-/// As dmafile_buffer_into_fd, for a buffer that may consist of several dma-bufs: puts the descriptors
-/// to `fds`, which has room for `room` of them, in the order of their bytes. Ask for
-/// dmafile_buffer_dma_buf_count before: there are as many as it says, or 1 where that is 0.
+/// As dmafile_buffer_into_fd, for a buffer that may consist of several dma-bufs: stores the descriptors in
+/// `fds`, which has room for `room` of them, in the order of their bytes. Call dmafile_buffer_dma_buf_count
+/// before: there are as many as it returns, or 1 if it returns 0.
 ///
 /// The buffer is freed in every case; no other thread may be using it.
 ///
-/// Returns how many descriptors there are, or, with `fds` as it was, -ERANGE where `room` is less,
-/// -EOPNOTSUPP for private memory, -EMFILE as there; -EINVAL for NULL.
+/// Returns the number of descriptors; or, with `fds` unchanged, -ERANGE if `room` is too small, -EOPNOTSUPP
+/// for private memory, -EMFILE as dmafile_buffer_into_fd, -EINVAL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_into_fds(
     buffer: *mut Buffer,
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
     room: usize,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         unsafe { shared(buffer, "buffer")? };
         // SAFETY: it is not null, so it came from `Box::into_raw`, and is given up here.
         let owned = unsafe { Box::from_raw(buffer) };
@@ -286,45 +286,47 @@ pub unsafe extern "C" fn dmafile_buffer_into_fds(
         let count = c_int::try_from(given.len());
         let count = count.expect("descriptors are numbered by an int");
         for (index, fd) in given.into_iter().enumerate() {
-            // SAFETY: not null where there is room; the header asks for `room` places to write.
+            // SAFETY: not null if there is room; the header requires `room` writable places.
             unsafe { fds.add(index).write(fd.into_raw_fd()) };
         }
         Ok(count)
     })
 }
 
-/// How many bytes were wanted, and are there; 0 with errno EINVAL for NULL.
+/// The number of requested bytes, all of which are in the buffer; 0 with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_len(buffer: *const Buffer) -> u64 {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.len()))
 }
 
-/// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's direct
-/// alignment where that is larger; for "fd:N@OFFSET" that offset; 0 with errno EINVAL for NULL.
+/// Where the requested bytes start in the descriptor, in bytes: less than a page, or less than the file's
+/// direct I/O alignment if that is larger; for "fd:N@OFFSET" it is OFFSET. 0 with errno EINVAL for NULL.
 ///
-/// dmafile_buffer_data, _read_at and _write_at count from the first wanted byte already.
+/// dmafile_buffer_data, dmafile_buffer_read_at and dmafile_buffer_write_at already count from the first
+/// requested byte.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_offset(buffer: *const Buffer) -> u64 {
-    // SAFETY: the header asks for null or a buffer that is alive.
+    // SAFETY: the header requires null or a buffer that is alive.
     border::value(|| Ok(unsafe { shared(buffer, "buffer")? }.inner.offset()))
 }
 
-/// The wanted bytes, dmafile_buffer_len of them, where nobody else can change them: in private
-/// memory, and in a buffer that is sealed. Valid until the buffer is freed.
+/// The requested bytes, dmafile_buffer_len of them, if nothing else can change them: in private memory, and
+/// in a sealed buffer. Valid until the buffer is freed.
 ///
-/// NULL with errno EACCES for memory that others can change: seal it, use dmafile_buffer_read_at,
-/// or mmap(2) the descriptor at your own risk. NULL with errno EINVAL for NULL.
+/// NULL with errno EACCES for memory that others can change: seal it, use dmafile_buffer_read_at, or mmap(2)
+/// the descriptor at your own risk. NULL with errno EINVAL for NULL.
 ///
-/// Thread-safe; but not beside dmafile_buffer_write_at or a writer through _data_mut.
+/// Thread-safe, but not concurrently with dmafile_buffer_write_at or with writes through the pointer of
+/// dmafile_buffer_data_mut.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_void {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         match buffer.inner.as_slice() {
             Some(bytes) => Ok(bytes.as_ptr().cast()),
@@ -338,17 +340,17 @@ pub unsafe extern "C" fn dmafile_buffer_data(buffer: *const Buffer) -> *const c_
     })
 }
 
-/// The wanted bytes, to be changed too, where nobody else can reach them: in private memory. Valid
-/// until the buffer is freed.
+/// The requested bytes, writable, if nothing else can reach them: in private memory. Valid until the buffer
+/// is freed.
 ///
-/// NULL with errno EACCES for memory that others can reach (use dmafile_buffer_write_at, or mmap(2)
-/// the descriptor at your own risk); NULL with errno EINVAL for NULL.
+/// NULL with errno EACCES for memory that others can reach: use dmafile_buffer_write_at, or mmap(2) the
+/// descriptor at your own risk. NULL with errno EINVAL for NULL.
 ///
 /// No other thread may be using the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_data_mut(buffer: *mut Buffer) -> *mut c_void {
     let found: *const c_void = border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         let buffer = unsafe { exclusive(buffer, "buffer")? };
         match buffer.inner.as_mut_slice() {
             Some(bytes) => Ok(bytes.as_mut_ptr().cast_const().cast()),
@@ -363,14 +365,14 @@ pub unsafe extern "C" fn dmafile_buffer_data_mut(buffer: *mut Buffer) -> *mut c_
     found.cast_mut()
 }
 
-/// Copies `len` bytes out of a buffer, from `offset` of the wanted ones, to `into`; the access of
-/// the CPU is announced to devices that share the memory. What somebody else writes meanwhile may
-/// be seen or not, byte by byte.
+/// Copies `len` bytes from a buffer to `into`, starting at `offset` within the requested bytes. The CPU
+/// access is announced to devices that share the memory (DMA_BUF_IOCTL_SYNC). Concurrent writes by others may
+/// or may not be visible, byte by byte.
 ///
-/// Returns 0, or -EINVAL outside the wanted bytes (nothing is copied then) and for NULL; -EIO where
-/// its owner has cut the memory of an "fd:N" short.
+/// Returns 0; -EINVAL for a range outside the requested bytes (nothing is copied) and for NULL; -EIO if the
+/// memory of an "fd:N" was truncated by its owner.
 ///
-/// Thread-safe. `into` may not lie in the buffer.
+/// Thread-safe. `into` must not overlap the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_read_at(
     buffer: *const Buffer,
@@ -379,26 +381,26 @@ pub unsafe extern "C" fn dmafile_buffer_read_at(
     len: usize,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         border::check(into.cast(), len, "into")?;
         if len == 0 {
             return Ok(buffer.inner.access()?.read_at(offset, &mut [])?);
         }
-        // SAFETY: not null; the header asks for `len` bytes to write, of C memory, which has bytes
-        // of some value in it, and which lies outside the buffer.
+        // SAFETY: not null; the header requires `len` writable bytes outside the buffer. They are C memory,
+        // so every byte has some value.
         let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
         Ok(buffer.inner.access()?.read_at(offset, into)?)
     })
 }
 
-/// Copies `len` bytes at `from` into a buffer, to `offset` of the wanted ones; the access of the CPU
-/// is announced to devices that share the memory.
+/// Copies `len` bytes from `from` into a buffer, starting at `offset` within the requested bytes. The CPU
+/// access is announced to devices that share the memory (DMA_BUF_IOCTL_SYNC).
 ///
-/// Returns 0, or -EINVAL outside the wanted bytes (nothing is copied then) and for NULL; -EPERM for
-/// a buffer that is sealed; -EIO as dmafile_buffer_read_at.
+/// Returns 0; -EINVAL for a range outside the requested bytes (nothing is copied) and for NULL; -EPERM for a
+/// sealed buffer; -EIO as dmafile_buffer_read_at.
 ///
-/// No other thread may be using the buffer. `from` may not lie in it.
+/// No other thread may be using the buffer. `from` must not overlap it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_write_at(
     buffer: *mut Buffer,
@@ -407,87 +409,86 @@ pub unsafe extern "C" fn dmafile_buffer_write_at(
     len: usize,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         let buffer = unsafe { exclusive(buffer, "buffer")? };
         border::check(from.cast(), len, "from")?;
         let from = if len == 0 {
             &[]
         } else {
-            // SAFETY: not null; the header asks for `len` bytes to read, outside the buffer.
+            // SAFETY: not null; the header requires `len` bytes to read, outside the buffer.
             unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) }
         };
         Ok(buffer.inner.access_mut()?.write_at(offset, from)?)
     })
 }
 
-/// Forbids any change of the contents and the size of a buffer, by anybody, for good (F_SEAL_WRITE,
+/// Permanently forbids every process to change the contents and size of a buffer (F_SEAL_WRITE, see
 /// fcntl(2)). dmafile_buffer_data works from then on.
 ///
-/// Returns 0, or -EBUSY while somebody has it mapped for writing or pinned, -EOPNOTSUPP for private
-/// memory and for dma-bufs but those of "udmabuf" (-EBUSY), -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
+/// Returns 0; -EBUSY while it is mapped for writing or pinned, and for a "udmabuf"; -EOPNOTSUPP for private
+/// memory and for other dma-bufs; -EPERM for an "fd:N" that may not be sealed; -EINVAL for NULL.
 ///
 /// No other thread may be using the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_seal(buffer: *mut Buffer) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that nobody else is using.
+        // SAFETY: the header requires null or a buffer that nothing else is using.
         Ok(unsafe { exclusive(buffer, "buffer")? }.inner.seal()?)
     })
 }
 
-/// Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, unix(7)); the other side has the
-/// same memory then, not a copy. The buffer stays the caller's. Does not raise SIGPIPE.
+/// Sends a buffer over the Unix stream socket `socket` (SCM_RIGHTS, see unix(7)). The receiver gets the same
+/// memory, not a copy. The caller keeps the buffer. Does not raise SIGPIPE.
 ///
-/// Returns 0, or -EOPNOTSUPP for private memory, -E2BIG for more than 253 dma-bufs, which no message
-/// carries, -EBADF or -ENOTSOCK where `socket` is none, what sendmsg(2) gives; -EINVAL for NULL.
+/// Returns 0; -EOPNOTSUPP for private memory; -E2BIG for more than 253 dma-bufs, which do not fit into a
+/// message; -EBADF or -ENOTSOCK if `socket` is not a socket; -EINVAL for NULL; any error of sendmsg(2).
 ///
-/// Thread-safe; but one thread at a time for one socket.
+/// Thread-safe, but only one thread at a time may use a socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_send(buffer: *const Buffer, socket: c_int) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         Ok(buffer.inner.send(&stream(socket)?)?)
     })
 }
 
-/// Receives what dmafile_buffer_send, or the library in another language, sent over the Unix stream
-/// socket `socket`, and waits for it where that blocks. The sender is not trusted: its memory has to
-/// be a memfd that cannot shrink, or dma-bufs, and to hold the bytes that are claimed.
+/// Receives a buffer that was sent over the Unix stream socket `socket`, by dmafile_buffer_send or by dmafile
+/// in another language. Waits for it if the socket is blocking. The sender is not trusted: its memory must be
+/// a memfd that cannot shrink, or dma-bufs, and must contain the bytes that the message claims.
 ///
-/// Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
-/// there, -EPROTO for anything else than a buffer, -ECONNRESET where the sender went away, -EBADF or
-/// -ENOTSOCK where `socket` is none, what recvmsg(2) gives; -EINVAL for NULL.
+/// Returns 0 and stores the buffer in `*buffer`; free it with dmafile_buffer_free. On failure stores NULL and
+/// returns -EPROTO if anything else than a buffer arrives, -ECONNRESET if the sender is gone, -EBADF or
+/// -ENOTSOCK if `socket` is not a socket, -EINVAL for NULL, or any error of recvmsg(2).
 ///
-/// Thread-safe; but one thread at a time for one socket.
+/// Thread-safe, but only one thread at a time may use a socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_receive(socket: c_int, buffer: *mut *mut Buffer) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
         let inner = dmafile::Buffer::receive(&stream(socket)?)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { Buffer::new(Memory::Own(inner), None).give(buffer) };
         Ok(())
     })
 }
 
-/// A descriptor of our own for the caller's socket, so that one that is none, or not open, is an
-/// error and not a mistake.
+/// Duplicates the caller's socket, so that a descriptor that is closed or not a socket gives an error.
 fn stream(socket: RawFd) -> Result<UnixStream> {
     let fail = |errno| Failure::new(errno, "socket", "cannot use the descriptor");
     if socket < 0 {
         return Err(fail(libc::EBADF));
     }
-    // SAFETY: it is borrowed to be duplicated only, which says so where it is not open.
+    // SAFETY: it is borrowed only to be duplicated, which fails if it is not open.
     let theirs = unsafe { BorrowedFd::borrow_raw(socket) };
     let ours = theirs.try_clone_to_owned();
     let ours = ours.map_err(|error| fail(error.raw_os_error().unwrap_or(libc::EBADF)))?;
     Ok(UnixStream::from(ours))
 }
 
-/// How the load went, as one JSON object: what `dmafile load --json` prints. It belongs to the
-/// buffer and is valid until that is freed.
+/// The report of the load as one JSON object: what `dmafile load --json` prints. It belongs to the buffer and
+/// is valid until that is freed.
 ///
 /// NULL with errno ENODATA for a buffer that was received or taken; NULL with errno EINVAL for NULL.
 ///
@@ -495,7 +496,7 @@ fn stream(socket: RawFd) -> Result<UnixStream> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
         match &buffer.report {
             Some(text) => Ok(text.as_ptr()),
@@ -508,10 +509,10 @@ pub unsafe extern "C" fn dmafile_buffer_report_json(buffer: *const Buffer) -> *c
     })
 }
 
-/// Frees a buffer: unmaps its memory and closes its descriptor; NULL is nothing to free. No other
-/// thread may be using it. Who has received or duplicated the descriptor keeps the memory.
+/// Frees a buffer: unmaps its memory and closes its descriptor; NULL is a no-op. No other thread may be using
+/// it. The memory lives on in processes that received or duplicated the descriptor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_free(buffer: *mut Buffer) {
-    // SAFETY: the header asks for null or a buffer that is alive, freed once.
+    // SAFETY: the header requires null or a buffer that is alive, freed once.
     unsafe { border::free(buffer) };
 }

@@ -1,13 +1,14 @@
-//! The C library of dmafile: what `include/dmafile.h` declares, over the crate [`dmafile`].
+//! The C library of dmafile: implements what `include/dmafile.h` declares, on top of the crate
+//! [`dmafile`].
 //!
-//! Everything here is an edge: pointers come from C and are looked at, work is the engine's, and
-//! failures leave as a negative errno and a sentence. The comments are those of the header, which is
-//! generated from them; in it, each pointer has to be what its function says (the border can see
-//! that one is NULL, not that it is stale).
+//! These functions only check pointers and convert types. The engine does the work, and failures are
+//! returned as a negative errno and a message. The header, comments included, is generated from
+//! these sources. A function can check that a pointer is not NULL, but not that it is valid: the
+//! caller must ensure what the comments require.
 
 #![expect(
     clippy::missing_safety_doc,
-    reason = "the comments are the header's; it states once, at its top, what pointers have to be"
+    reason = "the comments are the header's; it states once, at its top, what pointers must be"
 )]
 
 mod border;
@@ -55,15 +56,16 @@ pub extern "C" fn dmafile_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Copies the sentence of the last failure in the calling thread to `text`, at most `len` bytes
-/// with the NUL that always ends it: "what: where: why (ERRNO); remedy", in UTF-8, cut between
-/// characters where it does not fit. Calls that succeed leave it; before any failure it is empty.
+/// Copies the message of the last failure in the calling thread to `text`: "what: where: why
+/// (ERRNO); remedy", in UTF-8. At most `len` bytes are written, including the terminating NUL; a
+/// longer message is truncated between characters. Calls that succeed leave the message unchanged;
+/// before the first failure it is empty.
 ///
-/// Returns how many bytes the whole sentence has without NUL, as snprintf(3) does: it was cut where
-/// that is `len` or more. `text` may be NULL where `len` is 0. -EINVAL for another NULL, which
-/// leaves the sentence as it was.
+/// Returns the length of the whole message in bytes, without NUL, as snprintf(3) does: if that is
+/// `len` or more, the message was truncated. `text` may be NULL if `len` is 0. Any other NULL
+/// returns -EINVAL and leaves the message unchanged.
 ///
-/// Thread-safe: each thread has its own sentence.
+/// Thread-safe: each thread has its own message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_strerror_r(text: *mut c_char, len: usize) -> c_int {
     if text.is_null() && len > 0 {
@@ -75,7 +77,8 @@ pub unsafe extern "C" fn dmafile_strerror_r(text: *mut c_char, len: usize) -> c_
             let fits = (0..=room).rev().find(|&at| sentence.is_char_boundary(at));
             let fits = fits.unwrap_or(0);
             let text = text.cast::<u8>();
-            // SAFETY: not null; the header asks for `len` bytes to write, and `fits` is fewer.
+            // SAFETY: not null; the header requires `len` writable bytes, and `fits` is less than
+            // `len`.
             unsafe {
                 text.copy_from_nonoverlapping(sentence.as_ptr(), fits);
                 text.add(fits).write(0);

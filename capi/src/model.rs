@@ -1,4 +1,4 @@
-//! `struct dmafile_model`: files that hold named tensors.
+//! `struct dmafile_model`: files that contain named tensors.
 
 use crate::border::{self, Failure, Result, shared};
 use crate::buffer::{c_string, empty};
@@ -9,40 +9,40 @@ use serde_json::json;
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-/// The headers of a model, read and checked; its files stay open, so that what is loaded later is
-/// what they describe. Opaque.
+/// The validated headers of a model. Its files stay open, so that later loads read the files that the
+/// headers describe. Opaque.
 ///
-/// Functions that take it `const` may be called by several threads at once. It belongs to no thread:
-/// any may use and free it.
+/// Functions that take it `const` may be called by several threads at once. Any thread may use and free
+/// it.
 pub struct Model {
     inner: dmafile::Model,
     tensors: Vec<Tensor>,
     format: CString,
     json: OnceLock<CString>,
-    /// What the pointers in `tensors` point to.
+    /// The strings that `tensors` points to.
     _names: Vec<(CString, CString)>,
 }
 
-// SAFETY: the pointers in `tensors` lead to what the model and `_names` own, which nobody changes.
+// SAFETY: the pointers in `tensors` lead to what the model and `_names` own, which do not change.
 unsafe impl Send for Model {}
 // SAFETY: as above.
 unsafe impl Sync for Model {}
 
-/// A tensor of a model. It and what it points to belong to the model; later versions may have more
-/// members behind these, so use it where it is, by its pointer.
+/// A tensor of a model. It and what it points to belong to the model. Later versions may append members,
+/// so access it through the pointer that the library returns, and do not copy or index it.
 #[repr(C)]
 pub struct Tensor {
-    /// Its name, unique in the model, in UTF-8.
+    /// Its name in UTF-8, unique in the model.
     pub name: *const c_char,
-    /// What its elements are, as the formats spell it: "F32", "BF16", "Q4_K".
+    /// Type of its elements, as the file format spells it: "F32", "BF16", "Q4_K".
     pub dtype: *const c_char,
-    /// `ndim` numbers of elements, the slowest varying dimension first (C order).
+    /// `ndim` sizes, the slowest-varying dimension first (C order).
     pub shape: *const u64,
-    /// How many dimensions it has; 0 for a scalar.
+    /// Number of dimensions; 0 for a scalar.
     pub ndim: usize,
-    /// Where its bytes start among the wanted bytes of a buffer that dmafile_model_load fills.
+    /// Offset of its first byte within the requested bytes of a buffer from dmafile_model_load.
     pub at: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
@@ -83,27 +83,27 @@ impl Model {
             "metadata": model.metadata(),
             "tensors": model.tensors(),
         });
-        // JSON escapes NUL.
+        // JSON escapes NUL, so this cannot fail.
         c_string(json.to_string())
     }
 }
 
-/// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
-/// split GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
+/// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
+/// GGUF (`...-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
 ///
-/// Returns 0, with the model in `*model`, to be freed with dmafile_model_free; or, with NULL there,
-/// -EBADMSG for files that are no sound model or do not belong together, -ENOENT where the folder
-/// holds none, else as dmafile_load.
+/// Returns 0 and stores the model in `*model`; free it with dmafile_model_free. On failure stores NULL
+/// and returns -EBADMSG for files that are not a valid model or do not belong together, -ENOENT if the
+/// folder contains no model, otherwise as dmafile_load.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_open(path: *const c_char, model: *mut *mut Model) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(model, "model")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let opened = Model::of(dmafile::Model::open(unsafe { load::path(path)? })?)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { model.write(Box::into_raw(Box::new(opened))) };
         Ok(())
     })
@@ -115,18 +115,18 @@ pub unsafe extern "C" fn dmafile_model_open(path: *const c_char, model: *mut *mu
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_format(model: *const Model) -> *const c_char {
-    // SAFETY: the header asks for null or a model that is alive.
+    // SAFETY: the header requires null or a model that is alive.
     border::pointer(|| Ok(unsafe { shared(model, "model")? }.format.as_ptr()))
 }
 
-/// All that the headers of a model say, as one JSON object: what `dmafile show --json` prints, with
-/// the metadata. It belongs to the model; NULL with errno EINVAL for NULL.
+/// Everything in the headers of a model, metadata included, as one JSON object: the output of
+/// `dmafile show --json`. It belongs to the model; NULL with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_json(model: *const Model) -> *const c_char {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = unsafe { shared(model, "model")? };
         if let Some(text) = model.json.get() {
             return Ok(text.as_ptr());
@@ -136,25 +136,25 @@ pub unsafe extern "C" fn dmafile_model_json(model: *const Model) -> *const c_cha
     })
 }
 
-/// How many tensors a model has; 0 with errno EINVAL for NULL.
+/// The number of tensors in a model; 0 with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_tensor_count(model: *const Model) -> usize {
-    // SAFETY: the header asks for null or a model that is alive.
+    // SAFETY: the header requires null or a model that is alive.
     border::value(|| Ok(unsafe { shared(model, "model")? }.tensors.len()))
 }
 
-/// The tensor of a number, from 0 to dmafile_model_tensor_count - 1, in the order in which they lie
-/// in a buffer. It belongs to the model.
+/// The tensor with the given number, from 0 to dmafile_model_tensor_count - 1, in the order of their
+/// bytes in a buffer. It belongs to the model.
 ///
-/// NULL with errno ERANGE for another number, EINVAL for NULL.
+/// NULL with errno ERANGE for any other number, EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_tensor(model: *const Model, index: usize) -> *const Tensor {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let tensors = &unsafe { shared(model, "model")? }.tensors;
         match tensors.get(index) {
             Some(tensor) => Ok(tensor),
@@ -167,9 +167,9 @@ pub unsafe extern "C" fn dmafile_model_tensor(model: *const Model, index: usize)
     })
 }
 
-/// The tensor of a name. It belongs to the model.
+/// The tensor with the given name. It belongs to the model.
 ///
-/// NULL with errno ENOENT where no tensor has it, EINVAL for NULL and for what is not UTF-8.
+/// NULL with errno ENOENT if there is no such tensor, EINVAL for NULL and for a name that is not UTF-8.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -178,11 +178,11 @@ pub unsafe extern "C" fn dmafile_model_find(
     name: *const c_char,
 ) -> *const Tensor {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = unsafe { shared(model, "model")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let name = unsafe { border::required(name, "name")? };
-        // The engine knows the place by name; ours are in the same order.
+        // The engine finds the index by name; our tensors have the same order.
         let all = model.inner.tensors();
         let place = |tensor: &dmafile::Tensor| {
             let start = all.as_ptr().addr();
@@ -200,18 +200,19 @@ pub unsafe extern "C" fn dmafile_model_find(
 }
 
 /// Loads all files of a model into one buffer, headers included; or, with `count` patterns, only the
-/// tensors that at least one of them names. Either way a tensor lies at its `at`, counted from the
-/// first wanted byte. What was not asked for takes no memory, but for small gaps and in dma-bufs, and is
-/// either zero or the file's.
+/// tensors that match at least one of them. Either way a tensor starts at its `at`, counted from the
+/// first requested byte. Anything else takes no memory, except for small gaps and in dma-bufs, and is
+/// either zero or what the file has there.
 ///
-/// A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular
-/// expression that the whole name matches. `patterns` may be NULL where `count` is 0.
+/// A pattern is a name, a glob with `*`, `?`, `[...]` or `{...,...}`, or `re:` and a regular expression
+/// for the whole name. `patterns` may be NULL if `count` is 0.
 ///
-/// `options` as for dmafile_load; `verify` is of one digest a file, and needs whole files.
+/// `options` are as in dmafile_load; `verify` computes one digest per file, and requires whole files.
 ///
-/// Returns 0, with the buffer in `*buffer`, to be freed with dmafile_buffer_free; or, with NULL
-/// there, -ENOENT for a pattern that names no tensor, -ENODATA where all of them are empty, -EINVAL
-/// for NULL and for what is no pattern, else as dmafile_load. The buffer outlives the model.
+/// Returns 0 and stores the buffer in `*buffer`; free it with dmafile_buffer_free. On failure stores
+/// NULL and returns -ENOENT for a pattern that matches no tensor, -ENODATA if all matching tensors are
+/// empty, -EINVAL for NULL and for an invalid pattern, otherwise as dmafile_load. The buffer outlives
+/// the model.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -223,15 +224,15 @@ pub unsafe extern "C" fn dmafile_model_load(
     buffer: *mut *mut Buffer,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(buffer, "buffer")? };
-        // SAFETY: the header asks for null or a model that is alive.
+        // SAFETY: the header requires null or a model that is alive.
         let model = &unsafe { shared(model, "model")? }.inner;
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
         border::check(patterns.cast(), count, "patterns")?;
         let pattern = |index| {
-            // SAFETY: not null; the header asks for `count` pointers, each null or a string.
+            // SAFETY: not null; the header requires `count` pointers, each null or a string.
             let text = unsafe { border::required(*patterns.add(index), "a pattern")? };
             Ok(text.parse()?)
         };
@@ -240,18 +241,17 @@ pub unsafe extern "C" fn dmafile_model_load(
             [] => model.load(),
             chosen => model.load_only(chosen)?,
         };
-        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let loaded = unsafe { options.apply(load)? }.run()?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { Buffer::of(loaded)?.give(buffer) };
         Ok(())
     })
 }
 
-/// Frees a model and the tensors that were had of it; NULL is nothing to free. No other thread may be
-/// using it.
+/// Frees a model and its tensors; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_model_free(model: *mut Model) {
-    // SAFETY: the header asks for null or a model that is alive, freed once.
+    // SAFETY: the header requires null or a model that is alive, freed once.
     unsafe { border::free(model) };
 }

@@ -1,4 +1,4 @@
-//! `struct dmafile_recorder`: appends buffers to a file as they come.
+//! `struct dmafile_recorder`: appends buffers to a file as devices fill them.
 
 use crate::border::{self, Failure, Result};
 use crate::load::path;
@@ -10,76 +10,75 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// For dmafile_recorder_options.flags: an append drops its buffer, and counts that, while as many are
-/// in flight as may be. Without it the append waits.
+/// For dmafile_recorder_options.flags: if `in_flight` buffers are already being written, an append drops
+/// its buffer and counts it. Without this flag the append waits.
 pub const DMAFILE_RECORD_DROP: u32 = 1;
-/// For dmafile_recorder_options.flags: no checksums, so that the CPU reads no record.
+/// For dmafile_recorder_options.flags: compute no checksums, so that the CPU does not read the records.
 pub const DMAFILE_RECORD_NO_CHECKSUM: u32 = 2;
-/// For dmafile_recorder_options.flags: nothing is acknowledged because of the time that has gone by.
+/// For dmafile_recorder_options.flags: do not sync after a time interval.
 pub const DMAFILE_RECORD_NO_INTERVAL: u32 = 4;
 
-/// How buffers are recorded. Zeros are defaults, and `size` is used as in struct dmafile_options.
+/// Options of a recording. Zero selects the default, and `size` works as in struct dmafile_options.
 #[repr(C)]
 pub struct RecorderOptions {
     /// sizeof(struct dmafile_recorder_options), in bytes.
     pub size: usize,
-    /// How bytes move: "auto" (default), "uring", "threads", "bounce", "module", "copy-file-range",
-    /// "premap".
+    /// Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
+    /// "copy-file-range", "premap".
     pub method: *const c_char,
-    /// Past or through the page cache: "auto" (default), "direct", "buffered".
+    /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
-    /// Buffers that may be in flight, 1 to 64; default 4.
+    /// Maximum number of buffers in flight, 1 to 64; default 4.
     pub in_flight: u32,
     /// DMAFILE_RECORD_DROP, DMAFILE_RECORD_NO_CHECKSUM, DMAFILE_RECORD_NO_INTERVAL, or'ed.
     pub flags: u32,
-    /// So many records that are written are acknowledged at once; default: only time counts.
+    /// Sync, and so acknowledge what is written, after every so many records; default: only by time.
     pub sync_every: u64,
-    /// What is written is acknowledged after so many milliseconds; default 1000.
+    /// Sync, and so acknowledge what is written, after so many milliseconds; default 1000.
     pub sync_interval_ms: u64,
-    /// Another file begins rather than let one have more bytes; default: never.
+    /// Start a new file before one exceeds this many bytes; default: never.
     pub rotate_bytes: u64,
-    /// Another file begins when one is so many milliseconds old; default: never.
+    /// Start a new file when one is this many milliseconds old; default: never.
     pub rotate_ms: u64,
 }
 
-// SAFETY: as the trait asks for.
+// SAFETY: as the trait requires.
 unsafe impl Growing for RecorderOptions {
     const NAME: &'static str = "dmafile_recorder_options";
     const SMALLEST: usize = offset_of!(Self, rotate_ms) + size_of::<u64>();
 }
 
-/// What has been recorded.
+/// Counts of a recording.
 #[repr(C)]
 pub struct Recorded {
-    /// Records that were appended.
+    /// Records appended.
     pub records: u64,
-    /// Their bytes.
+    /// Bytes of these records.
     pub bytes: u64,
-    /// How many of them are acknowledged: the first so many.
+    /// Records acknowledged: the first `durable` ones survive a crash.
     pub durable: u64,
-    /// Buffers that were dropped.
+    /// Buffers dropped.
     pub dropped: u64,
-    /// Files that there are.
+    /// Files of the recording.
     pub files: u64,
 }
 
-/// Appends buffers to a file as they come. Opaque.
+/// Appends buffers to a file as devices fill them. Opaque.
 pub struct Recorder(dmafile::Recorder);
 
 /// Memory to record from. Opaque.
 pub struct RecorderBuffer(RecordBuffer);
 
-/// Begins a recording in a new file at `path`, as `options` say; NULL there is all defaults. With
-/// rotation, the second file is `path`.1, and so on. docs/recording.md describes the files.
+/// Starts a recording in a new file at `path`, as `options` say; NULL means all defaults. With rotation,
+/// the second file is `path`.1, and so on. docs/recording.md describes the files.
 ///
-/// Returns 0, with the recorder in `*recorder`, to be freed with dmafile_recorder_free. On failure a
-/// negative errno, with NULL in `*recorder`: -EINVAL for NULL, an unknown word, a number out of its
-/// range; -E2BIG where an option is set that this version does not know; -EEXIST where there is a file,
-/// -EBUSY where another recorder writes to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and whatever else the
-/// kernel gives.
+/// Returns 0 and stores the recorder in `*recorder`; free it with dmafile_recorder_free. On failure stores
+/// NULL and returns a negative errno: -EINVAL for NULL, an unknown word, or a number out of range; -E2BIG
+/// if an option is set that this version does not have; -EEXIST if the file exists; -EBUSY if another
+/// recorder is writing to it; -ENOENT, -EACCES, -EROFS, -ENOSPC, and any other error of the kernel.
 ///
-/// Thread-safe. The recorder has threads of its own, `in_flight` and one, until dmafile_recorder_finish
-/// or dmafile_recorder_free; a child that is forked cannot use it.
+/// Thread-safe. The recorder runs `in_flight` + 1 threads until dmafile_recorder_finish or
+/// dmafile_recorder_free; a forked child cannot use it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_new(
     path: *const c_char,
@@ -87,24 +86,24 @@ pub unsafe extern "C" fn dmafile_recorder_new(
     recorder: *mut *mut Recorder,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         let made = unsafe { border::exclusive(recorder, "recorder")? };
         *made = std::ptr::null_mut();
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let capture = Capture::new(unsafe { self::path(path)? });
-        // SAFETY: the header asks for null or options, with strings.
+        // SAFETY: the header requires null or options, with strings.
         let capture = unsafe { apply(options, capture)? };
         *made = Box::into_raw(Box::new(Recorder(capture.start()?)));
         Ok(())
     })
 }
 
-/// Looks at memory that is to be recorded, once, however often it is filled: what `fd` stands for (a
-/// memfd, a dma-buf, a regular file). The descriptor is duplicated, and may be closed.
+/// Prepares memory for recording, once, however often it is filled. `fd` is a memfd, a dma-buf or a
+/// regular file. It is duplicated, so the caller may close it.
 ///
-/// Returns 0, with the memory in `*buffer`, to be given back with dmafile_recorder_detach, and of use to
-/// all recorders; or a negative errno, with NULL there: -EINVAL for NULL or a pipe, -EBADF for a
-/// descriptor that is not open for reading.
+/// Returns 0 and stores the memory in `*buffer`; release it with dmafile_recorder_detach. All recorders
+/// can use it. On failure stores NULL and returns a negative errno: -EINVAL for NULL or a pipe, -EBADF for
+/// a descriptor that is not open for reading.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -113,11 +112,11 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
     buffer: *mut *mut RecorderBuffer,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         let made = unsafe { border::exclusive(buffer, "buffer")? };
         *made = std::ptr::null_mut();
         if fd < 0 {
-            return Err(Failure::new(libc::EBADF, "fd", "it is no descriptor"));
+            return Err(Failure::new(libc::EBADF, "fd", "it is not a descriptor"));
         }
         // SAFETY: not -1; one that is not open gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
@@ -128,22 +127,22 @@ pub unsafe extern "C" fn dmafile_recorder_attach(
     })
 }
 
-/// Gives back what dmafile_recorder_attach gave, records of which may still be under way: they go on.
-/// NULL is nothing to give back. No other thread may be using it.
+/// Releases what dmafile_recorder_attach returned; NULL is a no-op. Records that are still being written
+/// from it continue. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_detach(buffer: *mut RecorderBuffer) {
-    // SAFETY: the header asks for null or what `dmafile_recorder_attach` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recorder_attach` returned, freed once.
     unsafe { border::free(buffer) };
 }
 
-/// Appends `length` bytes of a buffer from byte `offset` of it on, with `timestamp`, in nanoseconds of
-/// whatever clock the caller has, and `tag`, any number. Returns when the record has its place; the bytes
-/// must stay as they are until dmafile_recorder_wait says that it is written.
+/// Appends `length` bytes of a buffer, starting at byte `offset`. `timestamp` is in nanoseconds of a clock
+/// of the caller's choice, `tag` is any number. Returns when the record has a place in the file. The bytes
+/// must not change until dmafile_recorder_wait says that the record is written.
 ///
-/// Returns the number of the record, from 0; or a negative errno: -EAGAIN where it was dropped,
-/// -EINVAL for NULL, for a range that does not lie inside of the buffer, and for a recorder that is
-/// finished; -ENOSPC, -EDQUOT, -EFBIG where there is no room for it, after which the recording goes on
-/// as if it had not been asked; else what an earlier write has failed with.
+/// Returns the number of the record, from 0; or a negative errno: -EAGAIN if it was dropped; -EINVAL for
+/// NULL, a range outside the buffer, or a finished recorder; -ENOSPC, -EDQUOT, -EFBIG if there is no room
+/// for it, after which the recording continues as if the append had not been made; otherwise the error of
+/// an earlier write.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -156,16 +155,16 @@ pub unsafe extern "C" fn dmafile_recorder_append(
     tag: u64,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { border::shared(buffer, "buffer")? };
         append(recorder, &buffer.0, (offset, length), timestamp, tag)
     })
 }
 
-/// As dmafile_recorder_append, `length` bytes of the caller's at `memory`, which have to stay, and stay as
-/// they are, until the record is written.
+/// As dmafile_recorder_append, for `length` bytes of the caller's memory at `memory`, which must stay
+/// allocated and unchanged until the record is written.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -177,7 +176,7 @@ pub unsafe extern "C" fn dmafile_recorder_append_memory(
     tag: u64,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         border::check(memory.cast(), length, "memory")?;
         let memory = RecordBuffer::lent(Arc::new(Memory(memory.cast(), length)));
@@ -185,11 +184,11 @@ pub unsafe extern "C" fn dmafile_recorder_append_memory(
     })
 }
 
-/// Waits at most `timeout_ms` milliseconds, for ever where that is negative, until a record is written:
-/// then its buffer may be used again. A crash may still take the record away.
+/// Waits until a record is written, at most `timeout_ms` milliseconds, without limit if that is negative.
+/// Its buffer may then be reused. A crash may still lose the record.
 ///
-/// Returns 1 where it is written, 0 where that takes longer; or a negative errno: -EINVAL for NULL or a
-/// number that no record has, else what its write has failed with, after which nobody reads the buffer.
+/// Returns 1 if it is written, 0 on timeout; or a negative errno: -EINVAL for NULL or an unknown record
+/// number; otherwise the error of its write, after which nothing reads the buffer any more.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -199,14 +198,14 @@ pub unsafe extern "C" fn dmafile_recorder_wait(
     timeout_ms: i64,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let ticket = unsafe { ticket(recorder, record)? };
         Ok(c_int::from(ticket.wait_for(timeout(timeout_ms))?))
     })
 }
 
-/// As dmafile_recorder_wait, until the record, and all before it, are acknowledged: a crash of the machine
-/// does not take them away.
+/// As dmafile_recorder_wait, until the record and all records before it are acknowledged: a system crash
+/// does not lose them.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -216,27 +215,27 @@ pub unsafe extern "C" fn dmafile_recorder_wait_durable(
     timeout_ms: i64,
 ) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let ticket = unsafe { ticket(recorder, record)? };
         Ok(c_int::from(ticket.wait_durable(timeout(timeout_ms))?))
     })
 }
 
-/// Waits until all records that were appended before are acknowledged.
+/// Waits until all records appended before the call are acknowledged.
 ///
-/// Returns 0, or a negative errno: -EINVAL for NULL, else what a write or the sync has failed with.
+/// Returns 0; -EINVAL for NULL; otherwise the error of a write or the sync.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_sync(recorder: *const Recorder) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         Ok(recorder.0.sync()?)
     })
 }
 
-/// What has been recorded so far, in `*recorded`.
+/// Stores the counts of the recording so far in `*recorded`.
 ///
 /// Returns 0, or -EINVAL for NULL.
 ///
@@ -247,22 +246,22 @@ pub unsafe extern "C" fn dmafile_recorder_recorded(
     recorded: *mut Recorded,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         if recorded.is_null() {
             return Err(Failure::new(libc::EINVAL, "recorded", "it is NULL"));
         }
-        // SAFETY: not null; the header asks for a place for it.
+        // SAFETY: not null; the header requires a place for it.
         unsafe { recorded.write(of(&recorder.0.recorded())) };
         Ok(())
     })
 }
 
-/// Takes no more, waits until all is on the disk, and marks the recording as complete. Once it has
-/// returned, appends fail. `recorded` is NULL, or gets what was recorded.
+/// Ends the recording: accepts no more records, waits until everything is on the disk, and marks the
+/// recording as complete. Later appends fail. If `recorded` is not NULL, it gets the counts.
 ///
-/// Returns 0, or a negative errno as dmafile_recorder_sync; the recording is not complete then, and ends
-/// with the last record that is acknowledged.
+/// Returns 0, or a negative errno as dmafile_recorder_sync; then the recording is not complete, and ends
+/// with the last acknowledged record.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -271,11 +270,11 @@ pub unsafe extern "C" fn dmafile_recorder_finish(
     recorded: *mut Recorded,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a recorder that is alive.
+        // SAFETY: the header requires null or a recorder that is alive.
         let recorder = unsafe { border::shared(recorder, "recorder")? };
         let done = recorder.0.finish();
         if !recorded.is_null() {
-            // SAFETY: not null; the header asks for a place for it.
+            // SAFETY: not null; the header requires a place for it.
             unsafe { recorded.write(of(&recorder.0.recorded())) };
         }
         done?;
@@ -283,15 +282,15 @@ pub unsafe extern "C" fn dmafile_recorder_finish(
     })
 }
 
-/// Frees a recorder, which finishes the recording if dmafile_recorder_finish has not; NULL is nothing to
-/// free. No other thread may be using it.
+/// Frees a recorder, and finishes the recording if dmafile_recorder_finish has not; NULL is a no-op. No
+/// other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recorder_free(recorder: *mut Recorder) {
-    // SAFETY: the header asks for null or what `dmafile_recorder_new` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recorder_new` returned, freed once.
     unsafe { border::free(recorder) };
 }
 
-/// Memory of the caller, which stays until its record is written.
+/// Memory of the caller, which stays valid until its record is written.
 struct Memory(*const u8, usize);
 
 // SAFETY: the header says that threads of the recorder read it.
@@ -303,7 +302,7 @@ impl AsRef<[u8]> for Memory {
     fn as_ref(&self) -> &[u8] {
         match self.1 {
             0 => &[],
-            // SAFETY: it was not null where it has bytes; the header asks for as many that stay.
+            // SAFETY: it was not null where it has bytes; the header requires as many that stay.
             len => unsafe { std::slice::from_raw_parts(self.0, len) },
         }
     }
@@ -321,7 +320,7 @@ fn append(
     match recorder.0.append(buffer, at, length, note)? {
         Some(ticket) => Ok(ticket.number().cast_signed()),
         None => {
-            let why = "as many buffers are in flight as may be, so it was dropped";
+            let why = "the most buffers are already in flight, so the record was dropped";
             Err(Failure::new(libc::EAGAIN, "cannot record", why))
         }
     }
@@ -332,7 +331,7 @@ fn append(
 /// # Safety
 /// `recorder` is null or alive.
 unsafe fn ticket(recorder: *const Recorder, record: u64) -> Result<Ticket> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let recorder = unsafe { border::shared(recorder, "recorder")? };
     let ticket = recorder.0.ticket(record);
     ticket.ok_or_else(|| Failure::new(libc::EINVAL, "record", "no record has this number"))
@@ -352,18 +351,18 @@ fn of(recorded: &dmafile::Recorded) -> Recorded {
     }
 }
 
-/// Adds options of the caller.
+/// Applies options of the caller.
 ///
 /// # Safety
-/// `theirs` is null, or valid for reads of as many bytes as its `size` says, with strings in it.
+/// `theirs` is null, or valid for reads of as many bytes as its `size` says, with valid strings.
 unsafe fn apply(theirs: *const RecorderOptions, mut capture: Capture) -> Result<Capture> {
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     let ours = unsafe { options::copy(theirs)? };
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     if let Some(method) = unsafe { word(ours.method, "options.method")? } {
         capture = capture.method(method);
     }
-    // SAFETY: as this function asks for.
+    // SAFETY: as this function requires.
     if let Some(io) = unsafe { word(ours.io, "options.io")? } {
         capture = capture.io(io);
     }

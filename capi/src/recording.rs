@@ -1,4 +1,4 @@
-//! `struct dmafile_recording`: a recording that is read.
+//! `struct dmafile_recording`: reads a recording.
 
 use crate::border::{self, Failure, Result, shared};
 use crate::buffer::{c_string, empty};
@@ -7,43 +7,42 @@ use libc::{c_char, c_int, c_void};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 
-/// A recording that is read: the records that were acknowledged when it was opened, in order. Opaque.
+/// A recording that is being read: the records that were acknowledged when it was opened, in order. Opaque.
 ///
-/// Functions that take it `const` may be called by several threads at once. It belongs to no thread: any may
-/// use and free it.
+/// Functions that take it `const` may be called by several threads at once. Any thread may use and free it.
 pub struct Recording {
     inner: dmafile::Recording,
     records: Vec<Record>,
-    /// What the pointers in `records` point to.
+    /// The strings that `records` points to.
     _paths: Vec<CString>,
 }
 
-// SAFETY: the pointers in `records` lead to what `_paths` owns, which nobody changes.
+// SAFETY: the pointers in `records` lead to what `_paths` owns, which does not change.
 unsafe impl Send for Recording {}
 // SAFETY: as above.
 unsafe impl Sync for Recording {}
 
-/// A record of a recording. It and what it points to belong to the recording; later versions may have more
-/// members behind these, so use it where it is, by its pointer.
+/// A record of a recording. It and what it points to belong to the recording. Later versions may append
+/// members, so access it through the pointer that the library returns, and do not copy or index it.
 #[repr(C)]
 pub struct Record {
-    /// Which one it is, from 0.
+    /// Its number, from 0.
     pub number: u64,
-    /// The file that has it: with `offset` and `length`, what dmafile_load reads into shareable memory.
+    /// The file that contains it. dmafile_load with `offset` and `length` loads it into shareable memory.
     pub path: *const c_char,
-    /// Where it begins there, in bytes: a whole block, of 512 bytes at least.
+    /// Offset of its first byte in that file: a multiple of the block size, which is at least 512 bytes.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub length: u64,
     /// When it was captured, in nanoseconds of the recorder's clock.
     pub timestamp: i64,
-    /// The number that came with it.
+    /// The tag passed to the append.
     pub tag: u64,
-    /// How many buffers had been dropped before it, in all.
+    /// Total number of buffers dropped before it.
     pub dropped: u64,
-    /// Its CRC-32C, where `has_checksum` is 1; else 0.
+    /// Its CRC-32C if `has_checksum` is 1, otherwise 0.
     pub checksum: u32,
-    /// 1 where a checksum was computed, else 0.
+    /// 1 if a checksum was computed, otherwise 0.
     pub has_checksum: u32,
 }
 
@@ -73,22 +72,23 @@ impl Recording {
 }
 
 fn none(index: u64, count: usize) -> Failure {
-    let why = format!("it has {count} records, and none is at {index}");
+    let why = format!("it has {count} records, but no record {index}");
     Failure::new(libc::ERANGE, "the recording", &why)
 }
 
-/// An item at an index of the caller's.
+/// The item at an index that the caller passed.
 fn at<T>(items: &[T], index: u64) -> Result<&T> {
     let item = usize::try_from(index).ok().and_then(|at| items.get(at));
     item.ok_or_else(|| none(index, items.len()))
 }
 
-/// Opens the recording that begins with the file at `path`, and reads its index; of one of its later files,
-/// what is in that one. One that is still being recorded can be read up to where it is, and what a crash has
-/// left up to the last record that was acknowledged.
+/// Opens the recording that begins with the file at `path`, and reads its index. If `path` is a later file
+/// of a recording, only that file is read. A recording that is still in progress can be read up to its
+/// current end; after a crash, up to the last acknowledged record.
 ///
-/// Returns 0, with the recording in `*recording`, to be freed with dmafile_recording_free; or, with NULL
-/// there, -EBADMSG for a file that is no recording, -EINVAL for NULL, -ENOENT, -EACCES, -EIO and their like.
+/// Returns 0 and stores the recording in `*recording`; free it with dmafile_recording_free. On failure
+/// stores NULL and returns -EBADMSG for a file that is not a recording, -EINVAL for NULL, -ENOENT, -EACCES,
+/// -EIO and similar.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -97,45 +97,45 @@ pub unsafe extern "C" fn dmafile_recording_open(
     recording: *mut *mut Recording,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(recording, "recording")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let opened = dmafile::Recording::open(unsafe { self::path(path)? })?;
         let opened = Recording::of(opened)?;
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: it is not null, so it is a place for a pointer.
         unsafe { recording.write(Box::into_raw(Box::new(opened))) };
         Ok(())
     })
 }
 
-/// How many records a recording has; 0 with errno EINVAL for NULL.
+/// The number of records in a recording; 0 with errno EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_count(recording: *const Recording) -> u64 {
     border::value(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         Ok(unsafe { shared(recording, "recording")? }.records.len() as u64)
     })
 }
 
-/// Whether a recording was finished, and all of it is here: 1 or 0, or -EINVAL for NULL. One that is not was
-/// cut short, by a crash for example, or goes on.
+/// Whether a recording was finished and all of it is here: 1 or 0; -EINVAL for NULL. 0 means that it was cut
+/// short, for example by a crash, or is still in progress.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_is_complete(recording: *const Recording) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         Ok(c_int::from(recording.inner.is_complete()))
     })
 }
 
-/// The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number is
-/// the index, but where a later file was opened by itself.
+/// The record at an index, from 0 to dmafile_recording_count - 1. It belongs to the recording. Its number
+/// equals the index, except when a later file was opened alone.
 ///
-/// NULL with errno ERANGE for another index, EINVAL for NULL.
+/// NULL with errno ERANGE for any other index, EINVAL for NULL.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -144,20 +144,20 @@ pub unsafe extern "C" fn dmafile_recording_record(
     index: u64,
 ) -> *const Record {
     border::pointer(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         Ok(std::ptr::from_ref(at(&recording.records, index)?))
     })
 }
 
 /// Reads the record at an index into `memory`, which has room for `room` bytes, and compares it with its
-/// checksum where it has one.
+/// checksum if it has one.
 ///
-/// Returns how many bytes it has; or a negative errno: -ERANGE for an index that has no record, and where
-/// `room` is too small; -EBADMSG where the checksum differs, with the bytes in `memory`; -EINVAL for NULL;
-/// -EIO from the disk.
+/// Returns the size of the record in bytes; or a negative errno: -ERANGE for an index without a record, or
+/// if `room` is too small; -EBADMSG if the checksum differs, with the bytes in `memory`; -EINVAL for NULL;
+/// -EIO if the disk fails.
 ///
-/// Thread-safe; nobody may use the memory meanwhile.
+/// Thread-safe; nothing else may use the memory during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_read(
     recording: *const Recording,
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn dmafile_recording_read(
     room: usize,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a recording that is alive.
+        // SAFETY: the header requires null or a recording that is alive.
         let recording = unsafe { shared(recording, "recording")? };
         let record = at(recording.inner.records(), index)?;
         if room as u64 >= record.length {
@@ -174,8 +174,8 @@ pub unsafe extern "C" fn dmafile_recording_read(
             border::check(memory.cast(), len, "memory")?;
             let memory = match len {
                 0 => &mut [],
-                // SAFETY: not null; the header asks for as many bytes that nobody else uses, of C memory,
-                // which has bytes of some value in it.
+                // SAFETY: not null; the header requires that many bytes that nothing else uses. They are C
+                // memory, so every byte has some value.
                 _ => unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), len) },
             };
             recording.inner.read_into(record, memory)?;
@@ -186,9 +186,9 @@ pub unsafe extern "C" fn dmafile_recording_read(
     })
 }
 
-/// Closes the files of a recording and frees it; NULL is nothing to free. No other thread may be using it.
+/// Closes the files of a recording and frees it; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_recording_free(recording: *mut Recording) {
-    // SAFETY: the header asks for null or what `dmafile_recording_open` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_recording_open` returned, freed once.
     unsafe { border::free(recording) };
 }

@@ -1,4 +1,4 @@
-//! Saves: memory and what descriptors stand for to the disk.
+//! Saves: writes memory, or the contents of descriptors, to the disk.
 
 use crate::Token;
 use crate::border::{self, Failure, Result};
@@ -11,66 +11,66 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU8;
 
-/// A range of bytes that is saved: memory of the caller, or a part of what a descriptor stands for.
+/// A range of bytes to save: memory of the caller, or a range of what a descriptor refers to.
 #[repr(C)]
 pub struct Part {
-    /// Its first byte; NULL where a descriptor is meant.
+    /// Its first byte; NULL to use `fd`.
     pub memory: *const c_void,
-    /// Where `memory` is NULL and `bytes` is not 0: a memfd, a dma-buf, a regular file, a block device;
-    /// a pipe where it is the only part.
+    /// Used if `memory` is NULL and `bytes` is not 0: a memfd, a dma-buf, a regular file or a block device; a
+    /// pipe only as the only part.
     pub fd: c_int,
-    /// The first byte of what `fd` stands for.
+    /// Offset of the first byte within `fd`.
     pub offset: u64,
-    /// How many bytes. UINT64_MAX where a descriptor is the only part: to its end.
+    /// Number of bytes. UINT64_MAX, only if a descriptor is the only part: up to its end.
     pub bytes: u64,
 }
 
-/// For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A crash of the
-/// machine soon after may leave the old file or an incomplete one.
+/// For dmafile_save_options.flags: do not wait until the file and its name are on the disk. A system crash
+/// shortly afterwards may leave the old file, or an incomplete one.
 pub const DMAFILE_SAVE_NO_SYNC: u32 = 1;
-/// For dmafile_save_options.flags: write into the file or block device that exists, from byte `offset` of it
-/// on, and touch nothing else of it. That is not atomic: what ends it early leaves old bytes and new ones.
+/// For dmafile_save_options.flags: write into the existing file or block device, starting at byte `offset`,
+/// and change nothing else in it. That is not atomic: if it ends early, old and new bytes are mixed.
 pub const DMAFILE_SAVE_IN_PLACE: u32 = 2;
 
-/// How a save should be done. Zeros are defaults, and `size` is used as in struct dmafile_options; so are
-/// `verify`, `progress`, `user` and `cancel`, of a save.
+/// Options of a save. Zero selects the default, and `size` works as in struct dmafile_options; so do
+/// `verify`, `progress`, `user` and `cancel`, for a save.
 #[repr(C)]
 pub struct SaveOptions {
     /// sizeof(struct dmafile_save_options), in bytes.
     pub size: usize,
-    /// How bytes move: "auto" (default), "uring", "threads", "bounce", "module", "copy-file-range",
-    /// "premap".
+    /// Method that moves the bytes: "auto" (default), "uring", "threads", "bounce", "module",
+    /// "copy-file-range", "premap".
     pub method: *const c_char,
-    /// Past or through the page cache: "auto" (default), "direct", "buffered".
+    /// Bypass or use the page cache: "auto" (default), "direct", "buffered".
     pub io: *const c_char,
-    /// A checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" puts it into the report;
-    /// "sha256=HEX" and its like fail the save where it differs (-EBADMSG). Default: none.
+    /// Checksum to compute: "crc32c", "xxh3", "blake3" or "sha256" adds it to the report; "sha256=HEX" and
+    /// similar also fail the save if the digest differs (-EBADMSG). Default: none.
     pub verify: *const c_char,
-    /// With DMAFILE_SAVE_IN_PLACE, where the first byte goes; else 0.
+    /// With DMAFILE_SAVE_IN_PLACE, where the first byte goes; otherwise 0.
     pub offset: u64,
-    /// Bytes of one operation: 4 KiB to 64 MiB, a multiple of the file's direct alignment; default left
-    /// to the plan.
+    /// Bytes per operation: 4 KiB to 64 MiB, a multiple of the file's direct I/O alignment; default: chosen
+    /// by the plan.
     pub block: u64,
-    /// Operations in flight, 1 to 4096; default left to the plan.
+    /// Queue depth: operations in flight, 1 to 4096; default: chosen by the plan.
     pub queue_depth: u32,
     /// DMAFILE_SAVE_NO_SYNC, DMAFILE_SAVE_IN_PLACE, or'ed.
     pub flags: u32,
-    /// Called now and then, at most 30 times a second, and once at the end, with how many bytes are written
-    /// and how many there will be: of a pipe, how many have come.
+    /// Called at most 30 times a second, and once at the end, with the number of bytes written and the total
+    /// (for a pipe: the number of bytes that have arrived); NULL for none.
     pub progress: Option<extern "C" fn(done: u64, total: u64, user: *mut c_void)>,
-    /// Handed to `progress` as it is.
+    /// Passed to `progress`.
     pub user: *mut c_void,
-    /// Ends the save early (-ECANCELED) once it is set; NULL for none.
+    /// Ends the save early (-ECANCELED) when it is set; NULL for none.
     pub cancel: *const Token,
 }
 
-// SAFETY: as the trait asks for.
+// SAFETY: as the trait requires.
 unsafe impl Growing for SaveOptions {
     const NAME: &'static str = "dmafile_save_options";
     const SMALLEST: usize = offset_of!(Self, cancel) + size_of::<*const Token>();
 }
 
-/// What they say of how bytes move.
+/// The options that say how bytes move.
 pub(crate) struct Ways {
     method: Option<Method>,
     io: Option<Io>,
@@ -105,7 +105,7 @@ impl SaveOptions {
             let why = "only a save with DMAFILE_SAVE_IN_PLACE has one";
             return Err(Failure::new(libc::EINVAL, "options.offset", why));
         }
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let (method, io) = unsafe {
             (
                 word(self.method, "options.method")?,
@@ -123,9 +123,9 @@ impl SaveOptions {
     /// # Safety
     /// As [`Options::apply`](crate::Options).
     unsafe fn apply<'m>(&self, save: Save<'m>) -> Result<Save<'m>> {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         let mut save = unsafe { self.ways()? }.apply(save.names(&border::Header));
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         if let Some(verify) = unsafe { word(self.verify, "options.verify")? } {
             save = save.verify(verify);
         }
@@ -136,7 +136,7 @@ impl SaveOptions {
         if let Some(call) = self.progress {
             save = save.progress(teller(call, self.user));
         }
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         if let Some(token) = unsafe { self.cancel.as_ref() } {
             save = save.cancel(token.0.clone());
         }
@@ -144,31 +144,30 @@ impl SaveOptions {
     }
 }
 
-/// Saves `count` parts, one behind the other and without gathering them first, as the file at `path`,
-/// which is replaced whole or not at all, as `options` say; NULL there is all defaults. When it returns,
-/// all of it is on the disk, unless DMAFILE_SAVE_NO_SYNC is set.
+/// Saves `count` parts back to back, without copying them together first, as the file at `path`, as `options`
+/// say; NULL means all defaults. An existing file is replaced completely or not at all. When the function
+/// returns, all of the file is on the disk, unless DMAFILE_SAVE_NO_SYNC is set.
 ///
-/// `report` is NULL, or gets one JSON object, what `dmafile save --json` prints, to be freed with
-/// dmafile_report_free; NULL on failure.
+/// If `report` is not NULL, it gets one JSON object, what `dmafile save --json` prints; free it with
+/// dmafile_report_free. NULL on failure.
 ///
-/// Returns how many bytes were saved; or a negative errno, with the file as it was and nothing left
+/// Returns the number of bytes saved; or a negative errno, with the old file unchanged and nothing left
 /// behind, except for what DMAFILE_SAVE_IN_PLACE has written:
-///   -EINVAL for NULL, an unknown word, a number out of its range, a range past the end of what a
-///   descriptor stands for;
-///   -E2BIG where an option is set that this version does not know, or `size` is beyond 4096;
-///   -EBADF for a descriptor that is not open for reading, -ESPIPE for a pipe beside other parts;
-///   -ENOSPC, -EDQUOT, -EFBIG before the first write, where the file system reserves space;
-///   -EIO from the disk, at a write or the sync;
-///   -EROFS, -EACCES, -EPERM, -EISDIR, -ENOENT and their like for the file;
-///   -ENODATA where memory or a file is cut short meanwhile, or a pipe ends early;
-///   -EOPNOTSUPP for a method that cannot serve;
-///   -EBADMSG where the checksum differs;
-///   -ECANCELED by its token;
-///   -ENOTRECOVERABLE for a mistake in dmafile;
-/// and whatever else the kernel gives.
+///   -EINVAL: NULL, an unknown word, a number out of range, or a range beyond the end of a descriptor;
+///   -E2BIG: an option is set that this version does not have, or `size` exceeds 4096;
+///   -EBADF: a descriptor is not open for reading; -ESPIPE: a pipe among other parts;
+///   -ENOSPC, -EDQUOT, -EFBIG: no room; before the first write, if the file system can reserve space;
+///   -EIO: the disk failed, during a write or the sync;
+///   -EROFS, -EACCES, -EPERM, -EISDIR, -ENOENT and similar: the file cannot be created;
+///   -ENODATA: memory or a file was truncated during the save, or a pipe ended early;
+///   -EOPNOTSUPP: the method does not work with this memory or file;
+///   -EBADMSG: the checksum differs;
+///   -ECANCELED: the token was set;
+///   -ENOTRECOVERABLE: a bug in dmafile;
+/// and any other error of the kernel.
 ///
-/// Thread-safe. What is written to the memory meanwhile may be in the file or not, byte by byte. What
-/// would exceed RLIMIT_FSIZE is -EFBIG, without a signal.
+/// Thread-safe. Concurrent writes to the memory may or may not be in the file, byte by byte. Exceeding
+/// RLIMIT_FSIZE returns -EFBIG, without a signal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_save(
     parts: *const Part,
@@ -178,13 +177,13 @@ pub unsafe extern "C" fn dmafile_save(
     report: *mut *mut c_char,
 ) -> i64 {
     border::number(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { no_report(report) };
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header asks for `count` parts.
+        // SAFETY: the header requires `count` parts.
         let parts = unsafe { border::array(parts, count, "parts")? };
-        // SAFETY: the header asks for memory that stays until we return.
+        // SAFETY: the header requires memory that stays until we return.
         let parts = parts.iter().map(|part| unsafe { shown(part) });
         let mut parts = parts.collect::<Result<Vec<_>>>()?;
         let mut length = None;
@@ -195,31 +194,31 @@ pub unsafe extern "C" fn dmafile_save(
             }
             (_, last) => Origin::Parts(parts.into_iter().chain(last).map(Shown::part).collect()),
         };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let mut save = Save::new(origin, unsafe { self::path(path)? });
         if let Some(length) = length {
             save = save.length(length);
         }
-        // SAFETY: the header asks for strings, a token and a callback that last until we return.
+        // SAFETY: the header requires strings, a token and a callback that stay valid until we return.
         let done = unsafe { options.apply(save)? }.run()?;
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { give_report(report, serde_json::to_string(&done)) };
         Ok(done.bytes.cast_signed())
     })
 }
 
-/// Empties the place of a report.
+/// Stores NULL at the place for a report.
 ///
 /// # Safety
 /// `place` is null or valid for writing.
 pub(crate) unsafe fn no_report(place: *mut *mut c_char) {
     if !place.is_null() {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(std::ptr::null_mut()) };
     }
 }
 
-/// Hands a report to the caller, where it has a place for it.
+/// Passes a report to the caller, if it has a place for it.
 ///
 /// # Safety
 /// `place` is null or valid for writing.
@@ -227,7 +226,7 @@ pub(crate) unsafe fn give_report(place: *mut *mut c_char, json: serde_json::Resu
     if !place.is_null() {
         let json = json.expect("a report is plain data");
         let json = CString::new(json).expect("JSON has no NUL");
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         unsafe { place.write(json.into_raw()) };
     }
 }
@@ -246,10 +245,10 @@ impl<'m> Shown<'m> {
     }
 }
 
-/// What a part names.
+/// Converts a part.
 ///
 /// # Safety
-/// Its memory is there for as long as what comes back.
+/// Its memory stays valid for as long as the result.
 unsafe fn shown<'m>(part: &Part) -> Result<Shown<'m>> {
     if part.memory.is_null() && part.bytes > 0 {
         return Ok(Shown::Fd(
@@ -262,13 +261,13 @@ unsafe fn shown<'m>(part: &Part) -> Result<Shown<'m>> {
     border::check(part.memory.cast(), len, "parts")?;
     Ok(Shown::Memory(OriginPart::shared(match len {
         0 => &[],
-        // SAFETY: not null, and as long as memory can be; the caller has that many bytes there. They are
+        // SAFETY: not null, and not longer than memory can be; the caller has that many bytes there. They are
         // only read.
         _ => unsafe { std::slice::from_raw_parts(part.memory.cast::<AtomicU8>(), len) },
     })))
 }
 
-/// A duplicate of a descriptor of the caller.
+/// Duplicates a descriptor of the caller.
 pub(crate) fn duplicate(fd: c_int, what: &str) -> Result<OwnedFd> {
     if fd < 0 {
         let why = "a descriptor is negative";
@@ -283,11 +282,11 @@ pub(crate) fn duplicate(fd: c_int, what: &str) -> Result<OwnedFd> {
     })
 }
 
-/// Frees a report of dmafile_save or dmafile_snapshot_save; NULL is nothing to free. No other thread may be using it.
+/// Frees a report of dmafile_save or dmafile_snapshot_save; NULL is a no-op. No other thread may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_report_free(report: *mut c_char) {
     if !report.is_null() {
-        // SAFETY: the header asks for what dmafile_save gave, freed once.
+        // SAFETY: the header requires what dmafile_save returned, freed once.
         drop(unsafe { CString::from_raw(report) });
     }
 }

@@ -176,11 +176,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Whoever waits for a slot to be given back, or has one to give, is told that nobody is there.
+        // The load no longer waits for slots.
         self.hands.leave();
         let state = self.load.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(thread) = std::mem::replace(state, State::Ended(Ok(()))) {
-            // It was closed, and nobody asks.
+            // The result of a closed stream is not used.
             let _ = thread.join();
         }
     }

@@ -1,13 +1,13 @@
-//! `struct dmafile_token`: ends a load early.
+//! `struct dmafile_token`: cancels loads and saves.
 
 use crate::border;
 use dmafile::CancelToken;
 use libc::c_int;
 
-/// Ends loads and saves early: those that name it. Once set, it stays set. Opaque.
+/// Cancels the loads and saves whose options name it. Once set, it stays set. Opaque.
 pub struct Token(pub(crate) CancelToken);
 
-/// A token that is not set, to be freed with dmafile_token_free; NULL with errno on failure.
+/// Creates a token that is not set; free it with dmafile_token_free. NULL with errno on failure.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -16,16 +16,16 @@ pub extern "C" fn dmafile_token_new() -> *mut Token {
     made.cast_mut()
 }
 
-/// Sets a token. Its loads return -ECANCELED as soon as what is in flight has landed (a read from a
-/// disk cannot be taken back), and leave nothing behind.
+/// Sets a token. Its loads and saves return -ECANCELED as soon as the operations in flight have
+/// completed (a disk read cannot be aborted), and leave nothing behind.
 ///
-/// Returns 0, or -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
+/// Returns 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
 ///
-/// Thread-safe, and safe in a signal handler.
+/// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
-    // Not by way of the border, which remembers sentences: a signal handler must not allocate.
-    // SAFETY: the header asks for null or a token that is alive.
+    // Not through `border`, which stores a message: a signal handler must not allocate.
+    // SAFETY: the header requires null or a token that is alive.
     match unsafe { token.as_ref() } {
         Some(token) => {
             token.0.cancel();
@@ -35,21 +35,21 @@ pub unsafe extern "C" fn dmafile_token_cancel(token: *const Token) -> c_int {
     }
 }
 
-/// Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no sentence.
+/// Whether a token is set: 1 or 0; -EINVAL for NULL, for which dmafile_strerror_r has no message.
 ///
-/// Thread-safe, and safe in a signal handler.
+/// Thread-safe and async-signal-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_is_set(token: *const Token) -> c_int {
-    // SAFETY: the header asks for null or a token that is alive.
+    // SAFETY: the header requires null or a token that is alive.
     match unsafe { token.as_ref() } {
         Some(token) => c_int::from(token.0.is_set()),
         None => -libc::EINVAL,
     }
 }
 
-/// Frees a token; NULL is nothing to free. No load may be using it.
+/// Frees a token; NULL is a no-op. No load may be using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_token_free(token: *mut Token) {
-    // SAFETY: the header asks for null or what `dmafile_token_new` gave, freed once.
+    // SAFETY: the header requires null or what `dmafile_token_new` returned, freed once.
     unsafe { border::free(token) };
 }

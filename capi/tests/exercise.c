@@ -86,14 +86,14 @@ static void failures(void)
     CHECK(dmafile_load(file, &how, NULL) == -EINVAL && says("buffer: it is NULL"));
     CHECK(dmafile_load("/", &how, &buffer) == -EISDIR);
     how.to = "nowhere";
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("'nowhere' is none of anon, memfd"));
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("'nowhere' is not one of anon, memfd"));
     how.to = "fd:987654";
     CHECK(dmafile_load(file, &how, &buffer) == -EBADF);
     how.to = "\xff";
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("options.to: it is not UTF-8"));
     how = options(NULL);
     how.pages = "2m";
-    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("'2m' is none of auto, 4k"));
+    CHECK(dmafile_load(file, &how, &buffer) == -EINVAL && says("'2m' is not one of auto, base"));
     how = options(NULL);
     how.method = "magic";
     CHECK(dmafile_load(file, &how, &buffer) == -EINVAL);
@@ -634,7 +634,7 @@ static int model(const char *path)
     patterns[0] = NULL;
     CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL);
     patterns[0] = "re:(";
-    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL && says("is no pattern"));
+    CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -EINVAL && says("is not a valid pattern"));
     patterns[0] = "none.*";
     CHECK(dmafile_model_load(model, &how, patterns, 1, &buffer) == -ENOENT && says("none.*"));
 

@@ -12,6 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Moves large files straight between disk and memory that devices can share.
@@ -73,17 +74,17 @@ macro_rules! subcommands {
 }
 
 subcommands! {
-    /// Load a file into memory, and hand it to a command
+    /// Load a file into memory, and pass it to a command
     "load" => Load(LoadArgs),
     /// Save memory, a file or a pipe to a file, whole or not at all
     "save" => Save(SaveArgs),
     /// Hold a model in memory, for other processes to take
     "hold" => Hold(HoldArgs),
-    /// Take what is held, and hand it to a command
+    /// Take memory from a hold, and pass it to a command
     "take" => Take(TakeArgs),
     /// List holds and the processes that have taken them
     "holds" => Holds(HoldsArgs),
-    /// End a hold; what was taken stays
+    /// End a hold; memory that was taken stays
     "release" => Release(ReleaseArgs),
     /// List the tensors of a model; reads headers only
     "show" => Show(ShowArgs),
@@ -91,7 +92,7 @@ subcommands! {
     "explain" => Explain(ExplainArgs),
     /// Print what this machine can do, what it can't, and the command that would fix it
     "doctor" => Doctor(DoctorArgs),
-    /// Print what is pinned, by whom, against which limit
+    /// Show which memory is pinned, by whom, and against which limit
     "pins" => Pins(PinsArgs),
     /// Measure loading on this machine, beside read(); takes about a minute
     "bench" => Bench(BenchArgs),
@@ -111,7 +112,7 @@ pub struct CompletionsArgs {
 /// `dmafile man`
 #[derive(Args, Debug)]
 pub struct ManArgs {
-    /// Where each subcommand gets a page of its own [default: to stdout, dmafile(1) only]
+    /// The folder to write a page for each subcommand to [default: stdout, dmafile(1) only]
     pub dir: Option<PathBuf>,
 }
 
@@ -133,16 +134,16 @@ pub struct Knobs {
     #[arg(long, value_name = "PATTERN", value_parser = word::<Pattern>, help_heading = WHAT)]
     pub tensor: Vec<Pattern>,
 
-    /// First byte that is wanted [default: 0]
+    /// First byte to load [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub offset: Option<u64>,
 
-    /// How many bytes are wanted [default: to the end of the file]
+    /// How many bytes to load [default: to the end of the file]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = WHAT)]
     pub length: Option<u64>,
 
-    /// Compute a checksum, and compare it; hub: with the digest that each file is named by in a Hugging
-    /// Face cache, and refuse one that has none
+    /// Compute a checksum, and compare it with HEX; hub: compare each file with the digest that is its
+    /// name in a Hugging Face cache, and refuse files without one
     #[arg(long, value_name = "ALGO[=HEX]|hub", value_parser = Checksum { hub: true }, help_heading = WHAT)]
     pub verify: Option<Verify>,
 
@@ -171,17 +172,18 @@ pub struct Tuning {
     #[arg(help_heading = TUNING)]
     pub io: Io,
 
-    /// When pages come into being: ahead of the reads, in-read, or all before the first read
+    /// When memory is allocated: ahead of the reads, by the reads themselves (in-read), or all of it
+    /// before the first read
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = words(Allocation::ALL))]
     #[arg(help_heading = TUNING)]
     pub allocation: Allocation,
 
-    /// How much is allocated before its reads begin, at least a block [default: 128M]
+    /// Largest chunk of memory that is allocated before it is read into, at least a block [default: 128M]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
     pub gather: Option<u64>,
 
-    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M
-    /// where reads are direct, 1M through the page cache, 512K by bounce]
+    /// Size of one operation, 4K to 64M, a multiple of the file's direct alignment [default: 4M for
+    /// direct reads, 1M through the page cache, 512K for bounce]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
     pub block: Option<u64>,
 
@@ -189,7 +191,7 @@ pub struct Tuning {
     #[arg(long, value_name = "OPERATIONS", help_heading = TUNING)]
     pub queue_depth: Option<u32>,
 
-    /// Load even what exceeds available memory or a cgroup's limit
+    /// Load even if the file exceeds available memory or a cgroup's limit
     #[arg(long, help_heading = TUNING)]
     pub no_memory_check: bool,
 }
@@ -304,15 +306,15 @@ impl Tuning {
                   its exit status is the command's; 127 when it is not found, 126 when it can't be \
                   run.\n\n\
                   {} in an argument of COMMAND becomes a path to the memory, for programs that open \
-                  files: it has the file's name, and is removed when COMMAND has ended. A model of \
-                  several files is a folder then, each file with memory of its own, or the file of \
-                  MODEL's name in it. DMAFILE_PATH is that path; without {} it is one by number, \
-                  where there is one descriptor and the bytes start at 0. A dma-buf has no path. \
-                  docs/consumers.md says which programs and devices take what.\n\n\
+                  files: it has the file's name, and is removed when COMMAND ends. For a model of \
+                  several files it is a folder with a separate buffer for each file, or, if FILE is \
+                  one of them, that file in the folder. DMAFILE_PATH is the same path; without {} it \
+                  is /proc/self/fd/N, if there is one descriptor and the bytes start at 0. A dma-buf \
+                  has no path. docs/consumers.md lists programs and devices that can use the memory.\n\n\
                   A model's files are laid out back to back. Each tensor is at the offset `at` that \
                   `dmafile show --json` prints, even if only some are loaded.\n\n\
-                  Each source of a snapshot becomes a buffer of its own, compared with its size and \
-                  digest: the three variables, and DMAFILE_NAMES, are lists then, with commas between.\n\n\
+                  Each source of a snapshot becomes a separate buffer, and is compared with its size and \
+                  digest. The three variables, and DMAFILE_NAMES, are then comma-separated lists.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct LoadArgs {
@@ -335,7 +337,7 @@ pub struct LoadArgs {
     #[command(flatten)]
     pub tuning: Tuning,
 
-    /// A command to hand the buffer to; {} in its arguments is a path to it
+    /// A command that inherits the buffer; {} in its arguments becomes a path to it
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -343,12 +345,12 @@ pub struct LoadArgs {
 /// `dmafile hold`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Each file comes into memory of its own, which nobody can change unless --writable is \
-                  given. When it serves, one JSON object is printed, and it stays until it is released, \
-                  interrupted or idle for too long (exit status 0). What was taken stays with those who \
-                  have it, also when it is killed.\n\n\
-                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME, as root /run/dmafile/NAME, or the one that \
-                  it was started with (LISTEN_FDS). Users that may write to the socket may take.\n\n\
+    after_help = "Each file is loaded into a separate buffer, which nobody can change unless --writable is \
+                  given. As soon as it serves, it prints one JSON object; it runs until it is released, \
+                  interrupted, or idle for too long (exit status 0). Processes keep what they have taken, \
+                  even if the holder is killed.\n\n\
+                  The socket is $XDG_RUNTIME_DIR/dmafile/NAME (/run/dmafile/NAME for root), or the one that \
+                  it was started with (LISTEN_FDS). Users with write permission on the socket may take.\n\n\
                   docs/holding.md has a unit for systemd. Sizes are powers of 1024; times read 500ms, \
                   60s, 10m, 2h."
 )]
@@ -357,7 +359,7 @@ pub struct HoldArgs {
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<PathBuf>,
 
-    /// The name: letters, digits, ., _ and - [default: the name of the file without its ending,
+    /// The name: letters, digits, ., _ and - [default: the name of the file without its extension,
     /// or of the folder]
     #[arg(long)]
     pub name: Option<String>,
@@ -374,15 +376,15 @@ pub struct HoldArgs {
     #[arg(long, help_heading = SOCKET)]
     pub group: Option<String>,
 
-    /// Take the place of another holder at the same socket, which ends
+    /// Replace the holder that serves at this socket, and end it
     #[arg(long, help_heading = SOCKET)]
     pub replace: bool,
 
-    /// End when no process has taken it or been connected for this long
+    /// End if no process has had it, or been connected, for this long
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub idle: Option<Duration>,
 
-    /// Make a folder that any loader of this user reads as the model while it is held
+    /// Create a folder that any loader of this user can open as the model while it is held
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
 
@@ -404,7 +406,7 @@ pub struct HoldArgs {
     #[arg(help_heading = WHERE)]
     pub pages: Pages,
 
-    /// Let those who take a memfd write to it; its size stays all the same
+    /// Let processes write to the memfds they take; the size stays sealed
     #[arg(long, help_heading = WHERE)]
     pub writable: bool,
 
@@ -474,11 +476,11 @@ fn group_number(group: &str) -> Result<u32, crate::Failure> {
 #[derive(Args, Debug)]
 #[command(
     after_help = "COMMAND inherits the memory: DMAFILE_FD, DMAFILE_NAMES, DMAFILE_BYTES and \
-                  DMAFILE_OFFSET are lists with commas between, one entry a file. {} in an argument of \
-                  COMMAND, and DMAFILE_PATH then, are a path that any program opens: a file, or a \
+                  DMAFILE_OFFSET are comma-separated lists, one entry per file. {} in an argument of \
+                  COMMAND (and then DMAFILE_PATH) is a path that any program can open: a file, or a \
                   folder with all of them. dmafile execs COMMAND, so its exit status is the command's; \
                   127 when it is not found, 126 when it can't be run.\n\n\
-                  Without COMMAND it prints what there is. Times read 500ms, 60s, 10m, 2h."
+                  Without COMMAND it prints what is held. Times read 500ms, 60s, 10m, 2h."
 )]
 pub struct TakeArgs {
     /// The name of the hold
@@ -488,7 +490,7 @@ pub struct TakeArgs {
     #[arg(long, value_name = "SOCKET")]
     pub at: Option<PathBuf>,
 
-    /// How long to wait until it is held [default: not at all]
+    /// How long to wait for the hold to appear [default: not at all]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub wait: Option<Duration>,
 
@@ -500,7 +502,7 @@ pub struct TakeArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// A command to hand the memory to
+    /// A command that inherits the memory
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -531,19 +533,19 @@ pub struct ReleaseArgs {
 /// `dmafile save`
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "TO is written beside its place, and takes it in one step when all of it is on the \
-                  disk: a crash leaves the old file or the new one. Mode, owner and extended \
-                  attributes of a file that is replaced stay; a symbolic link is followed. FILE@OFFSET \
-                  writes into a file or block device that exists, which is not atomic. Exit status 0 \
-                  means that it is on the disk, unless --no-sync is given.\n\n\
-                  Several sources, or one with =NAME, are a snapshot in the folder TO: they become \
-                  valid at once, and until then the snapshot before is whole. `dmafile load TO` \
-                  brings them back.\n\n\
+    after_help = "The bytes go to a temporary file in the same folder, which replaces TO in one step when all \
+                  of them are on the disk: a crash leaves the old file or the new one. A file that is \
+                  replaced keeps its mode, owner and extended attributes; a symbolic link is followed. \
+                  FILE@OFFSET writes into an existing file or block device, which is not atomic. Exit \
+                  status 0 means that everything is on the disk, unless --no-sync is given.\n\n\
+                  Several sources, or one with =NAME, make a snapshot in the folder TO: they become \
+                  valid all at once, and until then the previous snapshot stays valid. `dmafile load TO` \
+                  loads them again.\n\n\
                   `dmafile explain save` prints the plan, as --explain does.\n\n\
                   Sizes are powers of 1024: 4096, 512K, 8M, 1GiB."
 )]
 pub struct SaveArgs {
-    /// Where to: a file, FILE@OFFSET (a range of a file or block device that exists), or a folder for a
+    /// Where to: a file, FILE@OFFSET (a range of an existing file or block device), or a folder for a
     /// snapshot
     pub to: PathBuf,
 
@@ -561,12 +563,12 @@ pub struct SaveArgs {
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub length: Option<u64>,
 
-    /// Compute a checksum of what is saved, and compare it; of a snapshot it is the digests that it has
-    /// [default: none; xxh3 of a snapshot]
+    /// Compute a checksum of what is saved, and compare it with HEX; for a snapshot, the algorithm of its
+    /// digests [default: none; xxh3 for a snapshot]
     #[arg(long, value_name = "ALGO[=HEX]", value_parser = Checksum { hub: false })]
     pub verify: Option<Verify>,
 
-    /// Return before it is on the disk
+    /// Return before the bytes are on the disk
     #[arg(long)]
     pub no_sync: bool,
 
@@ -597,8 +599,8 @@ pub struct SaveArgs {
     #[arg(help_heading = TUNING)]
     pub io: Io,
 
-    /// Size of one operation, 4K to 64M, a multiple of the file's blocks [default: 4M where writes are
-    /// direct, 1M through the page cache, 512K by bounce]
+    /// Size of one operation, 4K to 64M, a multiple of the file's blocks [default: 4M for direct
+    /// writes, 1M through the page cache, 512K for bounce]
     #[arg(long, value_name = "BYTES", value_parser = size, help_heading = TUNING)]
     pub block: Option<u64>,
 
@@ -654,12 +656,12 @@ impl SaveArgs {
             (
                 self.length.is_some(),
                 Opt::Length,
-                "sources of a snapshot are saved to their ends",
+                "the sources of a snapshot are always saved to their ends",
             ),
             (
                 expected.is_some(),
                 Opt::Verify,
-                "a snapshot has a digest for each source: leave =HEX away",
+                "a snapshot has a digest for each source: leave out =HEX",
             ),
         ];
         if let Some((_, option, why)) = refused.into_iter().find(|option| option.0) {
@@ -728,7 +730,7 @@ pub struct ExplainArgs {
 /// `dmafile doctor`
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// A file or folder whose file system is looked at
+    /// A file or folder on the file system to check
     #[arg(default_value = ".")]
     pub path: PathBuf,
 
@@ -740,10 +742,10 @@ pub struct DoctorArgs {
 /// `dmafile pins`
 #[derive(Args, Debug)]
 #[command(
-    after_help = "BYTES counts in each line what the kernel counts for that kind of pin, so the same \
-                  memory may be in several: VmPin has registered buffers and RDMA in it. `?` is what \
-                  can't be told, and PID `-` what no process holds that can be seen. Limits are \
-                  RLIMIT_MEMLOCK; registered buffers count against it by user, not by process.\n\n\
+    after_help = "BYTES is what the kernel counts for that kind of pin, so the same memory may appear in \
+                  several lines: VmPin includes registered buffers and RDMA. `?` means unknown, and PID `-` \
+                  that no visible process holds it. Limits are RLIMIT_MEMLOCK; registered buffers count \
+                  against it per user, not per process.\n\n\
                   docs/pins.md says what each number means and where it comes from."
 )]
 pub struct PinsArgs {
@@ -757,17 +759,17 @@ pub struct PinsArgs {
     #[arg(long, conflicts_with = "watch")]
     pub pages: bool,
 
-    /// Count who pins and unpins from now on, by process and place in the kernel, for SECONDS or until
-    /// Ctrl-C; as root. It adds probes to the kernel, and removes them
+    /// Count pins and unpins from now on, by process and call site in the kernel, for SECONDS or until
+    /// Ctrl-C; as root. Adds probes to the kernel, and removes them again
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub watch: Option<Option<u32>>,
 
-    /// With --watch, count pins of direct I/O and the like as well: each such read costs a probe then
+    /// With --watch, also count short pins such as those of direct I/O, each of which then costs a probe
     #[arg(long, requires = "watch")]
     pub all: bool,
 
-    /// Say what could not be moved lately, and what held it; as root, on a kernel that tracks pins
+    /// List what recently could not be moved, and what held it; as root, on a kernel that tracks pins
     #[arg(long, conflicts_with_all = ["watch", "pages", "subject"])]
     pub blocked: bool,
 
@@ -787,7 +789,7 @@ pub enum Subject {
 fn subject(word: OsString) -> Result<Subject, &'static str> {
     match word.to_str() {
         Some(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-            let pid = text.parse().map_err(|_| "no process has such a number")?;
+            let pid = text.parse().map_err(|_| "no process has that number")?;
             Ok(Subject::Process(pid))
         }
         _ => Ok(Subject::File(word.into())),
@@ -799,20 +801,20 @@ fn subject(word: OsString) -> Result<Subject, &'static str> {
 #[command(
     after_help = "Loads the file into a memfd by dmafile, by read() into a memfd, and by read() into \
                   private memory of huge pages: cold (nothing of it in the page cache) and warm (all \
-                  of it). The ways take turns in shuffled order, at least 5 rounds; each run is a \
-                  process of its own, and its memory was touched shortly before. Shown are medians, \
-                  the smallest and the largest value. Needs twice the file's size in memory."
+                  of it). They run in shuffled order, at least 5 rounds, each run in a separate process \
+                  whose memory was touched shortly before. The table shows medians with the smallest and \
+                  largest values. Needs twice the file's size in memory."
 )]
 pub struct BenchArgs {
-    /// The file to load [default: one that it makes, and removes]
+    /// The file to load [default: a temporary one]
     pub file: Option<PathBuf>,
 
-    /// Size of the file that it makes
+    /// Size of the temporary file
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     #[arg(conflicts_with = "file")]
     pub size: u64,
 
-    /// The folder of the file that it makes, on the disk to measure
+    /// The folder for the temporary file, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = ".", conflicts_with = "file")]
     pub dir: PathBuf,
 
@@ -828,15 +830,13 @@ pub struct BenchArgs {
 /// The words of an option that takes one of a few.
 fn words<T>(all: &'static [T]) -> impl TypedValueParser<Value = T>
 where
-    T: Copy + Display + Send + Sync,
+    T: Copy + Display + FromStr<Err = Error> + Send + Sync,
 {
-    let listed = all
-        .iter()
-        .map(|value| PossibleValue::new(value.to_string()));
-    PossibleValuesParser::new(listed).map(|word| {
-        let value = all.iter().find(|value| value.to_string() == word);
-        *value.expect("one of the possible values")
-    })
+    let listed = all.iter().map(|value| match value.to_string() {
+        base if base == Pages::Small.word() => PossibleValue::new(base).alias("4k"),
+        word => PossibleValue::new(word),
+    });
+    PossibleValuesParser::new(listed).map(|word| word.parse().expect("one of the possible values"))
 }
 
 /// Parses `ALGO[=HEX]`, of which clap knows the first half, and `hub` where a load may have it.
@@ -881,9 +881,9 @@ impl TypedValueParser for Checksum {
 }
 
 /// Parses a word of the engine, whose error says why it is none; clap names the option.
-fn word<T: std::str::FromStr<Err = dmafile::Error>>(text: &str) -> Result<T, String> {
+fn word<T: FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse()
-        .map_err(|error: dmafile::Error| error.why().render(&crate::Options))
+        .map_err(|error: Error| error.why().render(&crate::Options))
 }
 
 /// Parses permissions in octal.

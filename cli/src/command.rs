@@ -1,4 +1,4 @@
-//! COMMAND: what it inherits, and the path by which it can open that.
+//! COMMAND: what it inherits, and a path with which it can open that.
 
 use crate::{Failure, Launcher, folder};
 use dmafile::{Buffer, one_line};
@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What stands for the path in the arguments of COMMAND, as in those of find(1).
+/// Replaced by the path in the arguments of COMMAND, as in find(1).
 const PLACE: &[u8] = b"{}";
 /// The variable that has the path.
 const PATH: &str = "DMAFILE_PATH";
@@ -23,11 +23,11 @@ pub(crate) struct Named {
     pub buffer: Buffer,
 }
 
-/// What the path leads to, in a private folder.
+/// What the path refers to, in a private folder.
 pub(crate) enum Shape {
-    /// The file whose buffer it is.
+    /// The file with the bytes of the buffer.
     File,
-    /// A folder of this name, with a file for each buffer and links to `others`.
+    /// A folder with this name, with a file for each buffer and links to `others`.
     Folder {
         name: OsString,
         others: Vec<PathBuf>,
@@ -42,21 +42,21 @@ pub(crate) enum Shape {
 /// Variables of COMMAND's environment.
 pub(crate) type Variables = Vec<(&'static str, OsString)>;
 
-/// What a file or folder is called.
+/// The name of a file or folder.
 pub(crate) fn name_of(path: &Path) -> OsString {
     let own = path.file_name().map(OsStr::to_os_string);
-    // `.` and `..` have no name of their own.
+    // `.` and `..` are not names.
     let real = || Some(path.canonicalize().ok()?.file_name()?.to_os_string());
     own.or_else(real).unwrap_or_else(|| "model".into())
 }
 
-/// Whether an argument asks for the path.
+/// Whether an argument contains the placeholder for the path.
 pub(crate) fn wants_path(command: &[OsString]) -> bool {
     command.iter().any(|word| find(word.as_bytes()).is_some())
 }
 
-/// Becomes COMMAND, each buffer being a file at its path or in the folder there; what it returns says
-/// why not.
+/// Execs COMMAND, with each buffer as a file at its path or in the folder there; returns only on
+/// failure.
 pub(crate) fn hand_over_by_path(
     launcher: &Launcher,
     command: &[OsString],
@@ -64,7 +64,7 @@ pub(crate) fn hand_over_by_path(
     shape: Shape,
 ) -> Result<Failure, Failure> {
     named.iter().try_for_each(check)?;
-    // Started before any descriptor can be inherited: it would keep the memory.
+    // Started before any descriptor can be inherited, which would keep the memory alive.
     let top = folder::private(launcher)?;
     let (place, path, others) = match shape {
         Shape::File => (top.clone(), top.join(&named[0].name), Vec::new()),
@@ -83,7 +83,7 @@ pub(crate) fn hand_over_by_path(
     variables.extend(ranges(named.iter().map(|one| &one.buffer)));
     let mut fds = Vec::new();
     for Named { name, buffer } in named {
-        // A memfd is one descriptor.
+        // A memfd has one descriptor.
         for fd in buffer.into_inherited_fds()? {
             link(&opened_again(&fd)?, &place, &name)?;
             fds.push(fd);
@@ -95,7 +95,7 @@ pub(crate) fn hand_over_by_path(
     Ok(become_command(&words, variables))
 }
 
-/// Where the bytes lie in their descriptors.
+/// Where the bytes are in their descriptors.
 pub(crate) fn ranges<'b>(buffers: impl Iterator<Item = &'b Buffer> + Clone) -> Variables {
     let list = |of: fn(&Buffer) -> u64| {
         let all: Vec<_> = buffers.clone().map(|one| of(one).to_string()).collect();
@@ -107,25 +107,25 @@ pub(crate) fn ranges<'b>(buffers: impl Iterator<Item = &'b Buffer> + Clone) -> V
     ]
 }
 
-/// The numbers of descriptors, with commas between.
+/// The numbers of descriptors, separated by commas.
 pub(crate) fn numbers(fds: &[OwnedFd]) -> OsString {
     let numbers: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
     numbers.join(",").into()
 }
 
-/// The variable with a path to the only buffer, where it has one.
+/// The variable with a path to the only buffer, if it has one.
 pub(crate) fn path_variable(has_path: bool, fds: &[OwnedFd]) -> Option<(&'static str, OsString)> {
     let path = fds.first().filter(|_| has_path).map(opened_again);
     Some((PATH, path?.ok()?.into()))
 }
 
-/// Refuses a buffer that can't be opened by a path as the file it is of.
+/// Refuses a buffer that cannot be opened by a path as its file.
 fn check(named: &Named) -> Result<(), Failure> {
     match named.buffer.dma_bufs().is_empty() {
         true => starts_at(&named.name, named.buffer.offset()),
         false => Err(no_path(
             &named.name,
-            "the kernel opens no dma-buf by one (ENXIO); use --to memfd, or DMAFILE_FD",
+            "the kernel opens no dma-buf by path (ENXIO); use --to memfd, or DMAFILE_FD",
         )),
     }
 }
@@ -152,8 +152,8 @@ fn no_path(name: &OsStr, why: &str) -> Failure {
     }
 }
 
-/// Opens the memory behind a descriptor again, in any process that may look at this one: COMMAND has
-/// its number.
+/// A path that opens the memory behind a descriptor in any process that may inspect this one: COMMAND
+/// will have its process ID.
 fn opened_again(fd: &OwnedFd) -> Result<PathBuf, Failure> {
     let proc = "/proc/self";
     let number = fs::read_link(proc)
@@ -181,7 +181,7 @@ fn find(word: &[u8]) -> Option<usize> {
     word.windows(PLACE.len()).position(|part| part == PLACE)
 }
 
-/// A word with the path wherever it is asked for.
+/// Replaces the placeholder in a word by the path.
 fn with_path(word: &OsStr, path: &Path) -> OsString {
     let (mut rest, mut all) = (word.as_bytes(), Vec::new());
     while let Some(at) = find(rest) {
@@ -193,11 +193,11 @@ fn with_path(word: &OsStr, path: &Path) -> OsString {
     OsString::from_vec(all)
 }
 
-/// Becomes a command with these variables in its environment; what it returns says why not.
+/// Execs a command with these variables in its environment; returns only on failure.
 pub(crate) fn become_command(command: &[OsString], variables: Variables) -> Failure {
     let error = Command::new(&command[0])
         .args(&command[1..])
-        // That of a dmafile around this one.
+        // Those of an enclosing dmafile.
         .env_remove(PATH)
         .envs(variables)
         .exec();

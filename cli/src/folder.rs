@@ -1,4 +1,4 @@
-//! A private folder for as long as COMMAND runs, and the process that removes it.
+//! A private folder that exists while COMMAND runs, and the process that removes it.
 
 use crate::{Failure, Launcher};
 use dmafile::one_line;
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-/// The word by which the command starts itself to remove the folder. No subcommand, so that help and completions
-/// don't show it.
+/// The word with which the command starts itself to remove the folder. Not a subcommand, so that help and
+/// completions do not show it.
 pub(crate) const WORD: &str = "remove-links";
-/// Follows the folder where the process is the one that stays.
+/// Follows the folder in the arguments of the process that stays.
 const STAYS: &str = "when-it-has-ended";
 
-/// Makes the folder, that only this user may enter. It's removed when this process has ended, by then
-/// usually as COMMAND.
+/// Creates a folder that only this user may enter. It is removed when this process, by then usually COMMAND,
+/// has ended.
 pub(crate) fn private(launcher: &Launcher) -> Result<PathBuf, Failure> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let places = runtime.into_iter().filter(|place| place.is_absolute());
@@ -49,8 +49,8 @@ pub(crate) fn private(launcher: &Launcher) -> Result<PathBuf, Failure> {
     ))
 }
 
-/// Starts what removes the folder. It's no child of COMMAND's, which may wait for all of its own: this one
-/// has a child that stays, and ends.
+/// Starts the process that removes the folder. It must not be a child of COMMAND, which may wait for all of its
+/// children: so the child starts another process, and ends.
 fn watch(launcher: &Launcher, folder: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         Failure::os(
@@ -70,12 +70,12 @@ fn watch(launcher: &Launcher, folder: &Path) -> Result<(), Failure> {
         .status();
     match ended.map_err(failed)?.success() {
         true => Ok(()),
-        // It has said why.
+        // It has printed the reason.
         false => Err(failed(io::Error::other("the process for it failed"))),
     }
 }
 
-/// `dmafile remove-links FOLDER`, which only [`watch`] types: stdin is a process (pidfd_open(2)).
+/// `dmafile remove-links FOLDER`, which only [`watch`] calls: stdin is a pidfd (pidfd_open(2)).
 pub(crate) fn run(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     match args {
         [folder] => {
@@ -103,11 +103,11 @@ pub(crate) fn run(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure>
 
 /// Waits until the process has ended, and removes the folder.
 fn stay(folder: &Path) -> io::Result<()> {
-    // What ends COMMAND may be sent to all of its terminal or service; this one ends after it.
+    // A signal that ends COMMAND may be sent to its whole terminal or service; this process must end after it.
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::default())?;
     }
-    // It fails where this is a session already.
+    // Fails if this is already a session leader.
     let _ = setsid();
     let process = io::stdin();
     while let Err(errno) = poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
@@ -118,7 +118,7 @@ fn stay(folder: &Path) -> io::Result<()> {
     remove(folder)
 }
 
-/// Removes links, and the folders that they were in; anything else stays.
+/// Removes links and their folders; anything else stays.
 fn remove(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

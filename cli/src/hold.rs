@@ -30,7 +30,7 @@ pub(crate) fn run(args: &HoldArgs) -> Result<u8, Failure> {
     let holder = hold.start()?;
     wake(&holder.stopper()?)?;
     if token.is_set() {
-        // The signal came before `wake`.
+        // The signal arrived before `wake`.
         return Ok(0);
     }
     let files = holder.files();
@@ -61,7 +61,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A line for each hold; below it the processes that took it, and its files that have changed on the disk.
+/// One line per hold; below it the processes that took it, and its files that have changed on the disk.
 fn text(all: &[Holding]) -> String {
     let mut table = String::from("NAME\tFILES\tBYTES\tPAGES\tSEALED\tPID\tUSER\tAGE\tTAKERS\tAT\n");
     for held in all {
@@ -90,7 +90,7 @@ fn text(all: &[Holding]) -> String {
         for file in held.files.iter().filter(|file| file.changed) {
             let _ = writeln!(
                 text,
-                "{}: {} has changed on the disk since it was loaded; type: dmafile hold --replace",
+                "{}: {} has changed on the disk since it was loaded; run: dmafile hold --replace",
                 one_line(&held.name),
                 one_line(&file.file.to_string_lossy()),
             );
@@ -99,7 +99,7 @@ fn text(all: &[Holding]) -> String {
     text
 }
 
-/// How many there are, and the first of them as PID/USER.
+/// The number of takers, and the first of them as PID/USER.
 fn takers(held: &Holding) -> String {
     const MOST: usize = 4;
     let some = held.some_takers.iter().take(MOST);

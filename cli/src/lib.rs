@@ -1,6 +1,6 @@
-//! The `dmafile` command: a thin face over the engine, in [`dmafile`].
+//! The `dmafile` command: a thin interface to the engine, in [`dmafile`].
 //!
-//! A library as well, so that the Python package can offer the same command.
+//! Also a library, so that the Python package can provide the same command.
 
 mod args;
 mod bench;
@@ -30,34 +30,35 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, process};
 
-/// Exit status: the command was used wrongly.
+/// Exit status: invalid usage.
 const USAGE: u8 = 2;
 /// Exit status: stopped by SIGINT or SIGTERM.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the command with these arguments, the program's name first; returns its exit status.
+/// Runs the command with these arguments, starting with the program's name; returns its exit
+/// status.
 ///
-/// With `load … -- COMMAND` it returns only where COMMAND could not be executed.
+/// With `load … -- COMMAND` it returns only if COMMAND could not be executed.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
-    // Not by its path: that may be another file by now, or out of reach.
+    // Not by its path, which may refer to another file by now or be unreachable.
     run_as(&["/proc/self/exe".into()], args)
 }
 
-/// As [`run`], in a program that is another one than the command: `launcher` is what starts the
-/// command from there, a program and its first arguments.
+/// As [`run`], for a program other than the command: `launcher` is how to start the command, a
+/// program and its first arguments.
 pub fn run_as(launcher: &[OsString], args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<_> = args.into_iter().collect();
     match dispatch(&Launcher(launcher), &args) {
         Ok(status) => status,
         Err(failure) => {
-            // The last word goes to stderr; where that is closed there is nobody left to tell.
+            // If stderr is closed, the message cannot be shown.
             let _ = writeln!(std::io::stderr(), "dmafile: {}", failure.line);
             failure.status
         }
     }
 }
 
-/// What starts this command again.
+/// How to start this command again.
 struct Launcher<'a>(&'a [OsString]);
 
 impl Launcher<'_> {
@@ -75,8 +76,8 @@ impl fmt::Display for Launcher<'_> {
 }
 
 fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
-    // Beyond the limit on file size (ulimit -f) a write shall fail, not end us. A handler, because
-    // COMMAND would inherit a signal that is ignored.
+    // Above the limit on file size (ulimit -f) a write must fail and not end us. A handler,
+    // because COMMAND would inherit an ignored signal.
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())
         .map_err(|error| Failure::os("cannot handle", "signals", &error, ""))?;
     if args.get(1).is_some_and(|word| word == bench::way::WORD) {
@@ -110,7 +111,7 @@ fn dispatch(launcher: &Launcher, args: &[OsString]) -> Result<u8, Failure> {
     }
 }
 
-/// Options as the command line has them.
+/// Options as the command line names them.
 struct Options;
 
 impl Names for Options {
@@ -131,7 +132,7 @@ impl Names for Options {
     }
 }
 
-/// What ends the command: one line and an exit status.
+/// The end of the command: a message of one line, and an exit status.
 struct Failure {
     line: String,
     status: u8,
@@ -159,9 +160,9 @@ impl Failure {
         }
     }
 
-    /// An error of the operating system outside the engine.
+    /// An error of the operating system outside of the engine.
     fn os(what: &str, place: &str, error: &std::io::Error, remedy: &str) -> Self {
-        // `{error}` of std ends in "(os error 2)"; the house names the errno.
+        // std's `{error}` ends in "(os error 2)"; our messages end in the name of the errno.
         let text = error.to_string();
         let why = text.split(" (os error").next().unwrap_or_default();
         let errno = error.raw_os_error().map(dmafile::errno_name);
@@ -178,7 +179,7 @@ impl Failure {
     }
 }
 
-/// Help and versions go to stdout; a mistake is one line on stderr.
+/// Help and version go to stdout; an error is one line on stderr.
 fn usage(error: &clap::Error) -> Result<u8, Failure> {
     use clap::error::ErrorKind as Clap;
     let text = error.render().to_string();
@@ -193,7 +194,7 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
             let joined = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             let mut line = joined(head.trim_start_matches("error: "));
             for tip in rest.lines().map(str::trim) {
-                // Not the one on `--`, behind which is COMMAND.
+                // Not the tip about `--`, after which COMMAND follows.
                 if tip.starts_with("tip: ") && tip.contains("similar") {
                     line = format!("{line}; {}", joined(tip));
                 }
@@ -203,7 +204,7 @@ fn usage(error: &clap::Error) -> Result<u8, Failure> {
     }
 }
 
-/// All pages into a folder, or that of the command itself to stdout.
+/// Writes all pages into a folder, or the command's own to stdout.
 fn manual(dir: Option<&Path>) -> Result<u8, Failure> {
     let command = Cli::command().disable_help_subcommand(true);
     let Some(dir) = dir else {

@@ -8,7 +8,7 @@ use crate::{Failure, Launcher, shards, snapshot, text};
 use dmafile::{CancelToken, Load, Loaded, Reason, Report};
 use std::sync::{Arc, Mutex};
 
-/// How far a load is, while it lasts.
+/// The progress bar of a load.
 pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}, {eta}";
 
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let hand_over = !args.command.is_empty();
     if hand_over && args.knobs.to == "anon" {
         return Err(Failure::usage(
-            "--to anon leaves COMMAND nothing to inherit; use --to memfd",
+            "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ));
     }
     if hand_over && matches!(args.json, Some(None)) {
@@ -33,12 +33,12 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     let by_path = wants_path(&args.command);
     if by_path && !args.knobs.tensor.is_empty() {
         return Err(Failure::usage(
-            "--tensor leaves {} no whole file to be a path to; use DMAFILE_FD",
+            "with --tensor no whole file is loaded for {} to be a path to; use DMAFILE_FD",
         ));
     }
     if by_path && args.knobs.exports() {
         return Err(Failure::usage(&format!(
-            "--to {} has no path for {{}}: the kernel opens no dma-buf by one; use --to memfd, or the \
+            "--to {} has no path for {{}}: the kernel opens no dma-buf by path; use --to memfd, or the \
              descriptor in DMAFILE_FD",
             args.knobs.to
         )));
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
     let load = args.knobs.load(&args.tuning)?;
     if by_path && (args.knobs.offset.is_some() || args.knobs.to.starts_with("fd:")) {
-        // Before it is loaded for nothing.
+        // Checked before a load that would be useless.
         let name = command::name_of(&args.knobs.file);
         command::starts_at(&name, args.knobs.load(&args.tuning)?.plan()?.lead)?;
     }
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &LoadArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
 }
 
-/// Loads, and shows how.
+/// Loads, and shows plan, progress and report.
 pub(crate) fn one(
     args: &LoadArgs,
     load: Load,
@@ -92,7 +92,7 @@ pub(crate) fn one(
     load = load.on_plan(move |plan| {
         let printed = out.print(&text::plan(plan));
         if printed.is_err() {
-            // Nobody will see what comes of it.
+            // The output cannot be shown any more.
             stop.cancel();
         }
         let mut shown = shown.lock().expect("no holder of this lock panics");
@@ -131,7 +131,7 @@ pub(crate) fn interrupted() -> Failure {
     }
 }
 
-/// Becomes COMMAND; what it returns says why not.
+/// Execs COMMAND; returns only on failure.
 fn exec(args: &LoadArgs, buffer: dmafile::Buffer) -> Result<Failure, Failure> {
     let mut variables = command::ranges([&buffer].into_iter());
     let has_path = buffer.dma_bufs().is_empty() && buffer.offset() == 0;

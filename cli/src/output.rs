@@ -1,4 +1,4 @@
-//! Where text, JSON and progress go.
+//! Writes text, JSON and progress to their destinations.
 
 use crate::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -6,14 +6,14 @@ use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// `--json` and `--json=PATH`, as clap has them.
+/// `--json` and `--json=PATH`, as clap parses them.
 pub(crate) type JsonOption = Option<Option<PathBuf>>;
 
 /// Where text for people goes.
 #[derive(Clone, Copy)]
 pub(crate) enum Text {
     Stdout,
-    /// stdout belongs to COMMAND or to the JSON object.
+    /// stdout is used by COMMAND or for the JSON object.
     Stderr,
     Nowhere,
 }
@@ -30,7 +30,7 @@ impl Text {
     }
 }
 
-/// Writes to stdout, where a closed pipe or a full disk is an error and not a panic.
+/// Writes to stdout; a closed pipe or a full disk is an error, not a panic.
 pub(crate) fn write_stdout(text: &[u8]) -> Result<u8, Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text)
@@ -49,7 +49,7 @@ pub(crate) fn write_json(value: &impl serde::Serialize) -> Result<u8, Failure> {
     write_stdout(&text)
 }
 
-/// Writes one JSON object where `--json` wants it.
+/// Writes one JSON object to where `--json` says.
 pub(crate) fn write_wanted_json(
     wanted: &JsonOption,
     value: &impl serde::Serialize,
@@ -69,7 +69,7 @@ pub(crate) fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(
     let text = serde_json::to_string(value).map_err(|error| failed(error.into()))? + "\n";
     let mut file = File::create(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(|error| {
-        // Half an object helps nobody; a device or a FIFO stays.
+        // Half an object is useless; a device or a FIFO stays.
         if file.metadata().is_ok_and(|data| data.is_file()) {
             let _ = fs::remove_file(path);
         }
@@ -77,7 +77,7 @@ pub(crate) fn write_file(path: &Path, value: &impl serde::Serialize) -> Result<(
     })
 }
 
-/// On a terminal only: nobody wants escape codes in a log.
+/// Only on a terminal, to keep escape codes out of logs.
 pub(crate) fn progress_bar(quiet: bool, template: &str) -> Option<ProgressBar> {
     if quiet || !std::io::stderr().is_terminal() {
         return None;

@@ -9,11 +9,12 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
 
-/// How far a save is, while it lasts.
+/// The progress bar of a save.
 pub(crate) const PROGRESS: &str =
     "{wide_bar} {binary_bytes}/{binary_total_bytes}, {decimal_bytes_per_sec}";
 
-/// `explain save ARGS` is `save --explain ARGS`: with anything behind it, `save` is no file to load.
+/// `explain save ARGS` means `save --explain ARGS`: with arguments after it, `save` cannot be a file
+/// to load.
 pub(crate) fn explained(args: &[OsString]) -> Cow<'_, [OsString]> {
     match args {
         [program, explain, save, rest @ ..]
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     save = save.on_plan(move |plan| {
         let printed = out.print(&text::save_plan(plan));
         if printed.is_err() {
-            // Nobody will see what comes of it.
+            // The output cannot be shown any more.
             stop.cancel();
         }
         let mut shown = shown.lock().expect("no holder of this lock panics");
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &SaveArgs) -> Result<u8, Failure> {
     }
     let saved = save.run();
     if let Some(bar) = bar {
-        // Of a stream nobody knows before when that is.
+        // The end of a stream is not known in advance.
         bar.abandon();
     }
     let mut planned = planned.lock().expect("no holder of this lock panics");

@@ -1,4 +1,4 @@
-//! `dmafile load` of a model's files, each into memory of its own, for a COMMAND that opens them by a path.
+//! `dmafile load` of a model's files, each into separate memory, for a COMMAND that opens them by a path.
 
 use crate::args::LoadArgs;
 use crate::command::{self, Named, Shape};
@@ -34,7 +34,7 @@ pub(crate) fn load(
     let shards = model.shards();
     refuse(args, shards.len())?;
     let shape = shape(&knobs.file, &shards)?;
-    // Before the first is loaded: whether there is room for all of them.
+    // Checks that there is room for all of them, before the first one is loaded.
     knobs.tune(model.load(), &args.tuning)?.plan()?;
     let (mut named, mut files) = (Vec::new(), Vec::new());
     for shard in shards {
@@ -63,19 +63,19 @@ pub(crate) fn load(
     }
 }
 
-/// What is of one file.
+/// Refuses options that apply to a single file.
 fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
     let verify = args.knobs.verify.as_ref();
     let expected = verify.is_some_and(|verify| verify.expected.is_some());
     let refused = [
-        (args.trace.is_some(), "--trace is of one file"),
+        (args.trace.is_some(), "--trace works for one file only"),
         (
             files > 1 && expected,
-            "--verify ALGO=HEX is of one file, and these are several",
+            "--verify ALGO=HEX works for one file only, and these are several",
         ),
         (
             files > 1 && args.knobs.to.starts_with("fd:"),
-            "--to fd:N is memory for one file, and these are several",
+            "--to fd:N takes one file only, and these are several",
         ),
     ];
     match refused.into_iter().find(|reason| reason.0) {
@@ -84,7 +84,7 @@ fn refuse(args: &LoadArgs, files: usize) -> Result<(), Failure> {
     }
 }
 
-/// The model as its path names it, with everything that lies beside its weights.
+/// The model as its path names it, with everything next to its weights.
 fn shape(path: &Path, shards: &[Shard]) -> Result<Shape, Failure> {
     let name = command::name_of(path);
     let folder = match path.is_dir() {

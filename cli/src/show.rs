@@ -76,7 +76,7 @@ fn shape(dimensions: &[u64]) -> String {
     format!("[{}]", dimensions.join(", "))
 }
 
-/// A value on one line: what is long is cut, lists are counted.
+/// A value on one line: long texts are truncated, lists are counted.
 fn brief(value: &Value) -> String {
     const MOST: usize = 60;
     let several = |count: usize, what: &str| format!("[{count} {what}]");
@@ -99,7 +99,7 @@ fn brief(value: &Value) -> String {
         Value::Floats(list) => several(list.len(), "numbers"),
         Value::Texts(list) => several(list.len(), "texts"),
         Value::Lists(list) => several(list.len(), "lists"),
-        // What a later engine reads.
+        // A kind of value that was added to the engine later.
         other => one_line(&serde_json::to_string(other).unwrap_or_default()),
     }
 }

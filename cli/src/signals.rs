@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM, while something is under way.
+//! Handling of SIGINT and SIGTERM.
 
 use crate::{Failure, INTERRUPTED};
 use dmafile::CancelToken;
@@ -7,8 +7,9 @@ use signal_hook::flag;
 use signal_hook::low_level::pipe;
 use std::os::fd::OwnedFd;
 
-/// SIGINT and SIGTERM set the token; a second one ends the process at once. What was ignored when
-/// we were started (nohup, a job in the background of a script) stays so, for COMMAND too.
+/// SIGINT and SIGTERM set the token; a second one ends the process immediately. A signal that was
+/// ignored when we were started (nohup, a background job of a script) stays ignored, for COMMAND
+/// as well.
 pub(crate) fn interruptible(token: &CancelToken) -> Result<(), Failure> {
     let ignored = ignored();
     for signal in [SIGINT, SIGTERM] {
@@ -22,7 +23,7 @@ pub(crate) fn interruptible(token: &CancelToken) -> Result<(), Failure> {
     Ok(())
 }
 
-/// SIGINT and SIGTERM write to this descriptor from now on, but for what was ignored.
+/// From now on SIGINT and SIGTERM write to this descriptor, unless they are ignored.
 pub(crate) fn wake(fd: &OwnedFd) -> Result<(), Failure> {
     let ignored = ignored();
     for signal in [SIGINT, SIGTERM] {
@@ -36,7 +37,7 @@ pub(crate) fn wake(fd: &OwnedFd) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A bit a signal, from `/proc/self/status`; none where that cannot be read.
+/// One bit per signal, from `/proc/self/status`; none if that cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -10,7 +10,7 @@ use dmafile::{Buffer, CancelToken, LoadedSource, Reason, Snapshot, SnapshotLoad}
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What was shown of plans, by source, and why one could not be.
+/// Reasons shown with the plans, by source, and why a plan could not be shown.
 type Shown = (BTreeMap<String, Vec<Reason>>, Option<Failure>);
 
 fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
@@ -33,7 +33,7 @@ pub(crate) fn save(args: &SaveArgs, snapshot: Snapshot, out: Text) -> Result<u8,
     let mut snapshot = snapshot.cancel(token).on_plan(move |plan| {
         let printed = out.print(&text::snapshot_plan(plan));
         if printed.is_err() {
-            // Nobody will see what comes of it.
+            // The output cannot be shown any more.
             stop.cancel();
         }
         let sources = plan.sources.iter();
@@ -103,7 +103,7 @@ pub(crate) fn load(
     }
 }
 
-/// Becomes COMMAND, which inherits a descriptor a source; what it returns says why not.
+/// Execs COMMAND, which inherits a descriptor per source; returns only on failure.
 fn hand_over(
     args: &LoadArgs,
     sources: Vec<LoadedSource>,
@@ -133,7 +133,7 @@ fn hand_over(
     Ok(become_command(&args.command, variables))
 }
 
-/// The one descriptor of a buffer.
+/// The only descriptor of a buffer.
 pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::OwnedFd, Failure> {
     let several = buffer.dma_bufs().len();
     let mut fds = buffer.into_inherited_fds()?;
@@ -153,7 +153,7 @@ pub(crate) fn inherited(name: &str, buffer: Buffer) -> Result<std::os::fd::Owned
 fn refuse_trace(wanted: bool) -> Result<(), Failure> {
     match wanted {
         true => Err(Failure::usage(
-            "--trace is of one file; leave it away for a snapshot",
+            "--trace works for one file only; leave it out for a snapshot",
         )),
         false => Ok(()),
     }

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &TakeArgs, launcher: &Launcher) -> Result<u8, Failure> {
     }
 }
 
-/// Notes for the user.
+/// Remarks for the user.
 fn remarks(held: &Held) -> String {
     let mut text = String::new();
     for HeldFile { info, huge, .. } in held.files() {
@@ -107,9 +107,9 @@ fn text(held: &Held) -> String {
     columns(&table, Alignment::Left)
 }
 
-/// Becomes COMMAND, which inherits the memory; what it returns says why not.
+/// Execs COMMAND, which inherits the memory; returns only on failure.
 fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Failure> {
-    // COMMAND has it from now on: the holder counts its connection.
+    // COMMAND inherits the connection, so the holder counts it.
     let _connection = held.inherited_connection()?;
     let command = &args.command;
     let shape = shape(&held);
@@ -134,8 +134,8 @@ fn exec(args: &TakeArgs, held: Held, launcher: &Launcher) -> Result<Failure, Fai
     Ok(become_command(command, variables))
 }
 
-/// What a path leads to: the file, or a folder with all of them and what lies beside the originals. A
-/// holder that runs as another user does not choose that.
+/// What a path refers to: the file, or a folder with all of them and links to what is next to the originals.
+/// The links are made only if the holder runs as this user or root.
 fn shape(held: &Held) -> Shape {
     let files = held.files();
     if files.len() == 1 {

@@ -1,4 +1,4 @@
-//! Plans and reports for people.
+//! Plans and reports as text.
 
 use dmafile::{
     Plan, Reason, Report, SavePlan, SaveReport, SnapshotLoadPlan, SnapshotLoadReport, SnapshotPlan,
@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::path::Path;
 use tabwriter::{Alignment, TabWriter};
 
-/// The plan, a line a choice, with its reason.
+/// The plan, one line per choice, with its reason.
 pub(crate) fn plan(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |name: &str, choice: &str, why: &str| {
@@ -63,7 +63,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
             let bytes = BinaryBytes(gather).to_string();
             line("gather", &bytes, "allocated before its reads begin");
         }
-        // What dmafile.ko has in flight is gathers.
+        // dmafile.ko has chunks in flight.
         (Some(gather), None) => {
             let (shape, why) = in_flight(gather);
             line("gather", &shape, &why);
@@ -82,7 +82,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
     })
 }
 
-/// The plan of a save, a line a choice, with its reason.
+/// The plan of a save, one line per choice, with its reason.
 pub(crate) fn save_plan(plan: &SavePlan) -> String {
     let mut text = String::from("plan\n");
     let mut line = |name: &str, choice: &str, why: &str| {
@@ -204,7 +204,7 @@ pub(crate) fn snapshot_load_plan(plan: &SnapshotLoadPlan) -> String {
     plan.sources.iter().map(text).collect()
 }
 
-/// What stands above the plan of one of several files.
+/// The heading of the plan of one of several files.
 pub(crate) fn file_head(file: &Path) -> String {
     format!("file {}\n", one_line(&file.to_string_lossy()))
 }
@@ -264,7 +264,7 @@ pub(crate) fn snapshot_load_report(of: &SnapshotLoadReport, planned: &Planned) -
     text
 }
 
-/// What the transfer itself found out, after the plan was shown.
+/// Reasons that the transfer itself added, after the plan was shown.
 fn found_out(reasons: &[dmafile::Reason], planned: &[dmafile::Reason]) -> String {
     let mut text = String::new();
     for reason in reasons.iter().filter(|reason| !planned.contains(reason)) {
@@ -330,7 +330,7 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     );
     if report.hidden_export > 0.0 {
         let hidden = ms(report.hidden_export);
-        let _ = write!(text, ", and {hidden} ms of making the dma-buf");
+        let _ = write!(text, ", and {hidden} ms of creating the dma-buf");
     }
     text.push('\n');
     for verified in &report.verify {
@@ -343,8 +343,8 @@ pub(crate) fn report(report: &Report, planned: &[dmafile::Reason]) -> String {
     text
 }
 
-/// A table of lines whose cells are separated by tabs, each column as wide as what it shows. The last
-/// cell of a line is in no column.
+/// Formats a table of lines whose cells are separated by tabs, with each column as wide as its
+/// longest cell. The last cell of a line belongs to no column.
 pub(crate) fn columns(table: &str, alignment: Alignment) -> String {
     let mut writer = TabWriter::new(Vec::new()).alignment(alignment);
     let text = writer

@@ -96,7 +96,7 @@ fn files_made_up_while_they_are_read() {
         ("/proc/self/status", "proc"),
         ("/sys/kernel/mm/transparent_hugepage/enabled", "sysfs"),
     ] {
-        let why = format!("{fs} makes this file up while it is read and gives it no size (EINVAL)");
+        let why = format!("{fs} generates this file as it is read, and reports no size (EINVAL)");
         assert_eq!(
             dir.refuses(path, 1),
             format!("cannot load: {path}: {why}; copy it to a regular file first")
@@ -178,7 +178,7 @@ fn range_outside_the_file() {
         assert_eq!(
             dir.refuses(&format!("file {args}"), 1),
             format!(
-                "cannot load: file: {what} lies past the end, 5000 bytes (EINVAL); choose a range \
+                "cannot load: file: {what} is past the end, 5000 bytes (EINVAL); choose a range \
                  inside the file"
             )
         );
@@ -201,7 +201,7 @@ fn descriptor_that_is_not_open() {
     for fd in ["fd:", "fd:x", "fd:2147483648"] {
         assert_eq!(
             dir.refuses(&format!("file --to {fd}"), 2),
-            format!("--to: '{fd}' names no descriptor")
+            format!("--to: '{fd}' is not a descriptor")
         );
     }
 }

@@ -178,7 +178,7 @@ fn usage_errors_are_one_line_and_exit_2() {
     for (args, line) in [
         (
             "file --to anon -- true",
-            "--to anon leaves COMMAND nothing to inherit; use --to memfd",
+            "private memory (--to anon) cannot be inherited by COMMAND; use --to memfd",
         ),
         (
             "file --json -- true",
@@ -218,7 +218,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, \
+            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, \
              cuda-host, hip-host",
         ),
     ] {
@@ -252,7 +252,7 @@ fn words_that_cannot_be_parsed_name_the_choices_and_exit_2() {
             "auto, uring, threads, read, mmap, bounce, sendfile, splice, module, \
              copy-file-range, heap-read, premap",
         ),
-        ("load file --pages 1g", "auto, 4k, thp, huge"),
+        ("load file --pages 1g", "auto, base, thp, huge"),
         ("load file --io twice", "auto, direct, buffered"),
         ("load file --verify md5", "crc32c, xxh3, blake3, sha256"),
         ("load file --verify sha256=12", "64 hexadecimal digits"),
@@ -361,7 +361,7 @@ fn without_the_module_its_kind_and_its_method_are_refused_with_the_remedy() {
     assert_eq!(
         dir.refuses("file --method module", 1),
         format!(
-            "cannot load this way: module direct to memfd: dmafile.ko moves bytes into its own \
+            "cannot load like this: module direct to memfd: dmafile.ko moves bytes into its own \
              dma-bufs only: --to dmafile {tail}"
         )
     );
@@ -414,7 +414,7 @@ fn a_heap_that_is_not_there_is_refused_with_the_remedy() {
     let line = dir.refuses("file --to heap:none", 1);
     let why = "cannot make the buffer: heap:none: there is no /dev/dma_heap/none (ENOENT); ";
     let remedy = match std::path::Path::new("/dev/dma_heap").exists() {
-        true => "use one that is there: heap:",
+        true => "use an existing one: heap:",
         false => "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM",
     };
     assert!(line.starts_with(&format!("{why}{remedy}")), "{line}");
@@ -428,14 +428,14 @@ fn method_that_cannot_serve_a_pair_says_so() {
     assert_eq!(
         dir.refuses("file --method mmap --io direct", 1),
         format!(
-            "cannot load this way: mmap direct to memfd: a mapping of a file always goes through \
+            "cannot load like this: mmap direct to memfd: a mapping of a file always goes through \
              the page cache {tail}"
         )
     );
     assert_eq!(
         dir.refuses("file --method splice --to anon", 1),
         format!(
-            "cannot load this way: splice buffered to anon: there is no descriptor to write into \
+            "cannot load like this: splice buffered to anon: there is no descriptor to write into \
              {tail}"
         )
     );
@@ -644,7 +644,7 @@ fn wrong_digest_fails_and_command_is_not_run() {
             dir.refusal(&mut expect(&wrong), 1),
             format!(
                 "wrong digest: file: {algorithm} is {digest} and should be {wrong} (EBADMSG); \
-                 the file is damaged or another one: fetch it again"
+                 the file is damaged, or is not the expected one: download it again"
             )
         );
     }
@@ -825,7 +825,7 @@ fn completions_come_from_the_definitions() {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
         // The values of options.
-        for word in ["copy-file-range", "4k", "buffered", "in-read", "sha256"] {
+        for word in ["copy-file-range", "base", "buffered", "in-read", "sha256"] {
             assert!(ended.stdout.contains(word), "no {word} for {shell}");
         }
         assert!(!ended.stdout.contains("bench-run"), "{shell}");

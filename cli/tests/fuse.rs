@@ -58,7 +58,7 @@ fn io_uring_is_kept_away() {
     );
     let line = fails(GOOD, "--method uring").unwrap();
     assert!(
-        line.starts_with("cannot load this way: uring direct"),
+        line.starts_with("cannot load like this: uring direct"),
         "{line}"
     );
     assert!(line.contains(why), "{line}");
@@ -99,7 +99,7 @@ fn direct_refused_at_open() {
     let end = "O_DIRECT is refused at open (EINVAL) (EOPNOTSUPP); leave --method and --io to auto, \
                or see `dmafile explain`";
     assert!(
-        line.starts_with("cannot load this way: uring direct"),
+        line.starts_with("cannot load like this: uring direct"),
         "{line}"
     );
     assert!(line.ends_with(end), "{line}");
@@ -292,8 +292,8 @@ fn cut_short_while_it_is_loaded() {
                 "{at} {to} {args}: {line}"
             );
             let end = format!(
-                ": the file was cut short while it was loaded, from {SIZE} bytes (ENODATA); load \
-                 it again when nobody writes to it"
+                ": the file was truncated while it was being loaded, from {SIZE} bytes (ENODATA); load \
+                 it again when nothing writes to it"
             );
             assert!(line.ends_with(&end), "{at} {to} {args}: {line}");
         }
@@ -415,7 +415,7 @@ fn interrupted_while_the_disk_is_slow() {
         let ended = running.end();
         let line = ended.line(130);
         assert!(line.starts_with("load: m/file"), "{method}: {line}");
-        let end = ": cancelled before it was whole (ECANCELED)";
+        let end = ": cancelled before it was complete (ECANCELED)";
         assert!(line.ends_with(end), "{method}: {line}");
     }
 }
@@ -434,7 +434,7 @@ fn larger_than_memory_is_refused_early() {
     let line = dir.refusal(&mut dir.dmafile("load m/file"), 1);
     let start = format!("not enough memory: m/file: {size} bytes are needed and ");
     let end = " are available (MemAvailable) (ENOMEM); free memory, load a range (--offset, \
-               --length), or try all the same with --no-memory-check";
+               --length), or try anyway with --no-memory-check";
     assert!(line.starts_with(&start) && line.ends_with(end), "{line}");
     let plan = dir.refusal(&mut dir.dmafile("explain m/file"), 1);
     assert!(plan.starts_with(&start), "{plan}");

@@ -429,7 +429,7 @@ fn the_socket_decides_which_users_may_take() {
     };
     let is_refused = |uid| {
         let line = dir.refusal(&mut take(uid), 1);
-        assert!(line.contains("the socket is not for this user"), "{line}");
+        assert!(line.contains("this user may not use the socket"), "{line}");
         assert!(line.contains("(EACCES)"), "{line}");
     };
     let mode = || fs::metadata(dir.path(SOCKET)).unwrap().permissions().mode() & 0o777;

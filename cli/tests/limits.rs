@@ -139,7 +139,7 @@ fn address_space_is_enough_or_named() {
         assert_eq!(
             dir.refusal(limit(&mut command, libc::RLIMIT_AS, 48 * MIB), 1),
             format!(
-                "cannot make the buffer: {kind}, 67108864 bytes: it does not fit the limit on \
+                "cannot make the buffer: {kind}, 67108864 bytes: it exceeds the limit on \
                  address space, 50331648 bytes (ENOMEM); raise it: ulimit -v"
             )
         );
@@ -257,8 +257,8 @@ fn pool_without_room_is_named_and_auto_goes_without() {
         assert_eq!(
             dir.refuses(&format!("file --quiet --pages huge --to {kind}"), 1),
             format!(
-                "cannot make the buffer: {kind}, {size} bytes: the hugetlb pool has no room for \
-                 it (ENOMEM); make it larger: sysctl vm.nr_hugepages=N, or use --pages thp"
+                "cannot make the buffer: {kind}, {size} bytes: the hugetlb pool is too small \
+                 for it (ENOMEM); enlarge it: sysctl vm.nr_hugepages=N, or use --pages thp"
             )
         );
     }
@@ -468,8 +468,8 @@ fn file_larger_than_the_limit_of_a_cgroup_is_refused_early() {
     assert!(line.starts_with(start), "{line}");
     let room = line[start.len()..].split(' ').next().unwrap();
     assert!(room.parse::<u64>().unwrap() < 64 * MIB, "{line}");
-    let end_of_line = " (ENOMEM); free memory, load a range (--offset, --length), or try all the \
-                       same with --no-memory-check";
+    let end_of_line = " (ENOMEM); free memory, load a range (--offset, --length), or try \
+                       anyway with --no-memory-check";
     assert!(line.contains(group.0.to_str().unwrap()), "{line}");
     assert!(line.ends_with(end_of_line), "{line}");
     // What fits is loaded; holes take no memory.

@@ -160,7 +160,7 @@ fn overlay_over_fuse_is_read_right_and_not_by_a_ring() {
         assert_ne!(loaded.report["method"], "uring", "{args}");
     }
     let line = mounts.dir.refuses("merged/file --method uring", 1);
-    assert!(line.contains("may lie on FUSE"), "{line}");
+    assert!(line.contains("may be on FUSE"), "{line}");
 }
 
 /// A block device whose blocks come from the faulty file system: what a ring reads directly, and
@@ -271,7 +271,7 @@ fn ring_is_interrupted_while_the_disk_is_slow() {
     assert!(
         ended
             .line(130)
-            .ends_with(": cancelled before it was whole (ECANCELED)"),
+            .ends_with(": cancelled before it was complete (ECANCELED)"),
         "{ended:?}"
     );
 }

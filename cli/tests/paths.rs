@@ -213,8 +213,8 @@ fn what_has_no_path_is_refused_before_anything_is_loaded() {
     for (args, status, want) in [
         ("file --to udmabuf", 2, "--to udmabuf has no path for {}"),
         ("file --to heap:system", 2, "use --to memfd"),
-        ("file --to anon", 2, "leaves COMMAND nothing to inherit"),
-        ("file --tensor x", 2, "--tensor leaves {} no whole file"),
+        ("file --to anon", 2, "cannot be inherited by COMMAND"),
+        ("file --tensor x", 2, "no whole file is loaded for {}"),
         (
             "file --offset 5",
             1,

@@ -195,7 +195,8 @@ fn names_beside_the_place_that_nobody_uses_are_cleared_away() {
             .ok()
             .json();
         let reasons = common::reasons(&report);
-        let named = reasons.contains("file .to.dmafile-0: the file system has no nameless files");
+        let named =
+            reasons.contains("file .to.dmafile-0: the file system has no files without names");
         assert_eq!(named, !calls.is_empty(), "{reasons}");
         assert_eq!(
             dir.names(),
@@ -375,7 +376,7 @@ fn a_signal_ends_it_with_130() {
             assert!(
                 ended
                     .stderr
-                    .contains(": cancelled before it was whole (ECANCELED)"),
+                    .contains(": cancelled before it was complete (ECANCELED)"),
                 "{ended:?}"
             );
             assert_eq!(fs::read(dir.path("to")).unwrap(), bytes);

@@ -51,7 +51,7 @@ fn uring_that_was_asked_for_is_refused_where_there_is_none() {
     let mut command = refuse(ask, &any(libc::SYS_io_uring_setup), libc::EPERM);
     let line = dir.refusal(&mut command, 1);
     assert!(
-        line.starts_with("cannot load this way: uring direct"),
+        line.starts_with("cannot load like this: uring direct"),
         "{line}"
     );
     let why = "io_uring is refused (EPERM) (EOPNOTSUPP); allow io_uring_setup, ";
@@ -149,7 +149,7 @@ fn o_direct_that_is_refused_at_open_leaves_the_page_cache() {
     );
     let line = dir.refusal(&mut command, 1);
     assert!(
-        line.starts_with("cannot load this way: uring direct"),
+        line.starts_with("cannot load like this: uring direct"),
         "{line}"
     );
     assert!(
@@ -180,7 +180,7 @@ fn without_cachestat_residency_is_learned_by_peeking() {
         }
         let _warm = Warm::range(&fs::File::open(&file).unwrap(), 0..SIZE);
         let warm = run();
-        let why = format!("RWF_NOWAIT, by the MiB (cachestat: {name})\n");
+        let why = format!("RWF_NOWAIT, per MiB (cachestat: {name})\n");
         assert!(warm.reasons().contains(&why), "{}", warm.reasons());
         assert_eq!(warm.number("bytes_buffered"), SIZE);
     }
@@ -202,7 +202,7 @@ fn stranger_to_the_file_learns_residency_by_peeking() {
         return common::skip("this kernel has no cachestat");
     }
     assert!(
-        reasons.contains("RWF_NOWAIT, by the MiB (cachestat: EPERM)\n"),
+        reasons.contains("RWF_NOWAIT, per MiB (cachestat: EPERM)\n"),
         "{reasons}"
     );
     assert_eq!(loaded.number("bytes_buffered"), SIZE);

@@ -99,13 +99,13 @@ fn what_is_no_model_gets_one_line() {
         let line = dir.refusal(&mut dir.dmafile(args), status);
         assert!(line.contains(want), "{line} should say {want}");
     };
-    bad("show noise", 1, "not a sound model file: noise: ");
+    bad("show noise", 1, "not a valid model file: noise: ");
     bad("show nothing", 1, "(ENOENT); check the path");
     bad("show .", 1, "without a model in it (EISDIR)");
     bad(
         "load noise --tensor x",
         1,
-        "not a sound model file: noise: ",
+        "not a valid model file: noise: ",
     );
     gguf(&dir.path("a.gguf"), &tensors("a", 1, 1000), None);
     bad(
@@ -113,7 +113,7 @@ fn what_is_no_model_gets_one_line() {
         1,
         "no such tensor: a.gguf: nothing matches 'b' (ENOENT)",
     );
-    bad("load a.gguf --tensor re:(", 2, "is no pattern");
+    bad("load a.gguf --tensor re:(", 2, "is not a valid pattern");
     bad(
         "load a.gguf --tensor a.0.w --offset 5",
         2,
@@ -122,7 +122,7 @@ fn what_is_no_model_gets_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",
         2,
-        "no digest of their own",
+        "cannot be combined with chosen tensors",
     );
 }
 

@@ -46,7 +46,7 @@ fn interrupted_in_the_middle_is_130_and_one_line() {
         assert!(plan.starts_with("plan\n"), "{method}: {plan}");
         assert!(line.starts_with("load: file"), "{method}: {line}");
         assert!(
-            line.ends_with(": cancelled before it was whole (ECANCELED)\n"),
+            line.ends_with(": cancelled before it was complete (ECANCELED)\n"),
             "{method}: {line}"
         );
         assert_eq!(line.lines().count(), 1, "{method}: {line}");

@@ -484,7 +484,7 @@ fn signals_and_other_savers_leave_the_snapshot_before() {
         running.signal(signal);
         let ended: Ended = running.end();
         assert_eq!(ended.status.code(), Some(130), "{ended:?}");
-        let says = ": cancelled before it was whole (ECANCELED)";
+        let says = ": cancelled before it was complete (ECANCELED)";
         assert!(ended.stderr.contains(says), "{ended:?}");
         is_just(&dir, &old);
         fs::remove_file(source).unwrap();

@@ -59,8 +59,8 @@ fn cut_short_while_loaded(args: &str) -> usize {
             "{args}, round {round}: {line}"
         );
         let why = format!(
-            ": the file was cut short while it was loaded, from {SIZE} bytes (ENODATA); load it \
-             again when nobody writes to it\n"
+            ": the file was truncated while it was being loaded, from {SIZE} bytes (ENODATA); load it \
+             again when nothing writes to it\n"
         );
         assert!(line.ends_with(&why), "{args}, round {round}: {line}");
         assert_eq!(line.lines().count(), 1, "{args}, round {round}: {line}");

@@ -1,13 +1,13 @@
-//! What a caller holds of a transfer that runs: a way to stop it, and how far it has come.
+//! Controls for a running transfer: a way to cancel it, and its progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Asks a transfer to stop. Clones share one state; once set, it stays set.
+/// Cancels a transfer. Clones share one state; once set, it stays set.
 ///
-/// The transfer ends as soon as what is in flight has landed (a disk read cannot be taken back),
-/// with an error of kind [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and leaves
-/// nothing behind.
+/// The transfer ends as soon as the operations in flight have completed (a disk read cannot be
+/// aborted), with an error of kind [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and
+/// leaves nothing behind.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 
@@ -17,7 +17,7 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Sets it. Safe to call from any thread, and in a signal handler.
+    /// Sets it. Can be called from any thread, and from a signal handler.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -27,19 +27,19 @@ impl CancelToken {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The flag itself, for signal libraries that set one.
+    /// The flag itself, for signal handling libraries that set one.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 }
 
-/// How far a transfer has come, in bytes of data; holes do not count.
+/// Progress of a transfer, in bytes of data; holes do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// In place.
+    /// Bytes in place.
     pub done: u64,
-    /// In all.
+    /// All bytes.
     pub total: u64,
 }
 

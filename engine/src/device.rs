@@ -112,7 +112,7 @@ impl Device {
         if end.is_none_or(|end| end > memory.len()) {
             return Err(Error::os("cannot copy from the device", Errno::INVAL)
                 .at(format!("{self}, byte {at}"))
-                .with_why("the range lies outside the memory"));
+                .with_why("the range is outside the memory"));
         }
         let copied = memory.copy_out(&*self.context()?, at, into);
         copied.map_err(|failure| self.failed("cannot copy from the device", failure))

@@ -8,22 +8,22 @@ use std::io;
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How a caller should take an [`Error`]; the command turns it into its exit status.
+/// How to handle an [`Error`]; the command derives its exit status from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An invalid request: a value out of range, options that exclude each other.
+    /// An invalid request: a value out of range, or options that exclude each other.
     Usage,
-    /// The request was fine and could not be carried out.
+    /// A valid request that could not be carried out.
     Failed,
     /// A [`CancelToken`](crate::CancelToken) was set.
     Cancelled,
 }
 
-/// One failure: `what: where: why (ERRNO); remedy`.
+/// A failure: `what: where: why (ERRNO); remedy`.
 ///
-/// [`Display`](fmt::Display) joins the parts that are known in that order, and names options as this
-/// crate does (`queue_depth`, `to=memfd`); [`Error::render`] names them as another face does.
+/// [`Display`](fmt::Display) joins the parts that are not empty in this order, and names options as
+/// this crate does (`queue_depth`, `to=memfd`); [`Error::render`] uses other names.
 #[derive(Clone)]
 pub struct Error(Box<Parts>);
 
@@ -51,7 +51,7 @@ impl Error {
         }))
     }
 
-    /// A failure found without asking the kernel.
+    /// A failure that dmafile detected itself.
     pub(crate) fn new(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         Self(Box::new(Parts {
             kind: ErrorKind::Failed,
@@ -63,7 +63,7 @@ impl Error {
         }))
     }
 
-    /// An invalid request: for the command and the bindings, which have requests of their own.
+    /// An invalid request: for the command and the bindings, which check options of their own.
     #[doc(hidden)]
     pub fn usage(what: impl Into<Message>, why: impl Into<Message>) -> Self {
         let mut error = Self::new(what, why);
@@ -71,29 +71,29 @@ impl Error {
         error
     }
 
-    /// The transfer was cancelled by its token.
+    /// The token cancelled the transfer.
     pub(crate) fn cancelled(place: impl Into<String>) -> Self {
-        let mut error = Self::new("load", "cancelled before it was whole").at(place);
+        let mut error = Self::new("load", "cancelled before it was complete").at(place);
         error.0.kind = ErrorKind::Cancelled;
         error.0.errno = Some(Errno::CANCELED);
         error
     }
 
-    /// As [`Error::cancelled`], of a save.
+    /// As [`Error::cancelled`], for a save.
     pub(crate) fn save_cancelled(place: impl Into<String>) -> Self {
         let mut error = Self::cancelled(place);
         error.0.what = "save".into();
         error
     }
 
-    /// As [`Error::cancelled`], of a take.
+    /// As [`Error::cancelled`], for a take.
     pub(crate) fn take_cancelled(place: impl Into<String>) -> Self {
         let mut error = Self::cancelled(place);
         error.0.what = "take".into();
         error
     }
 
-    /// The same of a file that was to be saved, where it was refused as one to load.
+    /// Rewords the refusal of a file to load for a file to save.
     pub(crate) fn of_save(mut self) -> Self {
         if self.0.what.to_string() == "cannot load" {
             self.0.what = "cannot save".into();
@@ -101,7 +101,7 @@ impl Error {
         self
     }
 
-    /// The same of memory that was to be recorded, where it was refused as some to save.
+    /// Rewords the refusal of memory to save for memory to record.
     pub(crate) fn of_record(mut self) -> Self {
         let what = self.0.what.to_string();
         if let "cannot load" | "cannot save" | "cannot write" = what.as_str() {
@@ -130,32 +130,33 @@ impl Error {
         self
     }
 
-    /// How to take it.
+    /// Its kind.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The errno behind it, as the positive number of `errno(3)`, where there is one.
+    /// Its errno as a positive number, if it has one.
     pub fn raw_os_error(&self) -> Option<i32> {
         self.0.errno.map(Errno::raw_os_error)
     }
 
-    /// The file, offset or limit it happened at; empty where there is none.
+    /// The file, offset or limit where it happened; empty if there is none.
     pub fn place(&self) -> &str {
         &self.0.place
     }
 
-    /// What is wrong.
+    /// The cause.
     pub fn why(&self) -> &Message {
         &self.0.why
     }
 
-    /// What would mend it; empty where nothing is known to.
+    /// What would help; empty if nothing is known to.
     pub fn remedy(&self) -> &Message {
         &self.0.remedy
     }
 
-    /// All of it on one line, as [`Display`](fmt::Display) writes it, its options named by `names`.
+    /// The whole error on one line, as [`Display`](fmt::Display) writes it, with options named by
+    /// `names`.
     pub fn render(&self, names: &dyn Names) -> String {
         Message::from(self).render(names)
     }
@@ -165,12 +166,12 @@ impl Error {
 pub fn errno_name(raw: i32) -> String {
     match nix::errno::Errno::from_raw(raw) {
         nix::errno::Errno::UnknownErrno => format!("errno {raw}"),
-        // nix names the twin of EAGAIN and EOPNOTSUPP by their first spelling, as Linux does.
+        // nix uses the first spelling of EAGAIN and EOPNOTSUPP, as Linux does.
         named => format!("{named:?}"),
     }
 }
 
-/// Serialises a path whatever its bytes.
+/// Serialises a path that may not be UTF-8.
 pub(crate) fn lossy<S: serde::Serializer>(
     path: &std::path::Path,
     to: S,
@@ -178,14 +179,14 @@ pub(crate) fn lossy<S: serde::Serializer>(
     to.serialize_str(&path.to_string_lossy())
 }
 
-/// What helps most often; callers that know better say so with `remedy`.
+/// The most common remedy; callers that know better set `remedy`.
 fn usual_remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::NOENT => "check the path",
         Errno::ACCESS => "ask for read permission on it, or run as its owner",
         Errno::LOOP => "fix the loop of symbolic links",
         Errno::MFILE => "raise the limit on open files: ulimit -n",
-        Errno::NFILE => "the system has no file left: raise fs.file-max",
+        Errno::NFILE => "the system is out of file descriptors: raise fs.file-max",
         Errno::IO => "the device failed to read: see the kernel log",
         _ => "",
     }
@@ -231,7 +232,7 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
-    /// Its kind is that of the errno, where there is one; the error itself is inside.
+    /// Its kind is derived from the errno, if there is one; the source is the error itself.
     fn from(error: Error) -> Self {
         let kind = match (error.raw_os_error(), error.kind()) {
             (Some(errno), _) => Self::from_raw_os_error(errno).kind(),

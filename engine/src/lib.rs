@@ -1,9 +1,8 @@
-//! Moves large files straight between disk and memory that devices can share, at the speed of
-//! the disk and with almost no CPU time.
+//! Moves large files directly between disk and memory that devices can share, at the speed of the disk and with
+//! almost no CPU time.
 //!
-//! A **file** and a **buffer** meet in a **plan**; a **method** carries it out, extent by extent,
-//! while the buffer is still being allocated; what comes back is a file descriptor, mapped and
-//! accounted for.
+//! A load opens a **file**, makes a **plan**, and moves the bytes with one **method** into a **buffer**
+//! while that is still being allocated. The result is a file descriptor, a mapping and a report.
 //!
 //! ```no_run
 //! use dmafile::{Kind, Load};
@@ -14,29 +13,30 @@
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! And back: [`Save`] brings memory, a file or a stream to the disk, whole or not at all.
+//! [`Save`] is the reverse: it writes memory, a file or a stream to the disk, completely or not at all.
 //!
 //! ```no_run
 //! use dmafile::{Origin, Save};
 //!
-//! Save::new("fd:3".parse::<Origin>()?, "capture.bin").run()?; // on the disk, or as it was
+//! Save::new("fd:3".parse::<Origin>()?, "capture.bin").run()?; // on the disk, or unchanged
 //! # Ok::<(), dmafile::Error>(())
 //! ```
 //!
-//! In memory once and used by several processes: [`Hold`] loads files and hands their memory out, [`Held`] takes it.
+//! Several processes can use one copy in memory: [`Hold`] loads files and serves their memory, [`Held`] takes
+//! it.
 //!
-//! Four features, all of them on by default, can be switched off:
+//! Four features, all on by default, can be switched off:
 //!
-//! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and chosen tensors;
-//! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which stand on them;
+//! - `model`: `Model`, `Pattern` and the module `format`, for headers of models and selected tensors;
+//! - `checksums`: `Load::verify`, `Save::verify`, and snapshots, which depend on them;
 //! - `inspect`: `doctor` and `pins`;
-//! - `hold`: `Hold`, `Held` and `Shared`, with the two it needs, `model` and `checksums`.
+//! - `hold`: `Hold`, `Held` and `Shared`, with `model` and `checksums`, which it needs.
 //!
-//! Linux only. Kernels from 5.6 read by io_uring; what an older or locked-down one lacks is found
-//! by trying and replaced by the next best way, with the reason in the plan.
+//! Linux only. io_uring is used from Linux 5.6 on. dmafile probes for what the system supports, falls back to
+//! the next best method, and gives the reason in the plan.
 
 #![deny(unsafe_code)]
-// With all features, dead code is found; without some of them, what only they use is left over.
+// Only a build with all features reports dead code; with fewer, what they use is left over.
 #![cfg_attr(not(all(feature = "hold", feature = "inspect")), allow(dead_code))]
 
 mod buffer;

@@ -1,4 +1,4 @@
-//! Texts that name options. Which option is meant is a value; what it is called is up to the face that
+//! Texts that name options. Which option is meant is a value; its name depends on the interface that
 //! shows the text: the command writes `--queue-depth`, a library `queue_depth`.
 
 use std::fmt;
@@ -71,14 +71,14 @@ impl Opt {
     }
 }
 
-/// How a face names options in a [`Message`]. As it stands, the names of this crate.
+/// How an interface names the options in a [`Message`]. The defaults are the names of this crate.
 pub trait Names: Sync {
     /// An option by itself.
     fn option(&self, option: Opt) -> String {
         option.name().to_string()
     }
 
-    /// An option with a value: a word that it takes, or `false`.
+    /// An option with a value: a word that it accepts, or `false`.
     fn set(&self, option: Opt, value: &str) -> String {
         format!("{}={value}", self.option(option))
     }
@@ -118,12 +118,12 @@ impl Message {
             .collect()
     }
 
-    /// Its parts in their order.
+    /// Its parts in order.
     pub fn parts(&self) -> &[Part] {
         &self.0
     }
 
-    /// There is nothing to say.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -191,8 +191,8 @@ macro_rules! message {
 }
 pub(crate) use message;
 
-/// A text of whatever origin for a line on a terminal: characters that would break the line or
-/// command the terminal are spelled out, and what is long is cut.
+/// Formats a text of unknown origin for one line on a terminal: escapes characters that would break
+/// the line or control the terminal, and truncates long texts.
 #[doc(hidden)]
 pub fn one_line(text: &str) -> String {
     const MOST: usize = 1000;

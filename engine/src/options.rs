@@ -1,4 +1,4 @@
-//! The words of a request: kinds of memory, pages, methods, I/O modes, and their ranges.
+//! Option values of a request: kinds of memory, page sizes, methods, I/O modes, and their ranges.
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -16,11 +16,11 @@ use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 pub const BLOCK_RANGE: RangeInclusive<u64> = 4 << 10..=64 << 20;
 /// Smallest and largest queue depth, in operations.
 pub const QUEUE_DEPTH_RANGE: RangeInclusive<u32> = 1..=4096;
-/// How much of a buffer is allocated before its reads begin, unless asked otherwise.
-// AR-16.
+/// Default maximum size of a chunk of memory that is allocated while the previous one is being read
+/// ([`Load::gather`](crate::Load::gather)), in bytes.
 pub const DEFAULT_GATHER: u64 = 128 << 20;
 
-/// What kind of memory a buffer is made of.
+/// The kind of memory that a buffer consists of.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Kind {
@@ -28,43 +28,42 @@ pub enum Kind {
     Anon,
     /// A sealable memfd (memfd_create(2)).
     Memfd,
-    /// A memfd or a dma-buf that exists already; made with [`Kind::fd`] or parsed from `fd:N` or
-    /// `fd:N@OFFSET`.
+    /// An existing memfd or dma-buf; created with [`Kind::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
     Fd {
         /// The descriptor, shared with the buffer.
         fd: Arc<OwnedFd>,
-        /// The number it is known by to whoever asked.
+        /// The caller's number for it.
         number: i32,
-        /// Where the bytes go, from its start; nothing else of it is touched. None: to its start,
-        /// and what lies behind them is zeroed.
+        /// Offset at which the bytes go, with nothing else changed. None: they go to its start, and
+        /// what follows them is zeroed.
         at: Option<u64>,
     },
     /// A dma-buf over a memfd (`/dev/udmabuf`).
     Udmabuf,
     /// A dma-buf from `/dev/dma_heap/NAME`.
     Heap(String),
-    /// A dma-buf from dmafile.ko, which reads files straight into its pages.
+    /// A dma-buf from dmafile.ko, which reads files directly into its pages.
     Dmafile,
-    /// A dma-buf, whichever kind this machine makes best: [`Kind::Dmafile`], [`Kind::Udmabuf`] or
-    /// the system heap's, the first that works. A buffer names the kind that it became.
+    /// The best dma-buf that works here: [`Kind::Dmafile`], [`Kind::Udmabuf`] or one from the system
+    /// heap. The buffer names the kind that it became.
     DmaBuf,
     /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
     /// while the last reads are in flight. Words: `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`.
     /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
     Pinned(Device),
-    /// Memory handed in by the caller; [`Load::run_into`](crate::Load::run_into) sets it.
+    /// The caller's memory; set by [`Load::run_into`](crate::Load::run_into).
     #[doc(hidden)]
     Caller,
 }
 
 impl Kind {
-    /// Fill the memory behind a descriptor that exists, from its start to its end.
+    /// Fills the memory behind an existing descriptor, from its start.
     pub fn fd(fd: OwnedFd) -> Self {
         Self::part_of(fd, None)
     }
 
-    /// Fill the memory behind a descriptor that exists from byte `at` on, as far as the wanted bytes
-    /// reach, and touch nothing else of it.
+    /// Fills a range of the memory behind an existing descriptor, from byte `at` on: as many bytes as
+    /// are loaded. Nothing else in it changes.
     pub fn fd_at(fd: OwnedFd, at: u64) -> Self {
         Self::part_of(fd, Some(at))
     }
@@ -103,7 +102,7 @@ impl FromStr for Kind {
     type Err = Error;
 
     /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
-    /// `dma-buf`, `cuda-host`, `hip-host`, each also with `:N`. `fd:N` duplicates the descriptor; EBADF where N is not open.
+    /// `dma-buf`, `cuda-host`, `hip-host`, the last two also with `:N`. `fd:N` duplicates the descriptor; EBADF if N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
@@ -123,7 +122,7 @@ impl FromStr for Kind {
             return Ok(Self::Heap(name.to_string()));
         }
         if let Some(number) = text.strip_prefix("fd:") {
-            let bad = || Error::usage(Opt::To, format!("'{text}' names no descriptor"));
+            let bad = || Error::usage(Opt::To, format!("'{text}' is not a descriptor"));
             let (number, at) = match number.split_once('@') {
                 None => (number, None),
                 Some((number, at)) => (number, Some(at.parse().map_err(|_| bad())?)),
@@ -145,13 +144,13 @@ impl FromStr for Kind {
         Err(Error::usage(
             Opt::To,
             format!(
-                "'{text}' is none of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
+                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
             ),
         ))
     }
 }
 
-/// How large the pages of a buffer should be.
+/// The page size of a buffer.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
 )]
@@ -159,10 +158,10 @@ impl FromStr for Kind {
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Pages::unknown)]
 #[non_exhaustive]
 pub enum Pages {
-    /// Huge wherever an ordinary user gets them.
+    /// Huge pages if an unprivileged user gets them.
     Auto,
-    /// Base pages, whatever their size is on this machine.
-    #[strum(serialize = "4k")]
+    /// Base pages: 4, 16 or 64 KiB, depending on the machine. `4k` is an older word for them.
+    #[strum(to_string = "base", serialize = "4k")]
     Small,
     /// Transparent huge pages: `MADV_HUGEPAGE` for private memory, `MADV_COLLAPSE` for memfd.
     Thp,
@@ -171,10 +170,10 @@ pub enum Pages {
 }
 
 impl Pages {
-    /// Every value, in the order the documentation lists them.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The word for it on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -184,7 +183,7 @@ impl Pages {
     }
 }
 
-/// How bytes move.
+/// The method that moves the bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
 )]
@@ -194,37 +193,37 @@ impl Pages {
 pub enum Method {
     /// The fastest that works here.
     Auto,
-    /// io_uring, buffers registered where the pin limit allows.
+    /// io_uring, with registered buffers if the limit on pinned memory allows.
     Uring,
-    /// pread(2) on a pool of threads.
+    /// pread(2) in a pool of threads.
     Threads,
-    /// pread(2), one after the other: the plain baseline.
+    /// One pread(2) after another: the baseline.
     Read,
-    /// Copy from a mapping of the file.
+    /// Copies from a mapping of the file.
     Mmap,
-    /// Direct reads into a small ring, and one copy from there: for memory that direct reads
-    /// cannot land in, the mappings of most dma-bufs above all.
+    /// Direct reads into a small ring, then one copy: for memory that direct reads cannot go into,
+    /// such as the mappings of most dma-bufs.
     Bounce,
     /// sendfile(2) into the buffer's descriptor.
     Sendfile,
     /// splice(2) through a pipe into the buffer's descriptor.
     Splice,
-    /// dmafile.ko moves the bytes, into the pages behind its own dma-bufs.
+    /// dmafile.ko reads into the pages behind its own dma-bufs.
     Module,
     /// copy_file_range(2) into the buffer's descriptor, on kernels that copy between disks and memory.
     CopyFileRange,
-    /// A heap reads the whole file while it allocates the dma-buf, on kernels that have the flag.
+    /// A heap reads the whole file while it allocates the dma-buf, on kernels that support it.
     HeapRead,
-    /// io_uring reads into memory that is DMA-mapped once for the disk, dma-bufs above all, on kernels
-    /// that map buffers so.
+    /// io_uring reads into memory that is DMA-mapped for the disk once, mainly dma-bufs, on kernels
+    /// that support it.
     Premap,
 }
 
 impl Method {
-    /// Every value, in the order the documentation lists them.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The word for it on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -243,7 +242,7 @@ impl Method {
     }
 }
 
-/// Whether reads pass by the page cache.
+/// Whether I/O bypasses the page cache.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
 )]
@@ -251,19 +250,19 @@ impl Method {
 #[strum(serialize_all = "kebab-case", parse_err_ty = Error, parse_err_fn = Io::unknown)]
 #[non_exhaustive]
 pub enum Io {
-    /// Per extent: what sits in the page cache is copied from it, the rest is read directly.
+    /// Per extent: what is in the page cache is copied from there, the rest is read directly.
     Auto,
-    /// `O_DIRECT` only.
+    /// Only `O_DIRECT`.
     Direct,
-    /// Through the page cache only.
+    /// Only through the page cache.
     Buffered,
 }
 
 impl Io {
-    /// Every value, in the order the documentation lists them.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The word for it on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -273,7 +272,7 @@ impl Io {
     }
 }
 
-/// When the pages of a buffer come into being.
+/// When the pages of a buffer are allocated.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Display, EnumString, IntoStaticStr, VariantArray,
 )]
@@ -283,21 +282,19 @@ impl Io {
 pub enum Allocation {
     /// Whichever is cheaper.
     Auto,
-    // AR-15.
-    /// By a thread of its own, one gather ahead of the reads.
+    /// By a separate thread, one chunk ahead of the reads.
     Ahead,
-    /// Inside the read, page by page as it lands.
+    /// By the reads themselves, page by page.
     InRead,
-    // AR-21.
-    /// All of them before the first read: the order to compare with.
+    /// All of them before the first read, for comparison.
     Before,
 }
 
 impl Allocation {
-    /// Every value, in the order the documentation lists them.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The word for it on the command line and in JSON.
+    /// Its name on the command line and in JSON.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -307,10 +304,13 @@ impl Allocation {
     }
 }
 
-/// What a word says that is none of an option's.
+/// The error for a word that is not one of an option's values.
 fn none_of<T: Copy + Into<&'static str>>(option: Opt, all: &[T], text: &str) -> Error {
     let words: Vec<&str> = all.iter().map(|&value| value.into()).collect();
-    Error::usage(option, format!("'{text}' is none of {}", words.join(", ")))
+    Error::usage(
+        option,
+        format!("'{text}' is not one of {}", words.join(", ")),
+    )
 }
 
 #[cfg(test)]
@@ -325,10 +325,14 @@ mod tests {
             assert_eq!(format!("{method:>15}"), format!("{:>15}", method.word()));
             assert_eq!(serde_json::to_value(method).unwrap(), method.word());
         }
+        for word in ["base", "4k"] {
+            let pages = word.parse::<Pages>().unwrap();
+            assert_eq!((pages, pages.word()), (Pages::Small, "base"));
+        }
         let error = "slow".parse::<Io>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "io: 'slow' is none of auto, direct, buffered"
+            "io: 'slow' is not one of auto, direct, buffered"
         );
     }
 

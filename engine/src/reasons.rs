@@ -1,17 +1,17 @@
-//! What was decided during one run and why: one log, from the first look at the file to the report.
+//! The decisions of one run and their reasons: one log, from opening the file to the report.
 
 use crate::message::{Builder, Message, Names};
 use crate::sync::lock;
 use serde::Serialize;
 use std::sync::Mutex;
 
-/// One choice and the reason for it.
+/// A decision and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Reason {
     /// What was decided: `method`, `io`, `pages`, …
     pub about: &'static str,
-    /// What it was decided to be.
+    /// The decision.
     pub choice: String,
     /// Why.
     pub why: String,
@@ -23,10 +23,10 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The log of one run. Threads of a transfer add to it too.
+/// The log of one run. Threads of a transfer add to it, too.
 pub(crate) struct Reasons {
     list: Mutex<Vec<Reason>>,
-    /// What options are called where the reasons are read.
+    /// How the reader names options.
     names: &'static dyn Names,
 }
 
@@ -53,7 +53,7 @@ impl Reasons {
         lock(&self.list).push(reason);
     }
 
-    /// All of them so far, in their order.
+    /// All entries so far, in order.
     pub(crate) fn list(&self) -> Vec<Reason> {
         lock(&self.list).clone()
     }

@@ -1,11 +1,11 @@
-//! What a caller asked for, and whether its values are valid by themselves.
+//! A request, and the checks that depend only on its values.
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::{Allocation, BLOCK_RANGE, Io, Kind, Method, Pages, QUEUE_DEPTH_RANGE};
 use std::ops::RangeInclusive;
 
-/// What a caller asked for; `None` and `Auto` leave it to the plan. Sizes are bytes.
+/// What the caller requested; `None` and `Auto` are left to the plan. Sizes are in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub kind: Kind,
@@ -24,7 +24,7 @@ pub(crate) struct Request {
 }
 
 impl Default for Request {
-    /// The whole file into a memfd, everything else left to the plan.
+    /// The whole file into a memfd; the plan chooses everything else.
     fn default() -> Self {
         Self {
             kind: Kind::Memfd,
@@ -44,18 +44,18 @@ impl Default for Request {
     }
 }
 
-/// How much of its source a load takes.
+/// Which part of its source a load takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// From [`Request::offset`] on, as much as [`Request::length`] says.
+    /// [`Request::length`] bytes from [`Request::offset`] on.
     Asked,
-    /// This many bytes from this one on.
+    /// A start and a length, in bytes.
     Part(u64, u64),
-    /// Nothing but these ranges, in ascending order.
+    /// Only these ranges, in ascending order.
     Only(Vec<(u64, u64)>),
 }
 
-/// Refuses a value outside of a range.
+/// Refuses a value that is out of range.
 pub(crate) fn in_range(option: Opt, value: u64, range: RangeInclusive<u64>) -> Result<()> {
     if range.contains(&value) {
         return Ok(());
@@ -68,7 +68,7 @@ pub(crate) fn in_range(option: Opt, value: u64, range: RangeInclusive<u64>) -> R
 }
 
 impl Request {
-    /// Checks the values of a request that need no file.
+    /// Checks the values of a request that do not depend on the file.
     pub(crate) fn check(&self) -> Result<()> {
         let any = i64::MAX as u64;
         if let Some(block) = self.block {
@@ -87,18 +87,17 @@ impl Request {
         }
         if self.reach != Reach::Asked && (self.offset != 0 || self.length.is_some()) {
             let why = message![
-                "the bytes of tensors are known: leave ",
+                "it selects bytes by itself: leave out ",
                 Opt::Offset,
                 " and ",
-                Opt::Length,
-                " away"
+                Opt::Length
             ];
             return Err(Error::usage(Opt::Patterns, why));
         }
         Ok(())
     }
 
-    /// All of a file was asked for.
+    /// Whether all of a file is requested.
     pub(crate) fn is_whole(&self) -> bool {
         (&self.reach, self.offset, self.length) == (&Reach::Asked, 0, None)
     }

@@ -1,9 +1,9 @@
-//! Locks and waits on them, where a panic of one thread is not one of all.
+//! Locks and condition variables for which a panic in one thread is not a panic in all.
 //!
-//! What a lock guards is sound between any two of its statements, and drop guards end the waits for
-//! a thread that has panicked. The standard library's, and not parking_lot's: that one keeps the
-//! threads that wait in a table of the process, which fork(2) may copy while it is locked, and then
-//! the first wait in the child never ends. Loads go on in forks.
+//! The state under a lock is valid between any two of its statements, and drop guards end the waits
+//! for a thread that has panicked. These are the standard library's, not parking_lot's: that one
+//! keeps waiting threads in a table of the process. fork(2) may copy the table while it is locked,
+//! and then the first wait in the child never ends. Loads work in forked children, too.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) fn wait<'a, T>(more: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard
     more.wait(held).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait`], and at most so long.
+/// As [`wait`], at most this long.
 pub(crate) fn wait_for<'a, T>(
     more: &Condvar,
     held: MutexGuard<'a, T>,

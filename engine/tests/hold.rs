@@ -475,7 +475,7 @@ fn peers_that_misbehave_are_dropped_and_nobody_waits_for_them() {
 /// An answer about one file of 10,000 bytes, with something in it replaced.
 fn answer(from: &str, to: &str) -> String {
     let good = r#"{"v":1,"name":"a","since":1,"total":1,"takers":0,"files":[{"name":"f","file":"/f",
-        "kind":"memfd","pages":"4k","bytes":10000,"offset":0,"sealed":true,"identity":{"device":[0,1],
+        "kind":"memfd","pages":"base","bytes":10000,"offset":0,"sealed":true,"identity":{"device":[0,1],
         "inode":1,"size":10000,"mtime_ns":0,"ctime_ns":0},"digest":null,"changed":false,"descriptors":1}]}"#;
     assert!(good.contains(from), "{from}");
     good.replace(from, to)

@@ -216,7 +216,7 @@ fn a_part_of_memory_that_exists_is_filled_and_nothing_else() {
         .run()
         .unwrap_err()
         .to_string();
-    let why = "1001 bytes do not fit into what is left of 5000 from byte 4000 on (EINVAL)";
+    let why = "1001 bytes do not fit into the rest of 5000 from byte 4000 on (EINVAL)";
     assert!(error.contains(why), "{error}");
 }
 

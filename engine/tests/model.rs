@@ -359,15 +359,19 @@ fn files_that_do_not_belong_together_are_refused() {
     let good = std::fs::read_to_string(&index).unwrap();
     for (from, to, want) in [
         ("layer1.0.w", "layer7.0.w", "has no tensor"),
-        ("model-00002-of", "../model-00002-of", "no plain file name"),
+        (
+            "model-00002-of",
+            "../model-00002-of",
+            "not a plain file name",
+        ),
         (
             "model-00002-of-00003.safetensors",
             "/etc/passwd",
-            "no plain file name",
+            "not a plain file name",
         ),
         ("model-00002-of", "model-00009-of", "(ENOENT)"),
-        ("weight_map", "wait_map", "not a sound index"),
-        ("{", "[", "not a sound index"),
+        ("weight_map", "wait_map", "not a valid index"),
+        ("{", "[", "not a valid index"),
     ] {
         std::fs::write(&index, good.replace(from, to)).unwrap();
         refused(&index, want);
@@ -379,7 +383,7 @@ fn files_that_do_not_belong_together_are_refused() {
     let folder = dir();
     safetensors(&folder.path().join("a.safetensors"), &tensors("a", 2, 1000));
     safetensors(&folder.path().join("b.safetensors"), &tensors("a", 1, 1000));
-    refused(folder.path(), "an earlier file has a tensor");
+    refused(folder.path(), "an earlier file also has");
     let folder = dir();
     refused(folder.path(), "without a model in it (EISDIR)");
     gguf(&folder.path().join("a.gguf"), &tensors("a", 1, 1000), None);
@@ -628,7 +632,7 @@ fn what_is_not_whole_does_not_pass_for_it() {
     let index = folder.path().join("model.safetensors.index.json");
     let name = "x\\n\\u001b[31mred.safetensors";
     std::fs::write(&index, format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#)).unwrap();
-    refused(&index, "no plain file name");
+    refused(&index, "not a plain file name");
 }
 
 #[test]

@@ -400,7 +400,7 @@ fn what_cannot_be_saved_leaves_the_old_file() {
     let line = text(save, &to);
     assert!(line.contains("no such file (ENOENT)"), "{line}");
     let line = text(Save::new(from(), "/dev/null"), &to);
-    assert!(line.contains("it is no regular file (EINVAL)"), "{line}");
+    assert!(line.contains("it is not a regular file (EINVAL)"), "{line}");
 
     let wrong = Verify::expect(dmafile::Algorithm::Crc32c, "00000000").unwrap();
     let error = refused(Save::new(from(), &to).verify(wrong.clone()), &to);
@@ -452,7 +452,10 @@ fn memory_that_is_cut_short_is_an_error() {
         let save = save.on_plan(move |_| rustix::fs::ftruncate(&kept, 5 * MIB + 1).unwrap());
         let error = refused(save, &to);
         let line = error.to_string();
-        assert!(line.contains("cut it short meanwhile"), "{method}: {line}");
+        assert!(
+            line.contains("truncated it in the meantime"),
+            "{method}: {line}"
+        );
         assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{method}");
     }
 }

@@ -343,7 +343,7 @@ fn names_that_cannot_be_are_refused() {
             .run()
             .unwrap_err()
             .to_string()
-            .contains("'a' comes twice")
+            .contains("'a' appears twice")
     );
     let none = Snapshot::new(dir.path()).run().unwrap_err();
     assert!(
@@ -603,10 +603,10 @@ fn files_that_are_not_what_was_saved_are_refused() {
     fs::remove_file(&file).unwrap();
     let made = Command::new("mkfifo").arg(&file).status().unwrap();
     assert!(made.success());
-    fail(libc::EBADMSG, "it is no regular file");
+    fail(libc::EBADMSG, "it is not a regular file");
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
-    fail(libc::EBADMSG, "it is no regular file");
+    fail(libc::EBADMSG, "it is not a regular file");
 }
 
 /// A manifest that is right but for what `change` does to it.
@@ -649,7 +649,7 @@ fn nothing_of_a_manifest_is_believed() {
         (74, "257 sources", |m| {
             m["sources"] = Value::Array(vec![m["sources"][0].clone(); 257]);
         }),
-        (74, "comes twice", |m| {
+        (74, "appears twice", |m| {
             m["sources"][1] = m["sources"][0].clone()
         }),
         (74, "has a slash", |m| {
@@ -685,20 +685,20 @@ fn nothing_of_a_manifest_is_believed() {
             m["sources"][0]["bytes"] = json!(i64::MAX)
         }),
         (74, "invalid", |m| m["sources"][0]["bytes"] = json!(-1)),
-        (74, "no known kind", |m| {
+        (74, "unknown kind", |m| {
             m["sources"][0]["kind"] = json!("x".repeat(65))
         }),
-        (74, "no manifest", |m| *m = json!([])),
-        (74, "no manifest", |m| *m = json!(null)),
+        (74, "invalid manifest", |m| *m = json!([])),
+        (74, "invalid manifest", |m| *m = json!(null)),
     ];
     for (errno, says, change) in changes {
         changed(dir.path(), &valid, change);
         refuse(*errno, says);
     }
     for (text, says) in [
-        (String::new(), "no manifest"),
-        ("\0".repeat(5000), "no manifest"),
-        ("[".repeat(100_000), "no manifest"),
+        (String::new(), "invalid manifest"),
+        ("\0".repeat(5000), "invalid manifest"),
+        ("[".repeat(100_000), "invalid manifest"),
         (
             valid
                 .to_string()
@@ -733,7 +733,7 @@ fn nothing_of_a_manifest_is_believed() {
     refuse(libc::EBADMSG, "it is a symbolic link");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    refuse(libc::EBADMSG, "it is no regular file");
+    refuse(libc::EBADMSG, "it is not a regular file");
     fs::remove_dir(&path).unwrap();
     let error = SnapshotLoad::new(dir.path()).run().unwrap_err();
     assert!(

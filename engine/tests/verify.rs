@@ -154,9 +154,9 @@ fn files_without_such_a_name_are_refused_with_the_reason() {
     let copied = unnamed.with_file_name("copied");
     fs::write(&copied, &bytes).unwrap();
     for (path, why) in [
-        (&plain, "it lies in no Hugging Face cache"),
-        (&copied, "it lies in no Hugging Face cache"),
-        (&unnamed, "names it by no digest"),
+        (&plain, "it is not in a Hugging Face cache"),
+        (&copied, "it is not in a Hugging Face cache"),
+        (&unnamed, "is not a known digest"),
     ] {
         let error = Load::new(path).verify(Verify::hub()).run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The dma-bufs of this module. Their pages are mapped for devices in the chunks in which they were
- * allocated, or in parts of them if a device does not take segments of that size. The scatterlists
- * of other exporters are never looked at.
+ * allocated, or in parts of them if a device does not accept segments of that size. The
+ * scatterlists of other exporters are never used.
  */
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
@@ -62,7 +62,7 @@ struct dmafile_attachment {
 	enum dma_data_direction direction;
 };
 
-/* The longest segment, in pages, that the device takes, with a bounce buffer if it needs one. */
+/* The longest segment, in pages, that the device accepts, with a bounce buffer if it needs one. */
 static unsigned long dmafile_longest_segment(struct device *dev)
 {
 	size_t most = min_t(size_t, dma_get_max_seg_size(dev), dma_max_mapping_size(dev));
@@ -307,7 +307,7 @@ static const struct dma_buf_ops dmafile_buffer_ops = {
 };
 
 /**
- * dmafile_buffer_export - make a dma-buf
+ * dmafile_buffer_export - create a dma-buf
  * @pages: the memory, which the dma-buf takes over; unchanged after an error
  * @fd_flags: O_RDONLY or O_RDWR
  * @origin: where its bytes come from, on one line, for debugfs; taken over, also after an error
@@ -354,7 +354,7 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 }
 
 /**
- * dmafile_buffer_list - print all buffers, one on a line
+ * dmafile_buffer_list - print all buffers, one per line
  * @file: to which they are printed
  */
 void dmafile_buffer_list(struct seq_file *file)
@@ -368,7 +368,7 @@ void dmafile_buffer_list(struct seq_file *file)
 	mutex_unlock(&dmafile_buffers_lock);
 }
 
-/* How often a wait for fences looks for signals: a fence itself wakes at any signal or at none. */
+/* Interval of checks for signals: a fence wait is interrupted by any signal or by none. */
 #define DMAFILE_FENCE_LOOK	(HZ / 10)
 
 /* Waits for devices. Return: 0, -EINTR, or an error of a fence. */
@@ -404,8 +404,8 @@ bool dmafile_buffer_is(const struct dma_buf *dmabuf)
  * @interruptible: any signal ends the wait, not only a fatal one
  *
  * Waits for other requests that must not run at the same time, and for devices that use the buffer
- * (its fences). Requests are kept from each other in this way; a device that starts later is up to
- * its driver, as with any dma-buf.
+ * (its fences). This serialises requests only: a device that starts later is up to its driver,
+ * as with any dma-buf.
  *
  * Return: the memory, -EINTR at a signal, or an error of a fence.
  */
@@ -427,8 +427,8 @@ struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bo
 
 /**
  * dmafile_buffer_end - end what dmafile_buffer_begin() began
- * @dmabuf: as there
- * @fill: as there
+ * @dmabuf: as for dmafile_buffer_begin()
+ * @fill: as for dmafile_buffer_begin()
  */
 void dmafile_buffer_end(struct dma_buf *dmabuf, bool fill)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What differs between kernels, as the probes in this folder have found it. Where none of a family
- * compiles, the module does not support this kernel yet, and the build ends.
+ * Differences between kernels, as found by the probes in this folder. If no probe of a family
+ * compiles, the module does not support this kernel yet, and the build fails.
  */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
@@ -27,8 +27,8 @@
 #endif
 
 /*
- * A wrong guess here would leak a count of writers with each queued write, and the file system
- * could never be frozen again: the probe and the version must say the same.
+ * A wrong guess would leak a writer count with each queued write, and the file system could never
+ * be frozen again: so the probe and the version must agree.
  */
 #if defined(DMAFILE_HAVE_STARTED_WRITE) != defined(DMAFILE_SINCE_6_8)
 #error "dmafile: does vfs_iocb_iter_write() of this kernel call kiocb_start_write()?"
@@ -73,7 +73,7 @@ static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 #endif
 }
 
-/* The alignment of offsets for direct I/O. Not all file systems tell that of reads. */
+/* The alignment of offsets for direct I/O. Not all file systems report it for reads. */
 static inline u32 dmafile_dio_offset_align(const struct kstat *stat, bool write)
 {
 #ifdef DMAFILE_HAVE_DIO_READ_ALIGN
@@ -98,8 +98,8 @@ static inline const struct dmafile_uring_cmd *dmafile_uring_sqe(const struct io_
 }
 
 /*
- * Where the kernel does not say itself that a command is issued again: a bit of its flags that
- * io_uring does not use in those kernels, and that it clears when the command comes in.
+ * If the kernel does not say that a command is issued again: a bit of its flags that io_uring does
+ * not use in those kernels, and clears when the command arrives.
  */
 #ifdef IORING_URING_CMD_REISSUE
 #define DMAFILE_URING_KEPT	IORING_URING_CMD_REISSUE
@@ -128,8 +128,8 @@ static inline struct dmafile_uring_cmd dmafile_uring_payload(struct io_uring_cmd
 }
 
 /*
- * Keeps the payload until the command is issued again, by a worker: Linux 6.5 to 6.15 look at the
- * SQE in the ring even then, where there may be another one by that time.
+ * Keeps the payload until the command is issued again, by a worker: Linux 6.5 to 6.15 read the
+ * SQE in the ring even then, which may have been reused by that time.
  */
 static inline void dmafile_uring_keep(struct io_uring_cmd *cmd, struct dmafile_uring_cmd payload)
 {

@@ -19,7 +19,7 @@ static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 {
 	struct dmafile_uring_cmd payload = dmafile_uring_payload(cmd);
 
-	/* A request sleeps: a worker carries it out, with the submitter's files and memory. */
+	/* A request sleeps: let a worker carry it out, with the submitter's files and memory. */
 	if (issue_flags & IO_URING_F_NONBLOCK) {
 		dmafile_uring_keep(cmd, payload);
 		return -EAGAIN;

@@ -40,7 +40,7 @@ static unsigned int max_order = DMAFILE_MAX_ORDER;
 module_param(max_order, uint, 0644);
 MODULE_PARM_DESC(max_order, "Largest order of pages to allocate: 8, 4 or 0. Default is 8.");
 
-/* How much ALLOC allocates before it lets the system be suspended. */
+/* How much ALLOC allocates between two points at which the system can be suspended. */
 #define DMAFILE_ALLOC_STEP	SZ_256M
 
 /* Flags of a transfer in either direction. */
@@ -48,7 +48,7 @@ MODULE_PARM_DESC(max_order, "Largest order of pages to allocate: 8, 4 or 0. Defa
 				 DMAFILE_IN_ORDER)
 
 /**
- * struct dmafile_publication - a dma-buf on its way to the caller
+ * struct dmafile_publication - a dma-buf to be returned to the caller
  * @dmabuf: the dma-buf, once it exists
  * @fd: a reserved descriptor, installed once everything else has succeeded; -1: none
  */
@@ -72,7 +72,7 @@ static u64 dmafile_max_buffer(void)
 	u64 all = (u64)totalram_pages() << PAGE_SHIFT;
 	u64 limit = (u64)READ_ONCE(max_buffer_mb) << 20;
 
-	/* A dma-buf's size is a size_t, which may be less than all of memory on 32 bit. */
+	/* A dma-buf's size is a size_t, which may be smaller than all of memory on 32 bit. */
 	all = min_t(u64, all, SIZE_MAX & PAGE_MASK);
 	return limit ? min(limit, all) : all;
 }
@@ -113,7 +113,7 @@ static int dmafile_set_up(struct dmafile_call *call, u32 flags, u64 gather, u64 
 	call->io.strict = flags & DMAFILE_STRICT;
 	call->io.interruptible = flags & DMAFILE_INTERRUPTIBLE;
 	call->io.dsync = flags & DMAFILE_DSYNC;
-	/* A request holds no lock while it runs: a buffer's turns are none. */
+	/* A request holds no lock while it runs: a turn on a buffer is not a lock. */
 	call->io.freezable = true;
 	call->io.tell = dmafile_tell;
 	return 0;
@@ -139,14 +139,14 @@ static void dmafile_count(const struct dmafile_io *io, int err)
 		dmafile_stats_add(DMAFILE_STAT_FAILED, 1);
 }
 
-/* Describes for debugfs how a buffer was made, on one line; the file's name comes last. */
+/* Describes for debugfs how a buffer was created, on one line; the file's name comes last. */
 static const char *dmafile_origin(const struct dmafile_io *io)
 {
 	static const char * const modes[] = {
 		"none", "direct", "bounced", "direct+bounced", "buffered", "direct+buffered",
 		"bounced+buffered", "direct+bounced+buffered",
 	};
-	/* Not the length of the present name: the file may be renamed meanwhile. */
+	/* Not the length of the current name, because the file may be renamed. */
 	const size_t size = NAME_MAX + 128;
 	char *text, *at;
 
@@ -172,7 +172,7 @@ static int dmafile_reserve(struct dmafile_publication *out, u32 fd_flags)
 	return min(out->fd, 0);
 }
 
-/* Makes a dma-buf of the memory, for the descriptor that is reserved. */
+/* Creates a dma-buf from the memory, for the reserved descriptor. */
 static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile_pages *pages,
 				 u32 fd_flags, const struct dmafile_io *io)
 {
@@ -184,7 +184,7 @@ static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile
 	return PTR_ERR_OR_ZERO(out->dmabuf);
 }
 
-/* Hands the dma-buf over if there was no error: from here on other threads can see it. */
+/* Returns the dma-buf to the caller if there was no error: from here on other threads can see it. */
 static void dmafile_publish(struct dmafile_publication *out, int err)
 {
 	if (!err && out->fd >= 0)
@@ -331,7 +331,7 @@ put_file:
 	return err;
 }
 
-/* Moves bytes between a file and a buffer, references to which are held by the caller. */
+/* Moves bytes between a file and a buffer, to which the caller holds references. */
 static int dmafile_rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct dmafile_call *call)
 {
 	struct dmafile_io *io = &call->io;
@@ -460,7 +460,7 @@ static const struct dmafile_kind dmafile_kinds[] = {
  * @cmd: DMAFILE_IOC_* for a structure of any size
  * @address: the structure, in the caller's memory
  *
- * Return: 0 or an error, as uapi/dmafile.h says for each request.
+ * Return: 0 or an error, see uapi/dmafile.h for each request.
  */
 int dmafile_request(unsigned int cmd, void __user *address)
 {
@@ -491,7 +491,7 @@ int dmafile_request(unsigned int cmd, void __user *address)
 	err = copy_struct_from_user(&request, kind->size, address, size);
 	if (err)
 		return err;
-	/* Find out whether it can be answered before anything is done. */
+	/* Check that the result can be written before anything is done. */
 	out_len = min_t(size_t, size, kind->out_end) - kind->out;
 	if (fault_in_safe_writeable(address + kind->out, out_len))
 		return -EFAULT;

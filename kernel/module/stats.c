@@ -30,8 +30,8 @@ static const char * const dmafile_stat_names[DMAFILE_STATS] = {
 
 /**
  * dmafile_stats_add - add to a sum
- * @stat: which one
- * @value: what is added
+ * @stat: the sum
+ * @value: the value to add
  */
 void dmafile_stats_add(enum dmafile_stat stat, s64 value)
 {
@@ -57,7 +57,7 @@ static int dmafile_buffers_show(struct seq_file *file, void *unused)
 DEFINE_SHOW_ATTRIBUTE(dmafile_buffers);
 
 /**
- * dmafile_debugfs_add - make /sys/kernel/debug/dmafile
+ * dmafile_debugfs_add - create /sys/kernel/debug/dmafile
  *
  * Failure is ignored: debugfs is optional. Names of files are for root only.
  */

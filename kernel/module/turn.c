@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Whose turn it is to use a buffer.
+ * Controls which requests may use a buffer.
  *
- * Readers share a buffer, a filler has it exclusively, and all are served in the order in which
- * they came, so that none of them starves. This is not a rwsem since a waiter must be able to leave
- * at any signal, must not keep the system from being suspended, and may be suspended itself while
- * it has its turn.
+ * Readers share a buffer, a filler has exclusive access, and all are served in the order of their
+ * arrival, so that none of them starves. This is not a rwsem because a waiter must be able to leave
+ * on any signal, must not keep the system from being suspended, and may be suspended itself during
+ * its turn.
  */
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -13,7 +13,7 @@
 #include "io.h"
 #include "turn.h"
 
-/* How often a waiter looks for signals if a signal cannot wake it. */
+/* Interval at which a waiter checks for signals if a signal cannot wake it. */
 #define DMAFILE_LOOK	(HZ / 10)
 
 /**
@@ -52,7 +52,7 @@ static bool dmafile_turn_take(struct dmafile_turns *turns, bool fill)
 	return true;
 }
 
-/* Lets in the first ones of the queue, as many as can use the buffer at the same time. */
+/* Grants a turn to the first ones of the queue, as many as can use the buffer at the same time. */
 static void dmafile_turn_grant(struct dmafile_turns *turns)
 {
 	struct dmafile_turn *turn, *next;
@@ -68,7 +68,7 @@ static void dmafile_turn_grant(struct dmafile_turns *turns)
 	}
 }
 
-/* Return: whether it is the turn's time; then, or if @give_up, it is no longer in the queue. */
+/* Return: whether the turn has been granted; then, or if @give_up, it is no longer in the queue. */
 static bool dmafile_turn_granted(struct dmafile_turns *turns, struct dmafile_turn *turn,
 				 bool give_up)
 {
@@ -78,7 +78,7 @@ static bool dmafile_turn_granted(struct dmafile_turns *turns, struct dmafile_tur
 	granted = turn->granted;
 	if (!granted && give_up) {
 		list_del(&turn->node);
-		/* Those behind it may have waited for nothing else. */
+		/* The next ones may have waited only for this one. */
 		dmafile_turn_grant(turns);
 	}
 	spin_unlock(&turns->lock);
@@ -101,13 +101,13 @@ int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptibl
 	bool any = interruptible || current->flags & PF_IO_WORKER, now, ended = false;
 
 	spin_lock(&turns->lock);
-	/* Not before those that are waiting already. */
+	/* Not before those that are already waiting. */
 	now = list_empty(&turns->queue) && dmafile_turn_take(turns, fill);
 	if (!now)
 		list_add_tail(&turn.node, &turns->queue);
 	spin_unlock(&turns->lock);
 	while (!now && !ended) {
-		/* Work for a task's own io_uring would wake it again and again. */
+		/* Work for the task's io_uring would wake it repeatedly. */
 		bool deaf = signal_pending(current);
 
 		set_current_state((any && !deaf ? TASK_INTERRUPTIBLE : TASK_KILLABLE) |
@@ -125,8 +125,8 @@ int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptibl
 
 /**
  * dmafile_turn_end - end what dmafile_turn_begin() began
- * @turns: as there
- * @fill: as there
+ * @turns: as for dmafile_turn_begin()
+ * @fill: as for dmafile_turn_begin()
  */
 void dmafile_turn_end(struct dmafile_turns *turns, bool fill)
 {

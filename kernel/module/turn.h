@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Whose turn it is to use a buffer. */
+/* Controls which requests may use a buffer. */
 #ifndef _DMAFILE_TURN_H
 #define _DMAFILE_TURN_H
 
@@ -10,8 +10,8 @@
 /**
  * struct dmafile_turns - the requests on one buffer
  * @lock: protects the other members
- * @queue: struct dmafile_turn, those that wait, in the order in which they came
- * @readers: how many requests are reading the buffer
+ * @queue: struct dmafile_turn, waiting requests, in the order of their arrival
+ * @readers: the number of requests that are reading the buffer
  * @filler: a request is filling it
  */
 struct dmafile_turns {

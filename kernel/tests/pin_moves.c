@@ -219,7 +219,7 @@ static void cma(void)
 			/* Nobody may pin it there for long, and it can't be moved out. */
 			result = try_pin(&lasting);
 			must(result == -ENOMEM && pfn_at(there) == pfn, "pinned: %s", why(result));
-			must_say("longterm_pin", pfn, by == BY_SHORT ? " pins=1 " : said_of(by, pfn));
+			must_say("longterm_pin", pfn, said_of(by, pfn));
 			unpin(handle, 1);
 		}
 	}

@@ -19,15 +19,15 @@
 
 /**
  * struct dma_heap_read_file - struct dma_heap_allocation_data with this flag
- * @file_fd: a regular file or a block device, open for reading; O_DIRECT chooses direct I/O, and
- *	its position is neither used nor moved
+ * @file_fd: a regular file or a block device, open for reading; O_DIRECT selects direct I/O, and
+ *	its position is neither used nor changed
  * @file_reserved: 0
  * @fd: 0; out: the dma-buf
  * @fd_flags: O_CLOEXEC, and O_RDONLY or O_RDWR
  * @heap_flags: DMA_HEAP_ALLOC_AND_READ_FILE
  *
- * Errors: EINVAL for a field that must be 0 and is not, and for a file without a size; EBADF,
- * EISDIR; ENODATA for an empty file, and for one that is truncated while it is read; ENOMEM, also
+ * Errors: EINVAL for a nonzero field that must be 0, and for a file without a size; EBADF,
+ * EISDIR; ENODATA for an empty file, and for one that is truncated during the call; ENOMEM, also
  * at the limit of the caller's cgroup; EMFILE; EINTR if the caller is being killed; and errors of
  * reading the file.
  */

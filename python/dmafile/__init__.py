@@ -1,11 +1,11 @@
 """Moves large files between the disk and memory that devices and processes can share.
 
 >>> buffer = dmafile.load("model.safetensors")  # a memfd: buffer.fileno(), memoryview(buffer)
->>> report = dmafile.save(buffer, "copy.safetensors")  # on the disk, whole or not at all
+>>> report = dmafile.save(buffer, "copy.safetensors")  # on the disk, or unchanged
 >>> tensors = dmafile.numpy.load_file("model.safetensors")  # views of one private buffer
 >>> held = dmafile.shared("model/", wait=600)  # one load for several processes
 
-Linux only. Sizes are in bytes. What goes wrong is a `dmafile.Error`, which is an OSError.
+Linux only. Sizes are in bytes. Failures raise `dmafile.Error`, which is an OSError.
 """
 
 from importlib import import_module
@@ -103,11 +103,11 @@ for _named in (
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Imports the modules that stand on other packages, `dmafile.numpy` and its like, when they are
-    used.
+    """Imports the modules that need other packages, such as `dmafile.numpy`, on first use.
 
-    Where that is missing there is no such attribute: `hasattr` says so, and the AttributeError has
-    the ImportError as its cause. `import dmafile.torch` raises the ImportError itself.
+    If a package is missing, the module has no such attribute: `hasattr` returns False, and the
+    AttributeError has the ImportError as its cause. `import dmafile.torch` raises the ImportError
+    itself.
     """
     if name in ("checkpoint", "cuda", "numpy", "torch", "transformers"):
         try:

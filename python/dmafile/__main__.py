@@ -8,10 +8,10 @@ from . import _dmafile
 
 def main() -> int:
     """Runs the command with the arguments of this process; returns its exit status."""
-    # The interpreter's handler would only note the signal. One that is ignored stays so.
+    # The interpreter's handler would only set a flag. A signal that is ignored stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # For `dmafile bench`. With -P nothing is imported from the current folder.
+    # For `dmafile bench`. -P: import nothing from the current folder.
     again = [sys.executable, "-P", "-m", "dmafile"]
     return _dmafile.main(["dmafile", *sys.argv[1:]], again)
 

@@ -1,14 +1,15 @@
-"""What a buffer says of its dma-bufs."""
+"""The type of the elements of `Buffer.dma_bufs`."""
 
 from typing import NamedTuple
 
 
 class DmaBuf(NamedTuple):
-    """One of the dma-bufs that a buffer consists of; `Buffer.dma_bufs` has all of them."""
+    """One of the dma-bufs that a buffer consists of; `Buffer.dma_bufs` lists all of them."""
 
     fd: int
-    """Its descriptor, which stays the buffer's: it is closed with it."""
+    """Its descriptor, which belongs to the buffer and is closed with it."""
     at: int
-    """Where it begins, in bytes from the first one's start; the file's begin at `Buffer.offset`."""
+    """Offset of its first byte from the start of the first one; the file starts at
+    `Buffer.offset`."""
     bytes: int
-    """How many bytes it has."""
+    """Its size in bytes."""

@@ -1,4 +1,4 @@
-"""Exceptions: `Error` for all that goes wrong in dmafile, and what else it is."""
+"""Exceptions: `Error` for all failures in dmafile, and its subclasses."""
 
 import errno as _errno
 import os
@@ -9,43 +9,43 @@ __all__ = ["Cancelled", "Error", "SafetensorError", "UsageError"]
 
 
 class Error(OSError):
-    """What dmafile could not do: what, where, why, and what would mend it, in one sentence.
+    """A failure in dmafile: what failed, where, why, and what would help, in one message.
 
-    `errno` and `filename` are set where there are any. An error whose errno has a class of its own
-    among the builtin ones is of that class too: a missing file is caught by
-    ``except FileNotFoundError`` as well as by ``except dmafile.Error``.
+    `errno` and `filename` are set if there are any. If a builtin exception exists for the errno,
+    the error is an instance of it, too: a missing file is caught by ``except FileNotFoundError`` as
+    well as by ``except dmafile.Error``.
     """
 
     remedy: str = ""
-    """What would mend it; empty where nothing is known to."""
+    """What would help; empty if nothing is known to."""
 
     _kind: str = "failed"
 
     def __str__(self) -> str:
-        # Only what `make` makes has these parts.
+        # Only errors from `make` have these parts.
         return super().__str__() if self.strerror is None else str(self.strerror)
 
     def __reduce__(self) -> tuple[object, ...]:
         if self.strerror is None:
             return (type(self), self.args)
-        # The classes below have no name to be found by; between processes their parts go.
+        # The classes below cannot be found by name, so their parts are pickled.
         return make, (self._kind, self.errno, self.strerror, self.filename, self.remedy)
 
 
 class UsageError(Error, ValueError):
-    """An invalid request: a value out of range, options that exclude each other."""
+    """An invalid request: a value out of range, or options that exclude each other."""
 
 
 class Cancelled(Error):
-    """A load that was asked to stop (errno ECANCELED)."""
+    """A load that was cancelled (errno ECANCELED)."""
 
 
 class SafetensorError(Error):
-    """What the package `safetensors` raises its `SafetensorError` for: an unsound header, a tensor
-    or a part that the file does not have, a file that is closed, a save that failed.
+    """Raised where the package `safetensors` raises its `SafetensorError`: an invalid header, a
+    tensor or a part that the file does not have, a closed file, a failed save.
 
-    Where that package is imported, such an error is of its class too, so that clauses written for
-    it catch it.
+    If that package has been imported, the error is also an instance of its class, so that existing
+    `except` clauses catch it.
     """
 
 
@@ -54,7 +54,7 @@ _KINDS: dict[str, tuple[type[Exception], ...]] = {
     "usage": (UsageError,),
     "cancelled": (Cancelled,),
     "safetensors": (SafetensorError,),
-    # And what the same mistake is elsewhere in Python.
+    # Each also with the builtin exception for the same mistake.
     "closed": (SafetensorError, ValueError),
     "device": (SafetensorError, UsageError, RuntimeError),
     "dtype": (SafetensorError, TypeError),
@@ -67,11 +67,11 @@ _KINDS: dict[str, tuple[type[Exception], ...]] = {
 
 @cache
 def _class(bases: tuple[type[Exception], ...]) -> type[Error]:
-    """The class of an error that is all of these."""
+    """A class derived from all of these."""
     first = bases[0]
     if len(bases) == 1 and issubclass(first, Error):
         return first
-    # A missing file is called what it is without dmafile.
+    # A missing file keeps the name of its builtin exception.
     named = bases[1] if first is Error else first
     made: type[Error] = type(named.__name__, bases, {"__module__": "dmafile"})
     return made
@@ -84,7 +84,7 @@ def make(
     filename: str | bytes | None = None,
     remedy: str = "",
 ) -> Error:
-    """The exception for an error, by its kind and errno."""
+    """Creates the exception for an error, from its kind and errno."""
     bases = _KINDS[kind]
     if UsageError in bases:
         errno = errno or _errno.EINVAL
@@ -95,7 +95,7 @@ def make(
         if builtin is not OSError:
             bases += (builtin,)
     if issubclass(bases[0], SafetensorError):
-        # An `except` clause that names its class has imported it.
+        # An `except` clause that names this class has imported its package.
         theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
         if theirs is not None and not issubclass(bases[0], theirs):
             bases += (theirs,)
@@ -106,7 +106,7 @@ def make(
 
 
 def as_safetensors(error: Error) -> Error:
-    """The same failure, as an error that is a `SafetensorError` too."""
+    """The same failure, as an error that is a `SafetensorError`, too."""
     if error._kind != "failed":
         return error
     made = make("safetensors", error.errno, str(error), error.filename, error.remedy)

@@ -1,4 +1,4 @@
-"""Files that one process holds in memory, and others take: the same memory, not a copy."""
+"""Files that one process holds in memory, and that others take: the same memory, not a copy."""
 
 import grp
 import os
@@ -23,18 +23,18 @@ class HeldFile(NamedTuple):
     name: str
     """Its name, without a folder."""
     buffer: Buffer
-    """Its bytes. As long as this is used, the holder knows of this process."""
+    """Its bytes. While this is in use, the holder counts this process as a user."""
     info: dict[str, Any]
-    """What its holder says of it, as in `dmafile take --json`: `file`, `bytes`, `pages`, `sealed`,
-    `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this process
-    has its huge pages mapped as such, None where it has none or the kernel doesn't say."""
+    """Its description by the holder, as in `dmafile take --json`: `file`, `bytes`, `pages`,
+    `sealed`, `digest`, `changed` (on the disk, since it was loaded), ...; and `huge`: whether this
+    process maps its huge pages as such, None if it has none or the kernel does not report it."""
 
 
 class Held:
     """Files in memory that another process loaded; see `take` and `shared`.
 
-    As a context manager it closes the buffers at the end. Otherwise each is given back when it is
-    no longer used.
+    As a context manager it closes the buffers at the end. Otherwise each buffer is freed when it is
+    no longer referenced.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Held:
         files: Iterable[tuple[str, Buffer, dict[str, Any]]],
     ) -> None:
         self.name = name
-        """What it is called."""
+        """The name of the hold."""
         self.at = at
-        """The path of the socket it was taken at."""
+        """The path of the socket that it was taken from."""
         self.holder = holder
-        """The process that served it, and its user; process 0 is one of another PID namespace."""
+        """The process that served it, and its user; process 0 means another PID namespace."""
         self.files = tuple(HeldFile(*file) for file in files)
         """Its files, in the order in which they were loaded."""
 
     def close(self) -> None:
-        """Closes the buffers; a BufferError while exports of one are alive."""
+        """Closes the buffers; raises BufferError while exports of one exist."""
         for file in self.files:
             file.buffer.close()
 
@@ -95,40 +95,42 @@ def hold(
     progress: Callback | bool | None = None,
     **options: Unpack[Options],
 ) -> Holder:
-    """Loads files, each into memory of its own, and serves them to other processes on a thread.
+    """Loads files, each into separate memory, and serves them to other processes from a thread.
 
     >>> with dmafile.hold("model/", name="llama") as holder:
     ...     ...  # elsewhere: dmafile.take("llama"), or the command `dmafile take llama`
 
-    It serves until `stop`, the end of the block, or the end of the object. What was taken stays
-    with those who have it.
+    It serves until `stop` is called, the `with` block ends, or the object is deleted. Processes
+    that have taken the memory keep it.
 
     Args:
         path: A file or a model, or several. A model's folder or index stands for all of its files.
-        name: What it is called: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first;
-            if None the name of the folder, or of the file without its ending.
-        at: The path of the socket, in a folder that not everybody can write to; if None its name in
-            `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`.
-        to: The kind of memory, any of `load` that has a descriptor of its own: `memfd`, `udmabuf`,
+        name: The name of the hold: 1 to 64 letters, digits, `.`, `_` and `-`, starting with a
+            letter or digit; if None, the name of the folder, or of the file without its extension.
+        at: The path of the socket, in a folder that only trusted users can write to; if None, the
+            name's socket in `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root.
+        to: The kind of memory, any of `load` that has its own descriptor: `memfd`, `udmabuf`,
             `heap:NAME`, `dmafile`, `dma-buf`.
-        verify: As that of `load`, for each file.
-        mode: The permissions of the socket: who may write to it may take what is held. If None
-            0o600, with a group 0o660.
+        verify: As in `load`, for each file.
+        mode: The permissions of the socket: users that may write to it may take the files. If None,
+            0o600, or 0o660 with a group.
         group: The group of the socket, by name or number.
-        writable: Whether those who take a memfd may write to it. Otherwise it is sealed: nobody
-            can.
-        idle: Ends it when for so many seconds nobody has taken it or been connected; never if None.
-        folder: A folder to make that any loader of this user reads as the model while it is held.
-        replace: Whether it takes the place of another holder at the same socket, which ends.
-        progress: As that of `load`, of all files together.
-        options: As in `load`: `pages` (`auto` leaves the hugetlb pool alone here), `method`, `io`,
+        writable: Whether processes that take a memfd may write to it. Otherwise it is sealed, and
+            no process can.
+        idle: Ends the hold when no process has taken it or been connected for this many seconds;
+            never if None.
+        folder: A folder to create that any loader of this user can read as the model during the
+            hold.
+        replace: Whether to replace another holder at the same socket, which ends.
+        progress: As in `load`, for all files together.
+        options: As in `load`: `pages` (`auto` does not use hugetlb pages here), `method`, `io`,
             `allocation`, `gather`, `block`, `queue_depth`, `memory_check`.
 
     Raises:
-        UsageError: A value is out of range or cannot be combined (also a ValueError).
-        Error: As `load`; EADDRINUSE where another holder serves there, EPERM for a socket in a
-            folder that anybody can write to, EEXIST for two files of the same name and for a
-            `folder` that is not empty, ENOENT without XDG_RUNTIME_DIR, except for root.
+        UsageError: A value is out of range, or options exclude each other (also a ValueError).
+        Error: As `load`; EADDRINUSE if another holder serves there, EPERM for a socket in a folder
+            that every user can write to, EEXIST for two files with the same name and for a `folder`
+            that is not empty, ENOENT if XDG_RUNTIME_DIR is not set, except for root.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {
@@ -149,23 +151,23 @@ def hold(
 
 
 def take(name: str, *, at: StrPath | None = None, wait: float | None = 0) -> Held:
-    """Takes the files that are held under a name: the memory itself. Nothing is read or copied.
+    """Takes the files that are held under a name: the same memory. Nothing is read or copied.
 
-    The holder is not trusted: its memory has to be of the kind that it says, to hold the bytes of
-    each file, and to be unable to shrink.
+    The holder is not trusted: its memory must be of the kind that it claims, must contain the bytes
+    of each file, and must not be able to shrink.
 
     Args:
-        name: What it is called.
-        at: The path of the socket; if None that with this name of this user, or else of root.
-        wait: How many seconds to wait until something is held there; for ever if None. Ctrl-C ends
-            the wait.
+        name: The name of the hold.
+        at: The path of the socket; if None, the name's socket of this user, or else of root.
+        wait: How many seconds to wait until something is held there; without limit if None. Ctrl-C
+            ends the wait.
 
     Raises:
-        UsageError: The name is none (also a ValueError).
-        Error: ENOENT or ECONNREFUSED where nothing is held there after `wait`, EACCES where the
-            socket is not for this user, EPERM where others could have put it there, EPROTO for an
-            answer that is not sound, ETIMEDOUT for none in 10 seconds, EMFILE where there is no
-            room for the descriptors.
+        UsageError: The name is invalid (also a ValueError).
+        Error: ENOENT or ECONNREFUSED if nothing is held there after `wait`, EACCES if this user may
+            not use the socket, EPERM if other users could have put it there, EPROTO for an invalid
+            answer, ETIMEDOUT for no answer within 10 seconds, EMFILE if this process has too many
+            open descriptors.
     """
     return Held(*_dmafile.take(name, None if at is None else os.fsdecode(at), wait))
 
@@ -181,27 +183,27 @@ def shared(
     progress: Callback | bool | None = None,
     **options: Unpack[Options],
 ) -> Held:
-    """Files in memory that several processes of one user share, without a holder: the first that
-    asks loads them, the others take them from any that has them.
+    """Shares files in memory between processes of one user, without a holder: the first process
+    that asks for them loads them, the others take them from any process that has them.
 
     >>> held = dmafile.shared("model/", wait=600)  # in each process
 
-    From then on this process passes them on, by a thread, as long as it uses one of the buffers.
-    The memory goes with the last process. If the one that loads dies, the next one loads.
+    While one of the buffers is in use, a thread of this process passes the memory on. The memory is
+    freed when the last process is done with it. If the process that loads dies, the next one loads.
 
     Args:
-        path: As that of `hold`.
-        wait: How many seconds to wait for another process that loads; for ever if None. Ctrl-C
-            ends the wait.
-        at: The folder by which processes find each other; if None `shared` in
-            `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`. It has to be this user's own.
-        to, verify, writable, progress, options: As those of `hold`. Processes share only what they
-            ask for with the same `to`, `pages`, `verify` and `writable`.
+        path: As in `hold`.
+        wait: How many seconds to wait for another process that is loading; without limit if None.
+            Ctrl-C ends the wait.
+        at: The folder in which processes find each other; if None, `shared` in
+            `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root. It must belong to this user.
+        to, verify, writable, progress, options: As in `hold`. Processes share memory only if their
+            `to`, `pages`, `verify` and `writable` are the same.
 
     Raises:
-        UsageError: A value is out of range or cannot be combined (also a ValueError).
-        Error: As `load`; ETIMEDOUT where another process has not loaded it within `wait`, ENOENT
-            without XDG_RUNTIME_DIR, except for root.
+        UsageError: A value is out of range, or options exclude each other (also a ValueError).
+        Error: As `load`; ETIMEDOUT if another process has not finished loading within `wait`,
+            ENOENT if XDG_RUNTIME_DIR is not set, except for root.
         KeyboardInterrupt: Ctrl-C.
     """
     how = {
@@ -219,8 +221,8 @@ def shared(
 def find_shared(
     files: Sequence[Path], wait: float, verify: str | None, options: Options
 ) -> Held | _dmafile.Vacant:
-    """As `shared`, but loads nothing: what another process has, or else what keeps others from
-    loading it until it is filled."""
+    """As `shared`, but loads nothing: returns the files of another process, or a `Vacant`, which
+    keeps others from loading them until it is filled."""
     tuning = options.copy()
     how = {"wait": wait, "pages": tuning.pop("pages", None), "verify": verify}
     found, vacant = _dmafile.find_shared(_paths(files), how, tuning)
@@ -231,21 +233,23 @@ def find_shared(
 
 
 def holds(*, at: StrPath | None = None) -> list[dict[str, Any]]:
-    """What is held at one socket, or at all of this user and of root, as `dmafile holds --json`
-    prints it.
+    """Lists what is held at one socket, or at all sockets of this user and of root, as `dmafile
+    holds --json` prints it.
 
     Each is a dict: `name`, `at`, `pid` and `uid` of the holder, `since` (in seconds since 1970),
-    `bytes`, `sealed`, `changed` (on the disk, since it was loaded), `files`, `takers` (how many
-    processes have it and are connected), `some_takers` (`pid` and `uid` of up to 1,000 of them).
+    `bytes`, `sealed`, `changed` (on the disk, since it was loaded), `files`, `takers` (the number
+    of processes that have it and are connected), `some_takers` (`pid` and `uid` of up to 1,000 of
+    them).
     """
     held: list[dict[str, Any]] = _dmafile.holds(None if at is None else os.fsdecode(at))
     return held
 
 
 def release(name: str, *, at: StrPath | None = None) -> None:
-    """Ends a hold. What was taken stays with those who have it.
+    """Ends a hold. Processes that have taken the memory keep it.
 
-    Raises `dmafile.Error`: EPERM for another user than the holder's and root, else as `take`.
+    Raises `dmafile.Error`: EPERM unless this process belongs to the holder's user or to root,
+    otherwise as `take`.
     """
     _dmafile.release(name, None if at is None else os.fsdecode(at))
 
@@ -267,7 +271,8 @@ def _group(group: int | str | None) -> int | None:
 
 
 def held_name(path: ModelPath) -> str | None:
-    """What follows `held:`: the name of a hold, and `@SOCKET` where its socket is elsewhere."""
+    """The part after `held:`: the name of a hold, and `@SOCKET` if its socket is not in the default
+    place."""
     if not isinstance(path, str | bytes | os.PathLike):
         return None
     text = os.fsdecode(path)
@@ -275,7 +280,8 @@ def held_name(path: ModelPath) -> str | None:
 
 
 class HeldModel:
-    """A model that is held: as `_dmafile.Model`, with tensors that are where they are."""
+    """A model that is held. Has the interface of `_dmafile.Model`, with tensors that are used in
+    place."""
 
     def __init__(self, path: str, files: Sequence[HeldFile], *, private: bool) -> None:
         named = [(file.name, file.buffer) for file in files]
@@ -287,12 +293,12 @@ class HeldModel:
 
     @classmethod
     def taken(cls, name: str, options: Mapping[str, object], *, private: bool) -> Self:
-        """What is held under a name."""
+        """Takes what is held under a name."""
         given = [option for option, value in options.items() if value is not None]
         if given:
-            text = f"{given[0]}: it is no option for {PREFIX}{name}, which is loaded already"
+            text = f"{given[0]}: it is not an option for {PREFIX}{name}, which is loaded already"
             raise make("usage", None, text, None, "")
-        # A name has no @, a path may.
+        # A name cannot contain @, a path can.
         held, elsewhere, at = name.partition("@")
         files = take(held, at=at if elsewhere else None).files
         return cls(PREFIX + name, files, private=private)
@@ -319,7 +325,7 @@ class HeldModel:
         return self._model.viewed(name)
 
     def at(self, at: int, nbytes: int) -> memoryview:
-        """Bytes of a tensor, by the place that `table` says."""
+        """Bytes of a tensor, by its offset as in `table`."""
         number = bisect_right(self._starts, at) - 1
         at -= self._starts[number]
         return self._bytes[number][at : at + nbytes]

@@ -1,4 +1,4 @@
-"""Loads: at once, and awaited."""
+"""Loads: blocking, and for asyncio."""
 
 import asyncio
 import errno
@@ -14,11 +14,11 @@ from ._progress import Callback, callback
 
 StrPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 ModelPath: TypeAlias = StrPath | Sequence[StrPath]
-"""What a model is known by: one path, or all of its files."""
+"""A model: one path, or all of its files."""
 
 
 class Options(TypedDict, total=False):
-    """How bytes come into memory; `load` says what each means."""
+    """Options that say how bytes move; documented in `load`."""
 
     pages: str
     method: str
@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
 
 
 class LoadOptions(Options, total=False):
-    """And which bytes, into what kind of memory."""
+    """Options that say which bytes, and into which kind of memory."""
 
     to: str
     offset: int
@@ -58,43 +58,45 @@ def load(
 ) -> Buffer:
     """Loads a file into memory that devices and processes can share.
 
-    The interpreter's other threads run on meanwhile, and Ctrl-C stops the load where it is the
-    main thread's: the interpreter handles signals on no other. Sizes are in bytes.
+    Other threads of the interpreter continue to run. Ctrl-C cancels a load in the main thread, the
+    only one in which the interpreter handles signals. Sizes are in bytes.
 
     Args:
         path: A regular file or a block device.
         to: The kind of memory: `anon` (private, no descriptor), `memfd` (sealable), `udmabuf` (a
             dma-buf over a memfd, or several), `heap:NAME` (a dma-buf from `/dev/dma_heap/NAME`),
             `dmafile` (a dma-buf of dmafile.ko), `dma-buf` (the best of these three that works),
-            `fd:N` (fill a memfd or a dma-buf that exists, from its start to its end), `fd:N@OFFSET`
-            (only a part of it, from byte OFFSET on), `cuda-host`, `cuda-host:N`, `hip-host`,
-            `hip-host:N` (a memfd that is pinned for a GPU while it is filled, `Buffer.pin`).
-        pages: The size of its pages: `auto`, `4k`, `thp`, `huge`.
-        method: How bytes move: `auto`, `uring`, `threads`, `read`, `mmap`, `bounce`, `sendfile`,
-            `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
-        io: Past or through the page cache: `auto`, `direct`, `buffered`.
-        allocation: When pages come into being: `auto`, `ahead` of the reads by one `gather`,
-            `in-read`, all of them `before` the first read.
-        offset: The first byte of the file that is wanted.
-        length: How many bytes are wanted; to the end of the file if None.
-        gather: How much of the buffer is allocated before its reads begin; 128 MiB if None.
-        block: The size of one operation, 4 KiB to 64 MiB; chosen if None.
-        queue_depth: Operations in flight, 1 to 4096; chosen if None.
-        verify: A checksum to compute while the bytes come, `crc32c`, `xxh3`, `blake3` or
-            `sha256`, and with `=HEX` to compare: a load that differs fails with EBADMSG. `hub`
-            compares each file with the digest that names it in a Hugging Face cache, and fails
-            with EINVAL where it has none. The digest is in `Buffer.report["verify"]`.
-        memory_check: Whether to refuse early what exceeds available memory or a cgroup's limit.
-        progress: Called with bytes in place and bytes in all, at most 20 times a second, on this
-            thread; an exception in it stops the load and comes out of here. `True` draws a bar
-            on stderr where that is a terminal.
+            `fd:N` (fills an existing memfd or dma-buf from its start), `fd:N@OFFSET` (fills a range
+            of it, starting at byte OFFSET), `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`
+            (a memfd that is pinned for a GPU while it is filled, see `Buffer.pin`).
+        pages: The page size: `auto`, `base`, `thp`, `huge`.
+        method: The method that moves the bytes: `auto`, `uring`, `threads`, `read`, `mmap`,
+            `bounce`, `sendfile`, `splice`, `module`, `copy-file-range`, `heap-read`, `premap`.
+        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
+        allocation: When pages are allocated: `auto`, `ahead` (one chunk ahead of the reads),
+            `in-read` (by the reads themselves), `before` (all of them before the first read).
+        offset: First byte of the file to load.
+        length: Number of bytes to load; up to the end of the file if None.
+        gather: Maximum size of a chunk ("gather"). Memory is allocated in chunks, each while the
+            previous one is being read. 128 MiB if None.
+        block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
+        queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
+        verify: A checksum to compute during the load: `crc32c`, `xxh3`, `blake3` or `sha256`. With
+            `=HEX` the load fails with EBADMSG if the digest differs. `hub` compares each file with
+            the digest that names it in a Hugging Face cache, and fails with EINVAL if there is
+            none. The digest is in `Buffer.report["verify"]`.
+        memory_check: Whether to refuse early a load that exceeds available memory or a cgroup's
+            limit.
+        progress: Called with the bytes in place and the total, at most 20 times a second, on this
+            thread. An exception in it cancels the load, and is raised here. `True` draws a bar on
+            stderr if that is a terminal.
 
     Raises:
-        UsageError: A value is out of range or cannot be combined (also a ValueError).
+        UsageError: A value is out of range, or options exclude each other (also a ValueError).
         Error: Everything else, with the errno of the call that failed (also an OSError, and
-            FileNotFoundError, PermissionError, ... where it is one).
-        KeyboardInterrupt: Ctrl-C. As after any error, nothing is left behind then, except in an
-            `fd:N` that was being filled.
+            FileNotFoundError, PermissionError, ... if there is one for the errno).
+        KeyboardInterrupt: Ctrl-C. As after any error, nothing is left behind, except in an `fd:N`
+            that was being filled.
     """
     options: LoadOptions = {
         "to": to,
@@ -122,7 +124,7 @@ def open_model(path: ModelPath) -> _dmafile.Model:
 
 
 def check_empty(path: ModelPath, options: Options, verify: str | None) -> None:
-    """Raises what the load of tensors without a byte would, if there were anything to load."""
+    """Raises the errors that loading empty tensors would, if there were anything to load."""
     _dmafile.check({**options, "verify": verify})
     if verify is not None:
         name = os.fsdecode(path if isinstance(path, (str, bytes, os.PathLike)) else path[0])
@@ -133,16 +135,16 @@ def check_empty(path: ModelPath, options: Options, verify: str | None) -> None:
 async def load_async(
     path: StrPath, *, progress: Callback | bool | None = None, **options: Unpack[LoadOptions]
 ) -> Buffer:
-    """As `load`, for asyncio: the event loop runs on, and `progress` is called on it.
+    """As `load`, for asyncio: the event loop continues to run, and `progress` is called on it.
 
-    Cancelling the task stops the load; the cancellation arrives once what was in flight has
-    landed and all of it has been undone.
+    Cancelling the task cancels the load. The cancellation is raised when the operations in flight
+    have completed and everything has been freed.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
     def wake() -> None:
-        # A loop that is closed waits for nobody.
+        # A closed loop has nothing that waits.
         if not loop.is_closed():
             loop.call_soon_threadsafe(ended.set)
 
@@ -154,18 +156,18 @@ async def load_async(
             else:
                 await _tell_until(ended, running, tell)
         except GeneratorExit:
-            # A coroutine that is thrown away may not await any more.
+            # A coroutine that is being closed must not await.
             running.cancel()
             raise
         except BaseException:
             running.cancel()
             while not ended.is_set():
-                # Impatience does not make a disk faster.
+                # Reads in flight cannot be aborted, even if the task is cancelled again.
                 try:
                     await ended.wait()
                 except asyncio.CancelledError:
                     continue
-            # The exception may be kept, and its frames with it: not the buffer too.
+            # The exception may be kept, and its frames with it; that must not keep the buffer.
             with suppress(Error):
                 running.result().close()
             raise
@@ -173,7 +175,7 @@ async def load_async(
 
 
 async def _tell_until(ended: asyncio.Event, running: _dmafile.Running, tell: Callback) -> None:
-    """Calls `tell` whenever there is news."""
+    """Calls `tell` whenever the progress has changed."""
     waiting = asyncio.ensure_future(ended.wait())
     told = (0, 0)
     try:

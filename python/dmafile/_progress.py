@@ -1,4 +1,4 @@
-"""A progress bar of our own, on a terminal only."""
+"""A progress bar for terminals."""
 
 import sys
 import time
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Callback = Callable[[int, int], object]
-"""Called with bytes in place and bytes in all."""
+"""Called with the bytes in place and the total."""
 
 _WIDTH = 32
 
 
 class _Bar:
-    """Draws on stderr how far a load has come."""
+    """Draws the progress on stderr."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -37,7 +37,7 @@ class _Bar:
 
 @contextmanager
 def callback(progress: Callback | bool | None) -> Iterator[Callback | None]:
-    """What is to be called: `True` stands for a bar where stderr is a terminal."""
+    """The function to call: `True` means a bar if stderr is a terminal."""
     if progress is None or progress is False:
         yield None
     elif progress is not True:

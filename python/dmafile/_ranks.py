@@ -1,8 +1,8 @@
 """Loads by the ranks of a process group: each node has the files in memory once, and each byte is
 read from the disk once.
 
-Ranks find each other, and say what becomes of the load, by the store of their process group. On a
-node the memory is shared as `dmafile.shared` does it; between nodes it goes by `_stripes`.
+Ranks find each other and report their state through the store of their process group. On a node the
+memory is shared as with `dmafile.shared`; between nodes `_stripes` transfers it.
 """
 
 import errno
@@ -28,14 +28,15 @@ from ._progress import Callback, callback
 from ._stripes import Links, exchange
 
 _SAMPLES = 64
-"""How many pages are compared of files that lie on several nodes."""
+"""Number of pages that are compared if files are on several nodes."""
 _PAGE = 4096
 _GLANCE = 0.05
-"""Seconds between two looks at the store."""
+"""Interval at which the store is polled, in seconds."""
 
 
 class Ranks:
-    """The ranks of a group during one load. Leaving it with an exception ends the load of all."""
+    """The ranks of a group during one load. Leaving the context with an exception ends the load in
+    all ranks."""
 
     def __init__(self, group: Any, path: ModelPath) -> None:
         self.began = time.monotonic()
@@ -47,7 +48,7 @@ class Ranks:
         self.timeout = _timeout(group)
         self._path = os.fsdecode(path if isinstance(path, str | bytes | os.PathLike) else path[0])
         store = _get_process_group_store(group)
-        # The ranks call this in the same order.
+        # All ranks call this in the same order, so the numbers match.
         number = store.add(f"dmafile/calls/{self.me}", 1)
         self.store = dist.PrefixStore(f"dmafile/{number}", store)
         self.nodes: list[list[int]] = []
@@ -76,15 +77,15 @@ class Ranks:
 
     @property
     def leader(self) -> int:
-        """The rank that brings the bytes to this one's node."""
+        """The rank that loads the files for this rank's node."""
         return next(node[0] for node in self.nodes if self.me in node)
 
     def left(self) -> float:
-        """How many seconds are left of the group's timeout."""
+        """Remaining seconds of the group's timeout."""
         return max(self.began + self.timeout - time.monotonic(), 0.001)
 
     def say(self, what: str, content: Any) -> None:
-        """Tells the other ranks."""
+        """Publishes a value for the other ranks."""
         with self._asking():
             self.store.set(f"{what}/{self.me}", json.dumps(content))
 
@@ -93,7 +94,7 @@ class Ranks:
             return bool(self.store.check([f"{what}/{rank}"]))
 
     def hear(self, what: str, ranks: Sequence[int], late: str) -> dict[int, Any]:
-        """Waits for what other ranks say; `late` is what one has not done that says nothing."""
+        """Waits for values of other ranks; `late` says what a rank without one has not done."""
         pause = 0.001
         while missing := [rank for rank in ranks if not self.has_said(what, rank)]:
             self.look()
@@ -106,7 +107,7 @@ class Ranks:
             return {rank: json.loads(self.store.get(f"{what}/{rank}")) for rank in ranks}
 
     def look(self) -> None:
-        """Raises what has ended the load elsewhere."""
+        """Raises an error if the load has failed in another rank."""
         if self.links is not None:
             self.links.look()
         with self._asking():
@@ -114,14 +115,14 @@ class Ranks:
                 self._over = True
                 raise self._error(*json.loads(self.store.get("failed")))
         dead = self._dead()
-        # One that has finished may have ended too.
+        # A rank may have ended because it is done.
         if dead is not None and not self.has_said("done", dead):
             raise self.fail(dead, "has ended", errno.ECONNRESET)
 
     def fail(self, rank: int, text: str, number: int | None) -> Error:
-        """Ends the load of all ranks; the error, or that of a rank that was faster."""
+        """Ends the load in all ranks. Returns the error, or that of a rank that failed first."""
         said = json.dumps([rank, text, number])
-        # The store may have ended too.
+        # The process with the store may have ended, too.
         with suppress(RuntimeError):
             said = self.store.compare_set("failed", "", said)
         self._over = True
@@ -162,7 +163,7 @@ class Ranks:
             raise self._error(None, text, errno.ECONNRESET) from None
 
     def _meet(self, files: list[tuple[Path, int]], table: str, options: dict[str, object]) -> None:
-        """Finds out which ranks share a node, and that all want the same."""
+        """Finds out which ranks share a node, and checks that all request the same."""
         node = _node([path for path, _ in files])
         own = {
             "node": node,
@@ -198,7 +199,7 @@ class Ranks:
         progress: Callback | bool | None,
         options: Options,
     ) -> HeldModel:
-        """Brings the files into the memory of each node, and returns this node's."""
+        """Loads the files into the memory of each node, and returns this node's."""
         model = open_model(path)
         files = [(file.absolute(), nbytes) for file, _, nbytes in model.shards()]
         table = hashlib.blake2b(repr(model.table()).encode(), digest_size=16).hexdigest()
@@ -257,7 +258,7 @@ class Ranks:
         return exchange(self, found, paths, sources, wanting, tell, options)
 
     def finish(self) -> dict[str, Any]:
-        """Waits until all ranks are here; the report."""
+        """Waits until all ranks are done; returns the report."""
         own = {"rank": self.me, "disk": self.disk, "peers": self.peers}
         self.say("done", {**own, "seconds": time.monotonic() - self.began})
         said = self.hear("done", self.all, "finished")
@@ -272,7 +273,7 @@ def _timeout(group: Any) -> float:
 
 
 def _node(paths: list[Path]) -> str:
-    """The same for processes that can have the files in one memory, and see each other end."""
+    """Equal for processes that can share the files in memory, and can see each other end."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
     spaces = [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("mnt", "pid")]
     found = [path.stat() for path in paths]
@@ -282,7 +283,7 @@ def _node(paths: list[Path]) -> str:
 
 
 def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """What a rank wants that another does not; None if they want the same."""
+    """How the requests of two ranks differ; None if they are the same."""
     if one["files"] != other["files"]:
         mine, theirs = ([tuple(file) for file in rank["files"]] for rank in (one, other))
         name, nbytes = next(iter(set(mine) - set(theirs)), theirs[-1])
@@ -298,13 +299,13 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
 
 
 def _samples(paths: list[Path]) -> str:
-    """A digest of pages all over the files."""
+    """A digest of pages spread over the files."""
     found = hashlib.blake2b(digest_size=16)
     sizes = [path.stat().st_size for path in paths]
     step = max(sum(sizes) // _SAMPLES, _PAGE)
     for path, nbytes in zip(paths, sizes, strict=True):
         with path.open("rb", buffering=0) as file:
-            # Read ahead is what nobody looks at.
+            # Nothing would use what is read ahead.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for at in range(0, nbytes, step):
                 found.update(os.pread(file.fileno(), _PAGE, at))

@@ -1,4 +1,4 @@
-"""Capture: buffers that come one after the other, appended to a file that outlives crashes."""
+"""Recording: appends buffers to a file that stays readable after a crash."""
 
 import os
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ from ._save import HasDescriptor
 
 
 class Recorder:
-    """Appends buffers to a new file as they come; finishes it at the end of a `with` block.
+    """Appends buffers to a new file as devices fill them; finishes it at the end of a `with` block.
 
-    The disk reads the buffers where they are, several at a time, past the page cache. What is
-    acknowledged survives a crash of the machine, with all that came before it; docs/recording.md
-    describes the file. A recorder may be used by several threads, and not in a fork.
+    The disk reads several buffers at a time directly from their memory, bypassing the page cache.
+    Acknowledged records survive a system crash, together with all records before them;
+    docs/recording.md describes the file. A recorder can be used by several threads, but not in a
+    fork.
 
     >>> with dmafile.Recorder("camera.rec") as recorder:
     ...     ticket = recorder.append(b"a frame", tag=1)
@@ -26,19 +27,19 @@ class Recorder:
     True
 
     Args:
-        path: The file; one that exists is not replaced (EEXIST, or EBUSY while another recorder
-            writes to it). With rotation, the second one is `path.1`, and so on.
-        in_flight: How many buffers may be queued or being written, 1 to 64.
+        path: The file; an existing one is not replaced (EEXIST, or EBUSY while another recorder is
+            writing to it). With rotation, the second one is `path.1`, and so on.
+        in_flight: Maximum number of buffers that are queued or being written, 1 to 64.
         when_full: What an append does when that many are: `wait`, or `drop` the new buffer.
-        method: How bytes move: `auto`, `uring`, `threads`, `bounce`, `module`, `copy-file-range`,
-            `premap`.
-        io: Past or through the page cache: `auto`, `direct`, `buffered`.
-        checksum: Whether the CPU reads each record for its CRC-32C.
-        sync_every: So many records that are written are acknowledged at once, at least 1.
-        sync_interval: What is written is acknowledged after so many seconds; None leaves it to
-            `sync`, and to every 4096th record.
-        rotate_bytes: Another file begins rather than let one have more bytes.
-        rotate_seconds: Another file begins when one is that old.
+        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
+            `copy-file-range`, `premap`.
+        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
+        checksum: Whether to compute a CRC-32C of each record, for which the CPU reads it.
+        sync_every: Sync, and so acknowledge what is written, after this many records, at least 1.
+        sync_interval: Sync, and so acknowledge what is written, after this many seconds; if None,
+            only `sync` and every 4096th record do.
+        rotate_bytes: Start a new file before one exceeds this many bytes.
+        rotate_seconds: Start a new file when one is this old.
 
     Raises:
         UsageError: A value is out of range (also a ValueError).
@@ -75,11 +76,11 @@ class Recorder:
         self._recorder = _dmafile.Recorder(os.fsdecode(path), options)
 
     def attach(self, source: Buffer | HasDescriptor | int) -> RecorderBuffer:
-        """Maps and looks at memory once that is to be appended often, in whatever recorder.
+        """Maps and inspects memory once that will be appended often, by any recorder.
 
         Args:
-            source: A `Buffer` (not one of private memory), a descriptor or what has one: a memfd,
-                a dma-buf, a regular file. The descriptor may be closed afterwards.
+            source: A `Buffer` (not one of private memory), or a descriptor or an object that has
+                one: a memfd, a dma-buf, a regular file. The descriptor may be closed afterwards.
         """
         match source:
             case Buffer():
@@ -98,27 +99,27 @@ class Recorder:
         timestamp: int | None = None,
         tag: int = 0,
     ) -> Ticket | None:
-        """Appends a buffer or a part of it; returns when it has its place.
+        """Appends a buffer or a part of it; returns when it has a place in the file.
 
-        Its bytes should stay as they are until the ticket's `wait` returns; the object is held
+        Its bytes should not change until the ticket's `wait` returns; the object is kept alive
         until then.
 
         Args:
-            source: What `attach` returned, or takes; or contiguous memory with the buffer protocol
-                (bytes, an array).
-            offset: The first byte.
-            length: How many bytes; to the end if None.
-            timestamp: In nanoseconds of whatever clock; now since 1970 if None.
+            source: The result of `attach`, or anything that it accepts; or contiguous memory with
+                the buffer protocol (bytes, an array).
+            offset: Offset of the first byte.
+            length: Number of bytes; up to the end if None.
+            timestamp: In nanoseconds of a clock of your choice; if None, the time since 1970.
             tag: Any number from 0 to 2**64 - 1.
 
         Returns:
-            A ticket: `wait()`, `done()`, `wait_durable()`, `durable()`, `number`. None where the
-            buffer was dropped (`when_full="drop"`).
+            A ticket: `wait()`, `done()`, `wait_durable()`, `durable()`, `number`. None if the
+                buffer was dropped (`when_full="drop"`).
 
         Raises:
-            Error: ENOSPC, EDQUOT or EFBIG where there is no room for it, after which the recording
-                goes on; EINVAL for a range outside of the buffer, and after `finish`; what an
-                earlier write has failed with.
+            Error: ENOSPC, EDQUOT or EFBIG if there is no room for it, after which the recording
+                continues; EINVAL for a range outside the buffer, and after `finish`; otherwise the
+                error of an earlier write.
         """
         part = (offset, length, timestamp, tag)
         if isinstance(source, RecorderBuffer):
@@ -129,39 +130,39 @@ class Recorder:
         return self._recorder.append_memory(view.cast("B"), *part)
 
     def sync(self) -> None:
-        """Waits until all that was appended before is acknowledged."""
+        """Waits until everything appended before the call is acknowledged."""
         self._recorder.sync()
 
     def finish(self) -> None:
-        """Waits until all is on the disk, and marks the recording as complete.
+        """Waits until everything is on the disk, and marks the recording as complete.
 
-        May be called again. Nothing is appended afterwards.
+        Can be called again. Nothing can be appended afterwards.
         """
         self._recorder.finish()
 
     @property
     def records(self) -> int:
-        """How many records were appended."""
+        """Number of records appended."""
         return self._recorder.recorded()[0]
 
     @property
     def nbytes(self) -> int:
-        """Their bytes."""
+        """Bytes of these records."""
         return self._recorder.recorded()[1]
 
     @property
     def durable(self) -> int:
-        """How many of them are acknowledged: the first so many."""
+        """Number of records acknowledged: the first `durable` ones survive a crash."""
         return self._recorder.recorded()[2]
 
     @property
     def dropped(self) -> int:
-        """How many buffers were dropped."""
+        """Number of buffers dropped."""
         return self._recorder.recorded()[3]
 
     @property
     def files(self) -> int:
-        """How many files there are."""
+        """Number of files."""
         return self._recorder.recorded()[4]
 
     def __enter__(self) -> Self:
@@ -181,45 +182,45 @@ class Record:
     """A record of a recording. Sizes are in bytes."""
 
     number: int
-    """Which one it is, from 0."""
+    """Its number, from 0."""
     path: Path
-    """The file that it is in."""
+    """The file that contains it."""
     offset: int
-    """Where it begins there."""
+    """Offset of its first byte in that file."""
     length: int
     timestamp: int
     """In nanoseconds of the recorder's clock."""
     tag: int
     dropped: int
-    """How many buffers had been dropped before it, in all."""
+    """Total number of buffers dropped before it."""
     checksum: int | None
-    """Its CRC-32C, where one was computed."""
+    """Its CRC-32C, if one was computed."""
     _recording: _dmafile.Recording = field(repr=False, compare=False)
     _index: int = field(repr=False, compare=False)
 
     def read(self) -> bytes:
-        """Its bytes; an `Error` with EBADMSG where they do not fit the checksum.
+        """Returns its bytes; raises an `Error` with EBADMSG if they do not match the checksum.
 
-        `dmafile.load(record.path, offset=record.offset, length=record.length)` has them in memory
-        that devices share.
+        `dmafile.load(record.path, offset=record.offset, length=record.length)` loads them into
+        memory that devices can share.
         """
         return self._recording.read(self._index)
 
 
 class Recording(Sequence[Record]):
-    """The records that were acknowledged, in order. See `read_recording`."""
+    """The acknowledged records, in order. See `read_recording`."""
 
     def __init__(self, path: StrPath) -> None:
         self._recording = _dmafile.Recording(os.fsdecode(path))
 
     @property
     def complete(self) -> bool:
-        """Whether the recording was finished, and all of it is here."""
+        """Whether the recording was finished and all of it is here."""
         return self._recording.complete
 
     @property
     def files(self) -> list[Path]:
-        """The files that were found."""
+        """The files, in order."""
         return self._recording.files
 
     def __len__(self) -> int:
@@ -239,12 +240,13 @@ class Recording(Sequence[Record]):
 
 
 def read_recording(path: StrPath) -> Recording:
-    """Reads a recording: all of it, what a crash has left of it, or what there is of it by now.
+    """Reads a recording: a complete one, what a crash has left of it, or what has been recorded so
+    far.
 
     Args:
-        path: Its first file; the others are found by it.
+        path: Its first file, from which the others are found.
 
     Raises:
-        Error: EBADMSG where it is no recording (also an OSError).
+        Error: EBADMSG if it is not a recording (also an OSError).
     """
     return Recording(path)

@@ -1,4 +1,4 @@
-"""The safetensors format, as it is written."""
+"""Writing the safetensors format."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ from ._save import HasBytes, Path, SaveOptions, bytes_of
 from ._save import save as _save
 from ._stream import Placed
 
-# The bits of an element, in the order of the bytes in a file: by type, then by name.
+# Bits per element. The order is that of the bytes in a file: by type, then by name.
 _BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F32": 32, "U32": 32, "I32": 32, "BF16": 16,
     "F16": 16, "U16": 16, "I16": 16, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8, "F8_E8M0": 8,
@@ -43,14 +43,14 @@ NAMES = {
     "float8_e8m0fnu": "F8_E8M0",
     "float4_e2m1fn_x2": "F4",
 }
-"""What the format calls the types of NumPy, ml_dtypes and PyTorch."""
+"""The format's names of the types of NumPy, ml_dtypes and PyTorch."""
 _PACKED = "float4_e2m1fn_x2"
-"""PyTorch's type of a byte with two elements of the format."""
+"""PyTorch's type for a byte that contains two elements of the format."""
 _LARGEST_HEADER = 100_000_000
 
 
 class Tensor(TypedDict):
-    """A tensor for `serialize`: its type (`float32`, or `F32`), its shape, its bytes."""
+    """A tensor for `serialize`: its type (`float32`, or `F32`), shape and bytes."""
 
     dtype: str
     shape: Iterable[int]
@@ -58,7 +58,7 @@ class Tensor(TypedDict):
 
 
 class HasAddress(Protocol):
-    """The same as an address: a `TensorSpec`, of this package or of safetensors."""
+    """The same, by address: a `TensorSpec` of this package or of safetensors."""
 
     @property
     def dtype(self) -> str: ...
@@ -72,23 +72,23 @@ class HasAddress(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TensorSpec:
-    """A tensor for `serialize` and `serialize_file` that is in memory of the caller, who keeps it
-    there until they return.
+    """A tensor for `serialize` and `serialize_file`, in memory that the caller keeps alive until
+    they return.
 
     Args:
-        dtype: The type of its elements: `float32`, `bfloat16`, ..., or what the format calls it.
-        shape: Its elements by dimension; for `float4_e2m1fn_x2` its bytes, with two elements each.
+        dtype: The type of its elements: `float32`, `bfloat16`, ..., or the format's name.
+        shape: The sizes of its dimensions; for `float4_e2m1fn_x2` in bytes of two elements each.
         data_ptr: The address of its first byte.
-        data_len: How many bytes it has.
+        data_len: Its size in bytes.
 
     Raises:
-        SafetensorError: The format does not know `dtype` (also a TypeError).
+        SafetensorError: The format does not support `dtype` (also a TypeError).
     """
 
     dtype: str
-    """What the format calls it: `F32`."""
+    """The format's name of the type: `F32`."""
     shape: Sequence[int]
-    """Elements by dimension, as a list."""
+    """The sizes of its dimensions, as a list."""
     data_ptr: int
     data_len: int
 
@@ -103,7 +103,7 @@ Row: TypeAlias = tuple[str, str, tuple[int, ...], memoryview]
 
 
 def at_address(address: int, nbytes: int) -> memoryview:
-    """Memory at an address, which the caller keeps alive."""
+    """Memory at an address; the caller keeps it alive."""
     if not nbytes:
         return memoryview(b"")
     view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -115,7 +115,7 @@ def at_address(address: int, nbytes: int) -> memoryview:
 
 
 def name_of(dtype: str) -> str:
-    """What the format calls a type; an error where it has none."""
+    """The format's name of a type; raises an error if it has none."""
     name = NAMES.get(dtype, dtype)
     if name not in _BITS:
         raise make("dtype", None, f"safetensors files have no type for {dtype}")
@@ -123,26 +123,26 @@ def name_of(dtype: str) -> str:
 
 
 def shape_of(dtype: str, shape: Iterable[int]) -> tuple[int, ...]:
-    """The shape that the format gives to one of a type of PyTorch."""
+    """The format's shape for a tensor of a PyTorch type."""
     shape = tuple(shape)
     return (*shape[:-1], 2 * shape[-1]) if dtype == _PACKED and shape else shape
 
 
 def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memoryview]:
-    """A file: its header, and the bytes of each tensor where they are, in their order.
+    """The parts of a file: its header, and the bytes of each tensor in place, in order.
 
-    Metadata is written in the order that it has.
+    Metadata is written in its own order.
     """
     header: dict[str, object] = {}
     if metadata is not None:
         for key, value in metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise TypeError(f"metadata: {key!r} and its value have to be strings")
+                raise TypeError(f"metadata: {key!r} and its value must be strings")
         header["__metadata__"] = dict(metadata)
     rows = list(rows)
     for name, *_ in rows:
         if not isinstance(name, str):
-            raise TypeError(f"the name of a tensor has to be a string: {name!r}")
+            raise TypeError(f"the name of a tensor must be a string: {name!r}")
     at = 0
     datas = []
     for name, dtype, shape, data in sorted(rows, key=lambda one: (_RANK[one[1]], one[0])):
@@ -163,7 +163,7 @@ def parts(rows: Iterable[Row], metadata: Mapping[str, str] | None) -> list[memor
 def write(
     rows: Iterable[Row], filename: Path, metadata: Mapping[str, str] | None, options: SaveOptions
 ) -> dict[str, Any]:
-    """Saves a file of these tensors."""
+    """Saves a file with these tensors."""
     try:
         return _save(parts(rows, metadata), filename, **options)
     except Error as error:
@@ -185,7 +185,7 @@ def _row(name: str, tensor: Tensor | HasAddress) -> Row:
 
 
 def serialize(tensor_dict: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
-    """What `serialize_file` writes, as bytes."""
+    """Returns what `serialize_file` writes, as bytes."""
     return b"".join(parts([_row(name, one) for name, one in tensor_dict.items()], metadata))
 
 
@@ -195,35 +195,35 @@ def serialize_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves what is already bytes as a safetensors file, straight out of its memory; returns the
-    report.
+    """Saves tensors that are given as bytes as a safetensors file, directly from their memory;
+    returns the report.
 
-    The bytes are those that `safetensors.serialize_file` writes, except that metadata of several
-    entries stays in its order. The file is replaced whole or not at all, and on the disk when this
-    returns.
+    The bytes are those that `safetensors.serialize_file` writes, except that several metadata
+    entries keep their order. The file is replaced completely or not at all, and is on the disk when
+    this returns.
 
     Args:
-        tensor_dict: By name, a `TensorSpec`, of this package or of safetensors; or a dictionary of
-            `dtype` (`float32`, `bfloat16`, `float8_e4m3fn` and the like, or what the format calls
-            it: `F32`), `shape`, and `data`: an object with the buffer protocol, C-contiguous,
+        tensor_dict: By name, a `TensorSpec` of this package or of safetensors; or a dictionary of
+            `dtype` (`float32`, `bfloat16`, `float8_e4m3fn` and similar, or the format's name:
+            `F32`), `shape`, and `data`: an object with the buffer protocol, C-contiguous,
             little-endian.
         filename: The file.
-        metadata: Texts by name, for the header.
+        metadata: Strings by name, for the header.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
             `progress`.
 
     Raises:
-        TypeError: A name or a text is not a string, a description is incomplete, or the format does
-            not know a `dtype` (then also a SafetensorError).
-        SafetensorError: The bytes of a tensor are not as many as its type and shape say (also a
-            ValueError); or the save failed, as `dmafile.save` does.
+        TypeError: A name or a metadata value is not a string, a description is incomplete, or the
+            format does not support a `dtype` (then also a SafetensorError).
+        SafetensorError: The number of bytes of a tensor does not match its type and shape (also a
+            ValueError); or the save failed, as in `dmafile.save`.
     """
     rows = [_row(name, one) for name, one in tensor_dict.items()]
     return write(rows, filename, metadata, options)
 
 
 def described(data: HasBytes, *, viewed: bool) -> tuple[memoryview, list[Placed]]:
-    """The bytes of a file that is in memory, and its tensors."""
+    """The bytes of a file in memory, and its tensors."""
     view = bytes_of(data)
     length = int.from_bytes(view[:8], "little")
     head = bytes(view[: 8 + min(length, _LARGEST_HEADER)])
@@ -231,10 +231,10 @@ def described(data: HasBytes, *, viewed: bool) -> tuple[memoryview, list[Placed]
 
 
 def deserialize(bytes: HasBytes) -> list[tuple[str, dict[str, Any]]]:
-    """The tensors of a safetensors file that is in memory, as bytes: `dtype`, `shape` and `data`, a
-    bytearray of its own, by name.
+    """Returns the tensors of a safetensors file in memory: by name, `dtype`, `shape` and `data`, a
+    separate bytearray.
 
-    Raises a `SafetensorError` (EBADMSG) for what is not a sound file.
+    Raises a `SafetensorError` (EBADMSG) for an invalid file.
     """
     view, rows = described(bytes, viewed=False)
     return [

@@ -1,4 +1,4 @@
-"""Saves: memory, files and pipes to the disk, whole or not at all."""
+"""Saves: writes memory, files and pipes to the disk, completely or not at all."""
 
 import os
 from typing import Any, Protocol, TypeAlias, TypedDict
@@ -10,19 +10,20 @@ from ._progress import Callback, callback
 
 
 class HasDescriptor(Protocol):
-    """What has a descriptor: an open file, a `DmaBuf`, a socket."""
+    """An object with a descriptor: an open file, a `DmaBuf`, a socket."""
 
     def fileno(self) -> int: ...
 
 
 class HasBytes(Protocol):
-    """What has the buffer protocol: bytes, a memoryview, an array."""
+    """An object with the buffer protocol: bytes, a memoryview, an array."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class HasArray(Protocol):
-    """An array of NumPy, which before Python 3.12 no type checker knows to have bytes."""
+    """A NumPy array; before Python 3.12 type checkers do not know that it has the buffer
+    protocol."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -31,12 +32,12 @@ class HasArray(Protocol):
 Path: TypeAlias = str | os.PathLike[str] | os.PathLike[bytes]
 Stored: TypeAlias = Buffer | HasDescriptor | int | Path
 Where: TypeAlias = tuple[int, int] | str | list[memoryview | tuple[int, int, int]]
-"""A descriptor and an offset, a path, or pieces: memory, or a descriptor, an offset and bytes."""
+"""A descriptor and an offset; a path; or pieces: memory, or a descriptor, an offset and a size."""
 Source: TypeAlias = Buffer | HasBytes | HasArray | list[Any] | HasDescriptor | int | Path
 
 
 class SaveOptions(TypedDict, total=False):
-    """How bytes come to the disk; `save` says what each means."""
+    """Options of a save; documented in `save`."""
 
     method: str
     io: str
@@ -48,17 +49,17 @@ class SaveOptions(TypedDict, total=False):
 
 
 def bytes_of(source: HasBytes) -> memoryview:
-    """The bytes of one object, as such."""
+    """The bytes of an object, as a flat memoryview."""
     view = memoryview(source)
     if not view.c_contiguous:
-        raise BufferError("the bytes of the source do not lie one behind the other; copy it first")
+        raise BufferError("the bytes of the source are not contiguous; copy it first")
     # A view with a zero in its shape cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def origin(source: Stored) -> tuple[Where, int | None]:
-    """Where the bytes are, a descriptor and an offset, parts of several, or a path; and how many if
-    not to the end."""
+    """Where the bytes are: a descriptor and an offset, parts of several, or a path; and their
+    number, None for all up to the end."""
     match source:
         case Buffer() if len(source.dma_bufs) > 1:
             start, end = source.offset, source.offset + source.nbytes
@@ -94,37 +95,38 @@ def save(
 ) -> dict[str, Any]:
     """Saves memory that devices share, a file or a pipe; returns the report.
 
-    The file comes into being beside its place, and takes it in one step when all of it is on the
-    disk: after a crash or any error there is the old file or the new one, never a mixture. Its
-    owner, permissions and extended attributes stay; a symbolic link is followed. The interpreter's
-    other threads run on meanwhile, and Ctrl-C stops the save where it is the main thread's. Sizes
-    are in bytes.
+    The new file is written next to its final place, and replaces the old one atomically when all of
+    it is on the disk: after a crash or any error there is either the old file or the new one, never
+    a mixture. Owner, permissions and extended attributes are kept; a symbolic link is followed.
+    Other threads of the interpreter continue to run. Ctrl-C cancels a save in the main thread.
+    Sizes are in bytes.
 
     Args:
-        source: A `Buffer` (its wanted bytes), a descriptor or what has one (a memfd, a dma-buf, any
-            regular file, whatever its position; a pipe, to its end), the path of a file, or bytes
-            in memory: an object with the buffer protocol (`bytes`, a memoryview, an array), or a
-            list of such, saved one behind the other without being gathered first. They must be
-            C-contiguous. What is written to them meanwhile may be in the file or not.
+        source: A `Buffer` (its requested bytes); a descriptor or an object that has one (a memfd, a
+            dma-buf, any regular file, from its start whatever its position; a pipe, up to its end);
+            the path of a file; or bytes in memory: an object with the buffer protocol (`bytes`, a
+            memoryview, an array), or a list of such objects, which are saved back to back without
+            being copied together first. They must be C-contiguous. Concurrent writes to them may or
+            may not be in the file.
         path: The file.
-        offset: Where in a file or block device that exists the bytes go, of which nothing else is
-            touched; that is not atomic. None: the file is replaced, or made.
-        length: How many bytes are saved; all of them if None.
-        method: How bytes move: `auto`, `uring`, `threads`, `bounce`, `module`, `copy-file-range`,
-            `premap`.
-        io: Past or through the page cache: `auto`, `direct`, `buffered`.
-        block: The size of one operation, 4 KiB to 64 MiB; chosen if None.
-        queue_depth: Operations in flight, 1 to 4096; chosen if None.
-        verify: A checksum to compute of what is saved, `crc32c`, `xxh3`, `blake3` or `sha256`, and
-            with `=HEX` to compare: a save that differs fails with EBADMSG.
+        offset: Where in an existing file or block device the bytes go; nothing else in it changes.
+            That is not atomic. None: the file is created or replaced.
+        length: Number of bytes to save; all of them if None.
+        method: The method that moves the bytes: `auto`, `uring`, `threads`, `bounce`, `module`,
+            `copy-file-range`, `premap`.
+        io: Bypass or use the page cache: `auto`, `direct`, `buffered`.
+        block: Bytes per operation, 4 KiB to 64 MiB; chosen by the plan if None.
+        queue_depth: Operations in flight, 1 to 4096; chosen by the plan if None.
+        verify: A checksum to compute of the saved bytes: `crc32c`, `xxh3`, `blake3` or `sha256`.
+            With `=HEX` the save fails with EBADMSG if the digest differs.
         sync: Whether to wait until the file and its name are on the disk.
-        progress: As that of `load`.
+        progress: As in `load`.
 
     Raises:
         UsageError: A value is out of range (also a ValueError).
-        Error: Everything else, with the errno of the call that failed (also an OSError). The file
-            is as it was then, and nothing is left behind.
-        KeyboardInterrupt: Ctrl-C. As after any error, the file is as it was.
+        Error: Everything else, with the errno of the call that failed (also an OSError). The old
+            file is unchanged then, and nothing is left behind.
+        KeyboardInterrupt: Ctrl-C. As after any error, the old file is unchanged.
     """
     where: Where
     match source:

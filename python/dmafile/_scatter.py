@@ -1,4 +1,4 @@
-"""Reads of many pieces of files, each into its place."""
+"""Reads many pieces of files, each into its place."""
 
 import errno
 import os
@@ -16,16 +16,16 @@ import torch
 from ._errors import make
 
 _GAP = 64 << 10
-"""Bytes between pieces that cost less to read than another call."""
+"""Gaps between pieces that are shorter, in bytes, cost less to read than another call."""
 _LONGEST = 16 << 20
 _MOST = 512
-"""Of a read: its bytes, and the places they go to; the kernel takes 1024 (IOV_MAX)."""
+"""Limits of one read, in bytes and in destinations; the kernel accepts 1024 of these (IOV_MAX)."""
 _THREADS = 4
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the bytes of a whole tensor lie in a file, in C order."""
+    """Where the bytes of a whole tensor are in a file, in C order."""
 
     file: Path
     offset: int
@@ -34,7 +34,7 @@ class Place:
 
 
 class Piece(NamedTuple):
-    """Bytes of a file, and where they go."""
+    """Bytes of a file, and their destination."""
 
     file: Path
     offset: int
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Files:
-    """Files, each open from when it is asked for until the end of a `with` block."""
+    """Files, opened on first use and closed at the end of a `with` block."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
@@ -51,7 +51,7 @@ class Files:
         if file not in self._open:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             self._open[file] = descriptor
-            # What is asked for comes from the disk, and no more.
+            # No read-ahead: only what is requested is read.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return self._open[file]
 
@@ -64,7 +64,8 @@ class Files:
 
 
 def read(files: Files, pieces: list[Piece]) -> None:
-    """Fills all pieces, neighbours in a file with one read, several reads at the same time."""
+    """Fills all pieces. Adjacent ones of a file share a read, and several reads run at the same
+    time."""
     ordered = sorted(pieces, key=lambda piece: (piece.file, piece.offset))
     with ThreadPoolExecutor(_THREADS, "dmafile") as threads:
         reads = [
@@ -80,7 +81,7 @@ def read(files: Files, pieces: list[Piece]) -> None:
 
 
 def _merged(ordered: list[Piece]) -> Iterator[tuple[Path, int, list[memoryview]]]:
-    """Reads of neighbouring pieces, and of what lies between them, which goes nowhere."""
+    """Reads of adjacent pieces, including the gaps between them, which are discarded."""
     between = memoryview(bytearray(_GAP))
     file, start, end = Path(), 0, 0
     views: list[memoryview] = []
@@ -116,7 +117,7 @@ def _fill(descriptor: int, file: Path, offset: int, views: list[memoryview]) -> 
 
 
 class _Window:
-    """A part of a file, as a file to read."""
+    """A range of a file, as a file object for reading."""
 
     def __init__(self, descriptor: int, start: int, length: int) -> None:
         self._descriptor, self._start, self._length, self._at = descriptor, start, length, 0
@@ -142,8 +143,8 @@ class _Window:
 
 
 def saved_place(files: Files, file: Path, start: int, length: int) -> Place | None:
-    """Where the elements are in what `torch.save` wrote of one tensor; None for anything but a
-    plain tensor whose elements lie there in C order, as they are."""
+    """Where the elements of one tensor are in what `torch.save` wrote; None for anything but a
+    plain tensor whose elements are there in C order, uncompressed."""
     window: Any = _Window(files[file], start, length)
     try:
         with zipfile.ZipFile(window) as archive:
@@ -170,7 +171,7 @@ def saved_place(files: Files, file: Path, start: int, length: int) -> Place | No
 
 @dataclass
 class _Stored:
-    """What a pickle says of a tensor."""
+    """A tensor, as described in a pickle."""
 
     dtype: Any
     key: str
@@ -179,8 +180,8 @@ class _Stored:
 
 
 class _Tensors(pickle.Unpickler):
-    """Reads what `torch.save` says of one plain tensor; anything else is an error, and nothing that
-    the file names is run."""
+    """Unpickles the description of one plain tensor by `torch.save`. Anything else is an error, and
+    nothing that the file names is executed."""
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
@@ -196,7 +197,7 @@ class _Tensors(pickle.Unpickler):
             return found
         if found is not None and name.endswith("Storage"):
             return found.dtype
-        raise pickle.UnpicklingError(f"{module}.{name} is of no plain tensor")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a plain tensor")
 
     def persistent_load(self, pid: Any) -> Any:
         """The type of a storage, and the name of its bytes."""
@@ -214,7 +215,7 @@ def _untyped(storage: Any, first: int, sizes: Any, strides: Any, *more: Any) -> 
 def _stored(dtype: Any, key: str, first: int, sizes: Any, strides: Any, more: Any) -> _Stored:
     dense = [torch.Size(sizes[i + 1 :]).numel() for i in range(len(sizes))]
     together = zip(sizes, strides, dense, strict=True)
-    # What may follow says that the elements are to be negated or conjugated.
+    # Further values say that the elements must be negated or conjugated.
     if any(more) or any(size > 1 and have != want for size, have, want in together):
-        raise pickle.UnpicklingError("the elements do not lie there as they are")
+        raise pickle.UnpicklingError("the elements are not stored as plain numbers")
     return _Stored(dtype, key, first, torch.Size(sizes))

@@ -1,10 +1,10 @@
-"""Which tensors of PyTorch share memory, by the names that programs import from safetensors."""
+"""Finds PyTorch tensors that share memory; has the names that programs import from safetensors."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-# PyTorch is not there to type-check against.
+# Type checks run without PyTorch.
 _Tensor: TypeAlias = Any
 
 
@@ -17,7 +17,7 @@ def storage_ptr(tensor: _Tensor) -> int:
 
 
 def storage_size(tensor: _Tensor) -> int:
-    """How many bytes that storage has."""
+    """The size of that storage in bytes."""
     try:
         return int(tensor.untyped_storage().nbytes())
     except NotImplementedError:
@@ -41,7 +41,7 @@ def _is_complete(tensor: _Tensor) -> bool:
 
 
 def _find_shared_tensors(state_dict: Mapping[str, _Tensor]) -> list[set[str]]:
-    """The names of the tensors, grouped by those that have bytes in common."""
+    """The names of the tensors, grouped by common bytes."""
     storages = defaultdict(list)
     for name, tensor in state_dict.items():
         storage = (tensor.device, storage_ptr(tensor), storage_size(tensor))

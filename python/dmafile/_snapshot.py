@@ -1,4 +1,4 @@
-"""Snapshots: several sources in one folder, which become valid at once."""
+"""Snapshots: several sources in one folder, which become valid together."""
 
 import os
 from collections.abc import Mapping
@@ -25,28 +25,28 @@ def save_snapshot(
 ) -> dict[str, Any]:
     """Saves several sources into a folder; returns the report.
 
-    They become valid all at once, when every byte is on the disk: after a crash or any error the
-    snapshot before is there, whole. Its files are removed afterwards, so there must be room for
-    both. What is written to memory meanwhile makes its digest wrong: it should be at rest.
+    All of them become valid together, when every byte is on the disk: after a crash or any error
+    the previous snapshot is still complete. Its files are removed afterwards, so there must be room
+    for both. The memory should not change during the save: concurrent writes make its digest wrong.
 
     Args:
-        sources: What is saved, by name: a Buffer, a descriptor or what has one, a path. A name has
-            1 to 64 bytes, begins with no dot, and has no slash, comma, equals sign or control
-            character; 256 at most.
-        path: The folder, which exists.
-        method: As that of `save`, for each source.
-        io: The same.
-        block: The same.
-        queue_depth: The same.
+        sources: What to save, by name: a Buffer, a descriptor or an object that has one, or a path.
+            A name has 1 to 64 bytes, does not start with a dot, and has no slash, comma, equals
+            sign or control character. At most 256.
+        path: The folder, which must exist.
+        method: As in `save`, for each source.
+        io: As in `save`.
+        block: As in `save`.
+        queue_depth: As in `save`.
         verify: The digests that a load compares: `crc32c`, `xxh3`, `blake3`, `sha256`.
-        sync: Whether to wait until all of it is on the disk.
-        progress: As that of `load`, of all sources together.
+        sync: Whether to wait until everything is on the disk.
+        progress: As in `load`, for all sources together.
 
     Raises:
-        UsageError: A name or value cannot be (also a ValueError).
+        UsageError: A name or value is invalid (also a ValueError).
         Error: Everything else (also an OSError): EBUSY while another snapshot is being saved to the
             folder.
-        KeyboardInterrupt: Ctrl-C. As after any error, the snapshot before is there.
+        KeyboardInterrupt: Ctrl-C. As after any error, the previous snapshot is still complete.
     """
     named = []
     for name, source in sources.items():
@@ -71,29 +71,29 @@ def load_snapshot(
     memory_check: bool = True,
     progress: Callback | bool | None = None,
 ) -> dict[str, Buffer]:
-    """Loads the snapshot in a folder: a buffer for each source, by its name.
+    """Loads the snapshot in a folder: one buffer per source, by name.
 
-    Each is compared with its size and digest. While another snapshot takes the place of this one,
-    all of the one or all of the other is loaded. A source without a byte comes back as an empty
-    memfd, whatever kind is asked for.
+    Each is checked against its size and digest. If another snapshot replaces this one during the
+    load, either the old or the new one is loaded, completely. An empty source becomes an empty
+    memfd, whatever kind of memory is requested.
 
     Args:
         path: The folder.
-        to: As that of `load`, for each source; not `fd:N`, unless there is only one.
-        pages: As that of `load`.
-        method: The same.
-        io: The same.
-        allocation: The same.
-        gather: The same.
-        block: The same.
-        queue_depth: The same.
-        memory_check: The same.
-        progress: The same, of all sources together.
+        to: As in `load`, for each source; `fd:N` only if there is one source.
+        pages: As in `load`.
+        method: As in `load`.
+        io: As in `load`.
+        allocation: As in `load`.
+        gather: As in `load`.
+        block: As in `load`.
+        queue_depth: As in `load`.
+        memory_check: As in `load`.
+        progress: As in `load`, for all sources together.
 
     Raises:
-        UsageError: A value is out of range or cannot be combined (also a ValueError).
-        Error: Everything else (also an OSError): EBADMSG for a file or manifest that is damaged,
-            which it names.
+        UsageError: A value is out of range, or options exclude each other (also a ValueError).
+        Error: Everything else (also an OSError): EBADMSG for a damaged file or manifest, with its
+            name.
         KeyboardInterrupt: Ctrl-C.
     """
     options = {

@@ -17,29 +17,29 @@ from ._load import Options
 from ._progress import Callback, callback
 
 Placed: TypeAlias = tuple[str, str, tuple[int, ...], int, int]
-"""Name, dtype, shape, the first byte of it and how many it has."""
+"""Name, dtype, shape, offset of the first byte, and size in bytes."""
 Batch: TypeAlias = tuple[Buffer | None, int, list[Placed]]
-"""A buffer, or None where it would have no bytes, what its first byte is, and the tensors in it."""
+"""A buffer (None if it would be empty), the offset of its first byte, and the tensors in it."""
 Tensors: TypeAlias = Iterable[str] | Callable[[str], bool] | None
 
 _LARGEST = 64 << 20
-"""A part of several tensors is no larger: one tensor that is kept keeps its part."""
+"""Maximum size of a part with several tensors: keeping one tensor keeps its whole part."""
 _GAP = 64 << 10
-"""Bytes between tensors that cost less to read than to leave out."""
+"""Gaps between tensors that are shorter, in bytes, cost less to read than to skip."""
 _LOADING = 2
-"""Parts that are loaded at the same time, so that the disk does not wait between two."""
+"""Number of parts that are loaded at the same time, so that the disk is not idle between two."""
 
 
 def chosen(
     model: _dmafile.Model | HeldModel, tensors: Tensors
 ) -> tuple[list[str] | None, list[Placed]]:
-    """The patterns that name what is wanted, None for all of it, and its rows in the order of
-    their bytes."""
+    """The patterns for the wanted tensors, None for all; and their rows in the order of their
+    bytes."""
     if tensors is None:
         return None, model.table()
     if callable(tensors):
         wanted = {name for name in model.names() if tensors(name)}
-        # A name may look like a pattern that others match.
+        # Otherwise a name could be taken for a pattern that matches others.
         return list(wanted), [row for row in model.table(list(wanted)) if row[0] in wanted]
     patterns = [tensors] if isinstance(tensors, str) else list(tensors)
     return patterns, model.table(patterns)
@@ -47,7 +47,7 @@ def chosen(
 
 @dataclass
 class Part:
-    """Bytes that lie together, and the tensors in them."""
+    """A contiguous range of bytes, and the tensors in it."""
 
     start: int
     end: int
@@ -59,7 +59,7 @@ class Part:
 
 
 def parts_of(rows: list[Placed], budget: int) -> list[Part]:
-    """Tensors that lie close to each other, as many together as suit a budget."""
+    """Groups adjacent tensors into parts of a size that suits a budget."""
     most = min(_LARGEST, max(budget // 4, 1))
     parts: list[Part] = []
     for row in rows:
@@ -74,7 +74,7 @@ def parts_of(rows: list[Placed], budget: int) -> list[Part]:
 
 
 class Startable(Protocol):
-    """Where loads of parts begin: a model."""
+    """What `Ahead` uses to start loads of parts: a model."""
 
     def start(
         self, at: int, nbytes: int, options: Mapping[str, object], then: Callable[[], object], /
@@ -82,25 +82,26 @@ class Startable(Protocol):
 
 
 class Ahead:
-    """Loads parts one after the other, as far ahead as the budget allows."""
+    """Loads parts one after another, as far ahead as the budget allows."""
 
     def __init__(self, model: Startable, parts: list[Part], budget: int, options: Options) -> None:
         self._model = model
         self._options = options
         self._budget = budget
         self._waiting = deque(parts)
-        # Begun and not taken yet, in order; an exception in place of a load that did not begin.
+        # Started and not taken yet, in order; an exception if a load could not be started.
         self._begun: deque[_dmafile.Running | BaseException | None] = deque()
         self._held = 0
         self._loading = 0
-        # A load whose thread cannot be made calls back while it is being begun.
+        # Reentrant: if the thread of a load cannot be created, it calls back during the start.
         self._lock = threading.RLock()
         self._beginning = False
-        # A fork has neither the threads of the loads nor whoever may hold the lock.
+        # A forked child has neither the threads of the loads nor a thread that would release the
+        # lock.
         self._process = os.getpid()
 
     def _fill(self) -> None:
-        """Begins what may be begun."""
+        """Starts as many loads as allowed."""
         with self._lock:
             while not self._beginning and self._waiting and self._loading < _LOADING:
                 nbytes = self._waiting[0].nbytes
@@ -128,7 +129,7 @@ class Ahead:
         self._fill()
 
     def take(self, tell: Callback | None) -> Buffer | None:
-        """The next part, once its bytes are there; None for one without."""
+        """Waits for the next part and returns it; None for an empty one."""
         if os.getpid() != self._process:
             raise RuntimeError("this stream belongs to the process that forked this one")
         self._fill()
@@ -139,7 +140,7 @@ class Ahead:
         return begun and begun.attend(tell)
 
     def release(self, part: Part) -> None:
-        """A part has been consumed: others may take its place."""
+        """Marks a part as consumed, so that others can be loaded."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -147,7 +148,7 @@ class Ahead:
         self._fill()
 
     def close(self) -> None:
-        """Cancels what is on its way, and waits until it is gone."""
+        """Cancels what is in flight, and waits until it has been freed."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -169,9 +170,9 @@ def stream(
     progress: Callback | bool | None,
     options: Options,
 ) -> tuple[list[Placed], Generator[Batch, None, None]]:
-    """The rows of the wanted tensors, and these, part by part, in the order of their bytes.
+    """The rows of the wanted tensors, and a generator of their parts, in the order of their bytes.
 
-    What is wrong with the arguments is raised at once, all else where it is iterated.
+    Invalid arguments are raised immediately, other errors during the iteration.
     """
     if budget < 1:
         raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
@@ -181,10 +182,11 @@ def stream(
     digests = None
     if verify is not None:
         if tensors is not None:
-            text = "verify: chosen tensors have no digest of their own: load whole files"
+            text = "verify: --verify needs whole files; it cannot be combined with chosen tensors"
             raise make("usage", None, text, None, "leave verify out, or tensors")
         digests = model.digests(verify)
-        # Of all bytes: those of headers and between tensors come with the tensors behind them.
+        # Every byte belongs to a part: headers and gaps are loaded with the tensors that follow
+        # them.
         for before, part in pairwise(parts):
             part.start = before.end
         parts = parts or [Part(0, 0, [])]
@@ -215,7 +217,7 @@ def _run(
                 if digests and buffer is not None:
                     digests.update(buffer)
                 yield buffer, part.start, part.rows
-                # Not to be kept while the next one is waited for.
+                # Must not stay referenced while waiting for the next one.
                 del buffer
                 ahead.release(part)
         finally:

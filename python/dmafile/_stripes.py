@@ -1,5 +1,5 @@
-"""Files that the leaders of several nodes bring into memory together: each reads its stripes, and
-sends them to the others while later ones are being read.
+"""Loads files together on several nodes: the leader of each node reads its stripes, and sends them
+to the others while later ones are being read.
 """
 
 import errno
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 _STRIPE = 64 << 20
 _GRAIN = 1 << 20
-"""Stripes and files begin at multiples of it."""
+"""Alignment of stripes and files."""
 _IN_FLIGHT = 4
-"""Stripes on their way between two leaders, and stripes of this one that are read or sent."""
+"""Stripes in flight between two leaders, and stripes of this one that are being read or sent."""
 
-# PyTorch is not there to type-check against.
+# Type checks run without PyTorch.
 _Tensor: TypeAlias = Any
 
 
 class _Piece(NamedTuple):
-    """What one leader reads in one go."""
+    """What one leader reads at a time."""
 
     owner: int
     file: int
@@ -47,7 +47,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(sizes: Sequence[int], sources: Sequence[int], nodes: int) -> list[_Piece]:
-    """Stripes by bytes and not by files, cut where a file ends."""
+    """Assigns stripes by bytes, not by files; they are cut at the end of a file."""
     fair = sum(sizes) // (64 * nodes) // _GRAIN * _GRAIN
     stripe = min(max(fair, _GRAIN), _STRIPE)
     pieces, at = [], 0
@@ -63,7 +63,7 @@ def _pieces(sizes: Sequence[int], sources: Sequence[int], nodes: int) -> list[_P
 
 
 class _Memory:
-    """Memory for files that come from several places."""
+    """Memory for files that are received from several sources."""
 
     def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
         self.fds: list[int] = []
@@ -84,7 +84,8 @@ class _Memory:
         return [torch.frombuffer(one, dtype=torch.uint8) for one in self._maps]
 
     def unmap(self) -> None:
-        """Memory that is to be sealed has no writable mapping; these go with the last tensor."""
+        """Memory can only be sealed without writable mappings; these are removed with the last
+        tensor."""
         self._maps.clear()
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class _Memory:
 
 
 class _Files:
-    """As a model, for `Ahead`: a part is a piece."""
+    """Has the interface that `Ahead` needs from a model: a part is a piece."""
 
     def __init__(self, paths: Sequence[Path], pieces: Sequence[_Piece], fds: Sequence[int]) -> None:
         self._paths = paths
@@ -111,7 +112,7 @@ class _Files:
 
 
 class Links:
-    """Connections to other leaders, by gloo, that see one of them end."""
+    """Connections to other leaders, by gloo, which detect when one of them ends."""
 
     def __init__(self, ranks: "Ranks", leaders: Sequence[int]) -> None:
         self._ranks = ranks
@@ -119,7 +120,7 @@ class Links:
         self.others = [rank for rank in leaders if rank != ranks.me]
         self._threads: list[threading.Thread] = []
         self.received = dict.fromkeys(self.others, 0)
-        """Bytes that have come from each."""
+        """Number of bytes received from each."""
         self._complete = threading.Semaphore(0)
         self._failed = threading.Event()
         self._failure: Error | None = None
@@ -132,7 +133,7 @@ class Links:
         )
 
     def receive(self, rank: int, tensors: list[_Tensor]) -> None:
-        """Begins to receive what a leader sends, in its order, and then sees whether it ends."""
+        """Starts to receive what a leader sends, in order, and then detects when it ends."""
 
         def run() -> None:
             try:
@@ -159,7 +160,7 @@ class Links:
             self.received[rank] += nbytes
 
     def send(self, tensor: _Tensor) -> list[tuple[int, Any]]:
-        """Begins to send to all others."""
+        """Starts to send to all others."""
         sent = []
         for rank in self.others:
             try:
@@ -170,7 +171,7 @@ class Links:
         return sent
 
     def wait(self, sent: list[tuple[int, Any]]) -> None:
-        """Waits until all have what was sent."""
+        """Waits until all others have received it."""
         for rank, work in sent:
             try:
                 work.wait()
@@ -179,21 +180,21 @@ class Links:
                 self._raise()
 
     def is_complete(self) -> bool:
-        """Waits a moment until all has come from one more."""
+        """Waits briefly until everything has arrived from one more leader."""
         return self._complete.acquire(timeout=0.05)
 
     def look(self) -> None:
-        """Raises what has broken a connection."""
+        """Raises the error that has broken a connection."""
         if self._failure is not None:
             raise self._failure
 
     def _raise(self) -> None:
-        # It is another thread that says why, which takes no time.
+        # Another thread finds the reason, which takes very little time.
         self._failed.wait(60)
         self.look()
 
     def _broken(self, rank: int, why: str) -> None:
-        # What gloo says to all operations after one has not ended in time, and what `close` does.
+        # What gloo reports for all operations after one has timed out, which `close` causes, too.
         if self._closing or "Application timeout" in why:
             return
         if "Timed out" in why:
@@ -209,15 +210,16 @@ class Links:
         self._break()
 
     def _break(self) -> None:
-        """Ends all operations, here and at the others: gloo closes connections after one that has
-        not ended in time."""
+        """Ends all operations, here and at the others: gloo closes its connections after an
+        operation has timed out."""
         for rank in self.others:
             with suppress(RuntimeError):
                 none = torch.zeros(1, dtype=torch.uint8)
                 self._group.recv([none], self._index[rank], 0).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
-        """Closes the connections; after a failure all ranks have to know of it before."""
+        """Closes the connections. After a failure, all ranks must have been informed of it
+        before."""
         self._closing = True
         self._break()
         for thread in self._threads:
@@ -234,8 +236,9 @@ def exchange(
     tell: Callback | None,
     options: Options,
 ) -> Held:
-    """Brings the files into the memory of all nodes in `wanting`: leaders in `sources` read or have
-    them. `found` is what this leader has, or else what keeps others on its node from loading."""
+    """Brings the files into the memory of all nodes in `wanting`; the leaders in `sources` read
+    them or already have them. `found` is what this leader has, or else what keeps others on its
+    node from loading."""
     leaders = [rank for rank in ranks.leaders if rank in (*sources, *wanting)]
     ranks.links = links = Links(ranks, leaders)
     if isinstance(found, Held):
@@ -283,7 +286,7 @@ def _fill(
 
     own = [piece for piece in pieces if piece.owner == ranks.me]
     parts = [Part(piece.start, piece.end, []) for piece in own]
-    # Memory that exists keeps its pages.
+    # Existing memory keeps its page size.
     tuning: Any = {name: value for name, value in options.items() if name != "pages"}
     ahead = Ahead(_Files(paths, own, memory.fds), parts, _IN_FLIGHT * _STRIPE, tuning)
     sent: deque[tuple[Part, list[tuple[int, Any]]]] = deque()
@@ -293,7 +296,7 @@ def _fill(
             ranks.disk += part.nbytes
             further(0, total)
             sent.append((part, links.send(tensors[piece.file][piece.start : piece.end])))
-            # As many as are read ahead wait to be sent.
+            # Up to as many stripes as are read ahead may wait to be sent.
             while len(sent) > _IN_FLIGHT // 2:
                 _finish(links, ahead, *sent.popleft())
         while sent:

@@ -1,4 +1,4 @@
-"""Tensors that are read when they are asked for."""
+"""Tensors that are read on request."""
 
 import operator
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ._hold import HeldModel, held_name
 from ._load import ModelPath, Options, open_model
 
 Index: TypeAlias = Any
-"""What a NumPy array or a PyTorch tensor takes: integers, slices, `...`, None, arrays, masks."""
+"""An index of a NumPy array or a PyTorch tensor: integers, slices, `...`, None, arrays, masks."""
 Framework: TypeAlias = Literal["numpy", "np", "torch", "pt", "pytorch"]
 
 _FRAMEWORKS = {
@@ -25,11 +25,12 @@ _FRAMEWORKS = {
 
 
 _GAP = 64 << 10
-"""Rows this many bytes apart, or more, are read one by one."""
+"""Rows that are at least this many bytes apart are read one by one."""
 
 
 def _integer(index: object) -> int | None:
-    """An index that is one integer: no truth value, which is a mask, and no array of one."""
+    """An index that is one integer; not a bool, which is a mask, and not an array with one
+    element."""
     if isinstance(index, bool) or hasattr(index, "__len__"):
         return None
     try:
@@ -39,14 +40,14 @@ def _integer(index: object) -> int | None:
 
 
 class TensorFile:
-    """An open model whose tensors are read when they are asked for; see `open_tensors`."""
+    """An open model whose tensors are read on request; see `open_tensors`."""
 
     def __init__(self, path: ModelPath, framework: str, options: Options) -> None:
         if framework not in _FRAMEWORKS:
             text = f"framework: {framework!r} is not supported; use numpy or torch"
             raise make("request", None, text)
         if "verify" in options:
-            raise TypeError("'verify' is no option of open_tensors: a digest is a file's")
+            raise TypeError("'verify' is not an option of open_tensors: digests are of whole files")
         _dmafile.check(options)
         arrays = import_module(f"dmafile.{_FRAMEWORKS[framework]}")
         self._arrays = arrays
@@ -81,13 +82,13 @@ class TensorFile:
         return self._model.names()
 
     def metadata(self) -> dict[str, Any] | None:
-        """What the header says besides the tensors; None where it says nothing."""
+        """Everything in the header besides the tensors; None if there is nothing."""
         return self._model.metadata()
 
     def get_tensor(self, name: str) -> Any:
-        """Reads a tensor into memory of its own.
+        """Reads a tensor into separate memory.
 
-        Raises a SafetensorError that is a KeyError too where there is none of this name.
+        Raises a SafetensorError that is also a KeyError if there is no tensor with this name.
         """
         return TensorSlice(self, name)._rows(None)
 
@@ -106,13 +107,13 @@ class TensorFile:
     def get_slice(self, name: str) -> "TensorSlice":
         """A tensor of which parts can be read.
 
-        Raises a SafetensorError that is a KeyError too where there is none of this name.
+        Raises a SafetensorError that is also a KeyError if there is no tensor with this name.
         """
         return TensorSlice(self, name)
 
     def close(self) -> None:
-        """Closes the files. What has been read stays, and so do the files of tensors that
-        `get_slice` has returned."""
+        """Closes the files. Tensors that have been read stay valid; tensors from `get_slice` keep
+        their files open."""
         self._open = None
 
     def __enter__(self) -> Self:
@@ -133,7 +134,7 @@ class TensorSlice:
 
     def __init__(self, file: TensorFile, name: str) -> None:
         self._file = file
-        # It stays open for this slice when the file is closed.
+        # The slice keeps the model open when the file is closed.
         self._model = file._model
         self._name = name
         try:
@@ -143,19 +144,19 @@ class TensorSlice:
         self._dtype, self._shape, self._nbytes = self._model.viewed(name)
 
     def get_shape(self) -> list[int]:
-        """Elements by dimension, as the header says."""
+        """The sizes of its dimensions, as in the header."""
         return list(self._said[1])
 
     def get_dtype(self) -> str:
-        """The type of the elements, as the header names it: `F32`, `BF16`, `Q4_K`."""
+        """The type of the elements, as in the header: `F32`, `BF16`, `Q4_K`."""
         return self._said[0]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
-        """A part of what `get_tensor` gives, as its own index would give it.
+        """A part of the tensor: the same as indexing the result of `get_tensor`.
 
-        Where the first dimension gets an integer or a slice, only the rows that are asked for are
-        kept, and only they are read, but for short gaps between them; the other dimensions are cut
-        in memory. Any other index (a mask, an array, `...`) reads all of it.
+        If the index of the first dimension is an integer or a slice, only the requested rows are
+        kept, and only they are read, except for short gaps between them; other dimensions are cut
+        in memory. Any other index (a mask, an array, `...`) reads the whole tensor.
         """
         first, *rest = index if isinstance(index, tuple) and index else (index,)
         if not self._shape:
@@ -166,7 +167,7 @@ class TensorSlice:
             if not rows:
                 return self._rows(range(0))[(slice(None), *rest)]
             part = self._stepped(rows if rows.step > 0 else rows[::-1])
-            # A plain slice is what has been read; PyTorch knows no negative steps.
+            # A plain slice is what has been read; PyTorch does not support negative steps.
             within = slice(None) if rows.step > 0 else slice(None, None, -1)
             return part[(within, *rest)]
         row = _integer(first)
@@ -179,8 +180,8 @@ class TensorSlice:
         return self._rows(None)[index]
 
     def _stepped(self, rows: range) -> Any:
-        """Reads rows, at least one, that ascend in steps: with those between them where these are
-        few bytes, then several in a read."""
+        """Reads one or more rows in ascending steps: if the rows between them are short, they are
+        read along, several rows per read."""
         step, count = rows.step, self._shape[0]
         stride = self._nbytes // count * step
         if step == 1 or stride == 0 or len(rows) == 1:
@@ -195,7 +196,7 @@ class TensorSlice:
 
     def _rows(self, rows: range | None) -> Any:
         """Reads some rows, or all of it."""
-        # Not earlier: what the header says can be asked for without the package for the dtype.
+        # Checked here, so that the header can be used without the package for the dtype.
         self._file._check(self._dtype)
         shape, start, nbytes = self._shape, 0, self._nbytes
         if rows is not None:
@@ -216,16 +217,16 @@ class _Slice(TensorSlice):
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
         """A part of the tensor, on the device that `safe_open` was given.
 
-        A tensor of PyTorch takes what its own index takes. An array of NumPy takes what safetensors
-        takes for one: integers, slices with a step of 1 or more, and `...`, none of them out of
-        range; else a SafetensorError that is an IndexError too.
+        PyTorch tensors accept any index that PyTorch does. NumPy arrays accept what safetensors
+        accepts: integers, slices with a step of 1 or more, and `...`, none of them out of range;
+        otherwise the result is a SafetensorError that is also an IndexError.
         """
         if self._file._arrays.__name__ == "dmafile.numpy":
             index = self._within(index)
         return self._file._put(super().__getitem__(index))
 
     def _within(self, index: Index | tuple[Index, ...]) -> tuple[Index, ...]:
-        """The same index, if safetensors would take it."""
+        """The same index, if safetensors would accept it."""
 
         def wrong(why: str) -> Exception:
             return make("index", None, f"{self._name}: {why}")
@@ -255,26 +256,26 @@ class _Slice(TensorSlice):
 
 
 class safe_open(TensorFile):
-    """Opens a model as `safetensors.safe_open` does, and reads its header; a tensor is read when it
-    is asked for, into memory of its own.
+    """Opens a model as `safetensors.safe_open` does, and reads its header; each tensor is read on
+    request, into separate memory.
 
     >>> with dmafile.safe_open("model.safetensors", framework="pt") as file:
     ...     for name in file.keys():
     ...         tensor = file.get_tensor(name)
 
-    It is what `open_tensors` returns, with the arguments of safetensors, with tensors on `device`,
-    and with slices of NumPy arrays that refuse what safetensors refuses.
+    It differs from `open_tensors` in that it has the arguments of safetensors, puts tensors on
+    `device`, and its slices of NumPy arrays refuse what safetensors refuses.
 
     Args:
-        filename: A file; or a model, as `open_tensors` takes it.
+        filename: A file; or a model, as in `open_tensors`.
         framework: `pt`, `torch` or `pytorch`; `np` or `numpy`.
-        device: Where PyTorch's tensors are wanted: `cpu`, `cuda:1`, a number, a `torch.device`.
-        backend: `mmap` or `pread`. Accepted, and without effect: dmafile reads.
+        device: The device for PyTorch's tensors: `cpu`, `cuda:1`, a number, a `torch.device`.
+        backend: `mmap` or `pread`. Accepted, but has no effect: dmafile reads.
         options: As in `open_tensors`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        SafetensorError: The file is not a sound model; the framework, the device or the backend is
+        SafetensorError: The file is not a valid model; the framework, the device or the backend is
             not one of those above, or this machine does not have the device.
         Error: As `open_tensors`.
     """
@@ -296,7 +297,7 @@ class safe_open(TensorFile):
         return self._arrays._put(tensor, self._device)
 
     def get_tensor(self, name: str) -> Any:
-        """Reads a tensor; a SafetensorError where there is none of this name."""
+        """Reads a tensor; raises a SafetensorError if there is no tensor with this name."""
         return self._put(super().get_tensor(name))
 
     def get_tensors(self) -> dict[str, Any]:
@@ -304,20 +305,20 @@ class safe_open(TensorFile):
         return {name: self._put(tensor) for name, tensor in super().get_tensors().items()}
 
     def get_slice(self, name: str) -> TensorSlice:
-        """A tensor of which parts can be read; a SafetensorError where the file has none of this
-        name."""
+        """A tensor of which parts can be read; raises a SafetensorError if there is no tensor with
+        this name."""
         return _Slice(self, name)
 
 
 def _safe_open_handle(
     f: Any, framework: Framework, device: Any = "cpu", *, backend: str = "mmap"
 ) -> safe_open:
-    """As `safe_open`, of a file that is open."""
+    """As `safe_open`, for an open file."""
     return safe_open(f.name, framework, device, backend=backend)
 
 
 def check_backend(backend: str) -> None:
-    """Raises for a backend that safetensors does not have."""
+    """Raises an error for a backend that safetensors does not have."""
     if backend not in ("mmap", "pread"):
         raise make("request", None, f"backend: {backend!r} is not supported; use mmap or pread")
 
@@ -325,29 +326,29 @@ def check_backend(backend: str) -> None:
 def open_tensors(
     path: ModelPath, *, framework: Framework = "numpy", **options: Unpack[Options]
 ) -> TensorFile:
-    """Opens a model and reads its headers; a tensor is read when it is asked for.
+    """Opens a model and reads its headers; each tensor is read on request.
 
     >>> with dmafile.open_tensors("model.safetensors") as model:
     ...     for name in model.offset_keys():
     ...         array = model.get_tensor(name)
     ...     rows = model.get_slice("wte.weight")[1000:1016]
 
-    `safe_open` does the same with the arguments of safetensors. Each tensor gets private memory of
-    its own; for all or most of them `dmafile.numpy.load_file` is faster. The files stay open, so
-    that what is read is what the headers describe.
+    `safe_open` does the same with the arguments of safetensors. Each tensor gets separate private
+    memory; for all or most of them `dmafile.numpy.load_file` is faster. The files stay open, so
+    that the headers and the tensors belong to the same files.
 
     Args:
         path: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split
-            GGUF, or a folder with one of these; or a list of files, all of one model. Tensors of
+            GGUF, or a folder with one of these; or a list of all files of one model. Tensors of
             `held:NAME` and `held:NAME@SOCKET` are views of the memory that another process holds
-            under that name, as those of `load_file`.
-        framework: What tensors are given as: `numpy` arrays or `torch` tensors.
-        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`,
-            `block`, `queue_depth`, `memory_check`.
+            under that name, as in `load_file`.
+        framework: The type of the tensors: `numpy` arrays or `torch` tensors.
+        options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
+            `queue_depth`, `memory_check`.
 
     Raises:
-        UsageError: An option, or the framework, is none.
-        Error: As `dmafile.load`; EBADMSG for files that are no sound model.
+        UsageError: An option or the framework is invalid.
+        Error: As `dmafile.load`; EBADMSG for files that are not a valid model.
         ImportError: The framework, or `ml_dtypes` for a dtype that NumPy lacks, is missing.
     """
     return TensorFile(path, framework, options)

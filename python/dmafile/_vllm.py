@@ -22,7 +22,7 @@ _logger = init_logger(f"vllm.{__name__}")
 
 
 class Extra(NamedTuple):
-    """What `--model-loader-extra-config` may say."""
+    """The options of `--model-loader-extra-config`."""
 
     budget: int = 1 << 30
     verify: str | None = None
@@ -30,9 +30,9 @@ class Extra(NamedTuple):
 
     @classmethod
     def of(cls, said: Any) -> Self:
-        """Checks it; a ValueError names what is wrong."""
+        """Checks the options; raises a ValueError that names the invalid one."""
         if not isinstance(said, dict):
-            raise ValueError(f"model_loader_extra_config: {said!r} is no dictionary")
+            raise ValueError(f"model_loader_extra_config: {said!r} is not a dictionary")
         if unknown := sorted(map(str, said.keys() - set(cls._fields))):
             known = ", ".join(cls._fields)
             raise ValueError(
@@ -41,33 +41,34 @@ class Extra(NamedTuple):
             )
         extra = cls(**said)
         if type(extra.budget) is not int or extra.budget < 1:
-            text = f"budget: {extra.budget!r} is no number of bytes, 1 or more"
+            text = f"budget: {extra.budget!r} is not a number of bytes, 1 or more"
             raise ValueError(f"model_loader_extra_config: {text}")
         if not isinstance(extra.verify, str | None):
-            text = f"verify: {extra.verify!r} is no checksum such as 'sha256'"
+            text = f"verify: {extra.verify!r} is not a checksum such as 'sha256'"
             raise ValueError(f"model_loader_extra_config: {text}")
         if extra.share not in (None, "off", "node"):
-            text = f"share: {extra.share!r} is none of 'off', 'node'"
+            text = f"share: {extra.share!r} is not 'off' or 'node'"
             raise ValueError(f"model_loader_extra_config: {text}")
         return extra
 
 
 class Loader(DefaultModelLoader):  # type: ignore[misc]
-    """vLLM's own loader, but for how safetensors files are read: what it leaves out stays out."""
+    """vLLM's own loader, with another method of reading safetensors files. It skips the same
+    weights."""
 
-    # When vLLM's time for loading weights begins.
+    # When vLLM began to load weights, for its log.
     counter_before_loading_weights: float = 0.0
 
     def __init__(self, load_config: Any) -> None:
         self._extra = Extra.of(load_config.model_loader_extra_config or {})
-        # Of a format and keys that vLLM's loader knows.
+        # With a format and keys that vLLM's loader supports.
         known = copy(load_config)
         known.load_format, known.model_loader_extra_config = "safetensors", {}
         super().__init__(known)
 
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
         if self.load_config.safetensors_load_strategy == "torchao":
-            # These tensors are put together of several.
+            # These tensors are assembled from several.
             whole: Iterator[tuple[str, Any]] = super()._get_weights_iterator(source)
             return whole
         folder, files, _, index = self._prepare_weights(

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint: written whole or not at all, read into place."""
+"""Checkpoints for torch.distributed.checkpoint: written atomically, read into place."""
 
 import ctypes
 import errno
@@ -38,17 +38,18 @@ from .torch import _dtype
 
 __all__ = ["StorageReader", "StorageWriter"]
 
-# PyTorch is not there to type-check against.
+# Type checks run without PyTorch.
 _Tensor: TypeAlias = Any
 
 _METADATA = ".metadata"
 _SUFFIX = ".distcp"
 _ROWS = 64 << 10
-"""Pieces of a tensor that are shorter are read with what lies between them."""
+"""Pieces of a tensor that are shorter, in bytes, are read together with what is between them."""
 _COPIED = 256 << 20
-"""At most so many bytes, or one tensor, are read into other memory before they are copied."""
+"""Maximum number of bytes, unless one tensor is larger, that are read into other memory and then
+copied."""
 _LARGE = 64 << 10
-"""Tensors that are smaller are copied; nothing else that `torch.save` writes is as large."""
+"""Smaller tensors are copied; nothing else that `torch.save` writes is as large."""
 
 
 def _done(result: Any) -> Any:
@@ -63,27 +64,27 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
 
     >>> dcp.load(state, storage_reader=dmafile.checkpoint.StorageReader("step-100/"))
 
-    What a rank needs of a file is read in the order of the file, neighbours together, straight into
-    its tensors where these are contiguous, on the CPU and of the type in the file; what is not is
-    read into memory first, and copied. Of a tensor that is cut in another dimension than its first,
-    whole rows are read, unless the pieces have 64 KiB or more.
+    The parts of a file that a rank needs are read in the order of the file, adjacent ones together.
+    They go directly into its tensors if these are contiguous, on the CPU and of the type in the
+    file; otherwise they are read into memory and copied. If a tensor is cut in a dimension other
+    than the first, whole rows are read, unless the pieces have 64 KiB or more.
 
     Args:
-        path: The folder of a checkpoint; or a model, as `dmafile.open_tensors` takes it.
+        path: The folder of a checkpoint; or a model, as in `dmafile.open_tensors`.
 
     Raises:
-        Error: ENODATA for a file that is shorter than its checkpoint says, else the errno of the
-            call that failed. `torch.distributed.checkpoint` raises it as a CheckpointException.
+        Error: ENODATA for a file that is shorter than its checkpoint says, otherwise the errno of
+            the call that failed. `torch.distributed.checkpoint` raises it as a CheckpointException.
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        """What there is to load."""
+        """Describes what can be loaded."""
         if Path(self._get_metadata_path(kwargs.get("rank"))).exists():
             return super().read_metadata(*args, **kwargs)
         try:
             model = open_model(self.path)
         except IsADirectoryError:
-            # Neither a model nor a checkpoint: the file that is missing is the checkpoint's.
+            # Neither a model nor a checkpoint: report the checkpoint's missing file.
             return super().read_metadata(*args, **kwargs)
         shards = iter(model.shards())
         file, start, size = next(shards)
@@ -101,7 +102,7 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
         return Metadata(described, storage_data=places, storage_meta=meta)
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Reads what the plan of this rank asks for."""
+        """Reads what the plan of this rank needs."""
         placed: list[tuple[Place, Any]] = []
         others = []
         with Files() as files:
@@ -118,11 +119,11 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
                     if one.rows is not None:
                         one.target.copy_(one.rows)
                     planner.commit_tensor(one.item, one.target)
-        # Whatever else torch has written, it reads.
+        # torch's own reader handles everything else.
         return super().read_data(LoadPlan(others), planner) if others else _done(None)
 
     def _place(self, files: Files, item: Any) -> Place | None:
-        """Where the bytes of a tensor are, if they lie in a file as they are."""
+        """Where the bytes of a tensor are in a file, if they are stored as they are."""
         stored = self.storage_data[item.storage_index]
         if isinstance(stored, Place):
             return stored
@@ -139,19 +140,20 @@ class StorageReader(FileSystemReader):  # type: ignore[misc]
 
 @dataclass
 class _Wanted:
-    """A part of a tensor that is to be read."""
+    """A part of a tensor to read."""
 
     item: Any
     target: _Tensor
     pieces: list[Piece]
     rows: _Tensor | None
-    """The part in other memory, where it is not read into its place."""
+    """The part in other memory, if it is not read directly into its place."""
     copied: int
-    """How many bytes that memory has."""
+    """The size of that memory in bytes."""
 
 
 def _batches(placed: list[tuple[Place, Any]], planner: Any) -> Iterator[list[_Wanted]]:
-    """As many as may be read together: all of them, as far as they are read into their places."""
+    """Groups parts that are read together: all of them, if they are read directly into their
+    places."""
     some: list[_Wanted] = []
     for place, item in placed:
         one = _wanted(place, item, planner.resolve_tensor(item).detach())
@@ -171,7 +173,7 @@ def _wanted(place: Place, item: Any, target: _Tensor) -> _Wanted:
     if 0 in lengths:
         return _Wanted(item, target, [], None, 0)
     width = place.dtype.itemsize
-    # The last dimension that is cut, and how many bytes lie together from there on.
+    # The last dimension that is cut, and the number of contiguous bytes from there on.
     cut = max((i for i in range(len(sizes)) if lengths[i] != sizes[i]), default=0)
     run = (lengths[cut] if sizes else 1) * sizes[cut + 1 :].numel() * width
     if not any(lengths[i] > 1 for i in range(cut)) or run >= _ROWS:
@@ -192,13 +194,13 @@ def _wanted(place: Place, item: Any, target: _Tensor) -> _Wanted:
 
 
 def _is_plain(tensor: _Tensor, dtype: Any) -> bool:
-    """Whether its memory is what is in a file."""
+    """Whether its memory has the same contents as the file."""
     lazy = tensor.is_conj() or tensor.is_neg()
     return bool(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() and not lazy)
 
 
 def _starts(sizes: Any, offsets: Any, lengths: Any, cut: int, width: int) -> Iterator[int]:
-    """Where each run of bytes starts in a tensor of which a part is wanted."""
+    """Where each contiguous run starts in a tensor of which a part is requested."""
     strides = [sizes[i + 1 :].numel() * width for i in range(len(sizes))]
     base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
     counts = list(lengths[:cut])
@@ -211,7 +213,7 @@ def _starts(sizes: Any, offsets: Any, lengths: Any, cut: int, width: int) -> Ite
 
 
 def _bytes(tensor: _Tensor) -> memoryview:
-    """The memory of a contiguous tensor, which has to outlive it."""
+    """The memory of a contiguous tensor, which must outlive the result."""
     array = ctypes.c_ubyte * tensor.nbytes
     return memoryview(array.from_address(tensor.data_ptr())).cast("B")
 
@@ -222,15 +224,15 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
 
     >>> dcp.save(state, storage_writer=dmafile.checkpoint.StorageWriter("latest/"))
 
-    A rank writes one file, out of the memory of its tensors; what is not on the CPU, or is no
-    contiguous tensor of its own, is copied first. The file is new, and on the disk before the
-    metadata, which name it, replace those of an earlier checkpoint in one step: whenever the save
-    is killed or the power fails, the folder holds the earlier checkpoint or the new one, whole.
-    After that the files of the earlier one are removed, and what a killed save has left.
+    Each rank writes one file, directly from the memory of its tensors; tensors that are not on the
+    CPU, not contiguous or part of other memory are copied first. The file is new, and on the disk
+    before the metadata, which name it, atomically replace those of an earlier checkpoint: if the
+    save is killed or the power fails, the folder has either the earlier checkpoint or the new one,
+    complete. After that the files of the earlier one, and what killed saves have left, are removed.
 
     Args:
-        path: The folder; made if it is not there.
-        overwrite: Whether a checkpoint that is there may be replaced.
+        path: The folder; created if it does not exist.
+        overwrite: Whether an existing checkpoint may be replaced.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`.
 
     Raises:
@@ -246,14 +248,14 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
     ) -> None:
         super().__init__(path)
         self._replace = overwrite
-        # Its own check is a warning, or an error without the name of the folder.
+        # torch's own check only warns, or raises an error without the name of the folder.
         self.overwrite = True
         if unknown := options.keys() - {"method", "io", "block", "queue_depth"}:
-            raise TypeError(f"{min(unknown)!r} is no option of a StorageWriter")
+            raise TypeError(f"{min(unknown)!r} is not an option of a StorageWriter")
         self._options = options
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Makes the folder, and names the file of this rank where no coordinator does."""
+        """Creates the folder, and names the file of this rank if there is no coordinator."""
         Path(self.path).mkdir(parents=True, exist_ok=True)
         if not self._replace and self._metadata_exists():
             text = f"{self.path}: there is a checkpoint already (EEXIST); pass overwrite=True"
@@ -290,7 +292,7 @@ class StorageWriter(FileSystemWriter):  # type: ignore[misc]
         return _done(results)
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
-        """Replaces the metadata, then removes what they no longer name."""
+        """Replaces the metadata, then removes files that they no longer name."""
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for some in results for one in some}
         metadata.storage_meta = self.storage_meta()
@@ -310,13 +312,13 @@ def _prefix(rank: int) -> str:
 
 
 def _alone(tensor: _Tensor) -> _Tensor:
-    """A tensor whose memory has nothing but its elements, in their order."""
+    """A tensor whose storage has only its elements, in order."""
     tensor = tensor.contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 class _Parts:
-    """What a file will consist of: the memory of tensors where it is, and bytes between."""
+    """The contents of a file: the memory of tensors in place, and the bytes between them."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
@@ -329,7 +331,7 @@ class _Parts:
         torch.save(tensor, self)
 
     def write(self, data: Any) -> int:
-        """Called by `torch.save` with small pieces, and with all bytes of the tensor."""
+        """Called by `torch.save` with small pieces, and with all bytes of a tensor."""
         view = memoryview(data)
         self.nbytes += view.nbytes
         if view.nbytes >= _LARGE and self._tensors and view.nbytes == self._tensors[-1].nbytes:
@@ -341,4 +343,4 @@ class _Parts:
         return view.nbytes
 
     def flush(self) -> None:
-        """As files have it."""
+        """Part of the file interface."""

@@ -50,7 +50,7 @@ _ML_DTYPES = {
 
 
 class _Dtypes(dict[str, "np.dtype[Any]"]):
-    """NumPy's dtypes by the names in files; those of ml_dtypes once they are asked for."""
+    """NumPy's dtypes by their names in files; those of ml_dtypes are imported on first use."""
 
     def __missing__(self, name: str) -> "np.dtype[Any]":
         if name not in _ML_DTYPES:
@@ -81,7 +81,7 @@ _DTYPES = _Dtypes(
     F32=np.dtype("<f4"),
     F64=np.dtype("<f8"),
     C64=np.dtype("<c8"),
-    # A byte of two.
+    # A byte with two elements.
     F4=np.dtype("u1"),
 )
 
@@ -96,26 +96,26 @@ def load_file(
     **options: Unpack[Options],
 ) -> dict[str, NDArray[Any]]:
     """Loads the tensors of a model as arrays: writable views of one private buffer, in huge pages
-    where they can be had.
+    if available.
 
-    The arrays keep the buffer alive: it is given back when the last of them goes.
+    The arrays keep the buffer alive: it is freed with the last of them.
 
-    Types that come in blocks of several elements (GGUF's quantised ones) or are narrower than a
-    byte are arrays of uint8: the bytes of each row. BF16 and the 8-bit floating point types need
-    the package `ml_dtypes`.
+    Types that are stored in blocks of several elements (GGUF's quantised ones) or are narrower than
+    a byte become arrays of uint8: the bytes of each row. BF16 and the 8-bit floating point types
+    need the package `ml_dtypes`.
 
     Args:
         filename: A safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a
-            split GGUF, or a folder with one of these; or a list of files, all of one model.
+            split GGUF, or a folder with one of these; or a list of all files of one model.
             `held:NAME` is the model that another process holds under that name, `held:NAME@SOCKET`
-            at the socket of that path: read-only views of its memory, which stays as long as an
+            at the socket with that path: read-only views of its memory, which exists as long as any
             array does.
-        backend: `mmap` or `pread`, as in safetensors. Accepted, and without effect.
+        backend: `mmap` or `pread`, as in safetensors. Accepted, but has no effect.
         tensors: Names, globs (`*.layers.0.*`) or `re:` and a regular expression; or a function that
-            says of each name whether it is wanted. Only what is chosen is read and takes memory;
-            all tensors if None.
-        verify, progress: As in `dmafile.load`. Chosen tensors cannot be verified: a digest is a
-            file's. Nor can tensors that are all empty (ENODATA).
+            returns for each name whether to load it. Only selected tensors are read and take
+            memory; all tensors if None.
+        verify, progress: As in `dmafile.load`. A digest covers a whole file, so selected tensors
+            cannot be verified; nor can a model whose tensors are all empty (ENODATA).
         options: As in `dmafile.load`: `pages`, `method`, `io`, `allocation`, `gather`, `block`,
             `queue_depth`, `memory_check`.
 
@@ -123,9 +123,9 @@ def load_file(
         The arrays by name, in the order of their bytes in the file.
 
     Raises:
-        SafetensorError: The files are not a sound model (EBADMSG).
-        Error: As `dmafile.load`; ENOENT (FileNotFoundError) for a file that is not there, and for a
-            pattern that names no tensor.
+        SafetensorError: The files are not a valid model (EBADMSG).
+        Error: As `dmafile.load`; ENOENT (FileNotFoundError) for a missing file, and for a pattern
+            that matches no tensor.
         ImportError: A dtype needs `ml_dtypes`, which is missing; nothing has been loaded then.
     """
     check_backend(backend)
@@ -152,12 +152,12 @@ def load_file(
 def _views(
     load: Callable[[], _dmafile.Buffer] | None, table: list[Placed]
 ) -> dict[str, NDArray[Any]]:
-    """What is loaded, None where it would have no bytes, as arrays."""
+    """The loaded bytes as arrays; `load` is None if there are none."""
     dtypes = {name: _DTYPES[name] for name in {row[1] for row in table}}
     array, empty = np.ndarray, np.empty
     if load is None:
         return {name: empty(shape, dtypes[dtype]) for name, dtype, shape, _, _ in table}
-    # One export for all: a view of a view costs less, and keeps it alive as well.
+    # One export for all: a view of a view is cheaper, and keeps the export alive, too.
     whole = np.frombuffer(memoryview(load()), np.uint8)
     return {
         name: array(shape, dtypes[dtype], whole, at) if nbytes else empty(shape, dtypes[dtype])
@@ -166,13 +166,13 @@ def _views(
 
 
 def load(data: HasBytes) -> dict[str, NDArray[Any]]:
-    """The tensors of a file that is in memory, as arrays, each with memory of its own.
+    """Returns the tensors of a file in memory as arrays, each with separate memory.
 
     Args:
         data: The bytes of a safetensors file: `bytes`, or any object with the buffer protocol.
 
     Raises:
-        SafetensorError: They are not a sound file (EBADMSG).
+        SafetensorError: It is not a valid file (EBADMSG).
         ImportError: A dtype needs `ml_dtypes`, which is missing.
     """
     view, rows = described(data, viewed=True)
@@ -192,18 +192,18 @@ def _array(
 
 
 def _check(dtype: str) -> None:
-    """Raises where no array can show a dtype."""
+    """Raises an error if no array type matches a dtype."""
     _ = _DTYPES[dtype]
 
 
 def _device(device: object) -> None:
-    """Arrays are in this machine's memory, and nowhere else."""
+    """NumPy arrays can only be in CPU memory."""
     if device not in (None, "cpu"):
         raise make("request", None, f"device: NumPy arrays cannot be on {device!r}; use cpu")
 
 
 def _put(array: Any, device: None) -> NDArray[Any]:
-    """An element of an array is an array as well."""
+    """Indexing an array may return a scalar, which becomes an array here."""
     return np.asarray(array)
 
 
@@ -213,24 +213,25 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves arrays as a safetensors file, straight out of their memory; returns the report.
+    """Saves arrays as a safetensors file, directly from their memory; returns the report.
 
-    The bytes are those that `safetensors.numpy.save_file` writes, except that metadata of several
-    entries stays in its order, and that arrays which are not C-contiguous are written as their
-    elements, in C order, and not as they lie in memory: these, and big-endian ones, are copied
-    first. The file is replaced whole or not at all, and on the disk when this returns.
+    The bytes are those that `safetensors.numpy.save_file` writes, with two exceptions: several
+    metadata entries keep their order, and the elements of arrays that are not C-contiguous are
+    written in C order instead of their order in memory. These arrays, and big-endian ones, are
+    copied first. The file is replaced completely or not at all, and is on the disk when this
+    returns.
 
     Args:
         tensor_dict: The arrays by name.
         filename: The file.
-        metadata: Texts by name, for the header.
+        metadata: Strings by name, for the header.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
             `progress`.
 
     Raises:
-        TypeError: A name or a text is not a string; or an array has a type that the format does not
-            know (then also a SafetensorError).
-        SafetensorError: The save failed, as `dmafile.save` does.
+        TypeError: A name or a metadata value is not a string; or the format does not support the
+            type of an array (then also a SafetensorError).
+        SafetensorError: The save failed, as in `dmafile.save`.
     """
     return write(_rows(tensor_dict), filename, metadata, options)
 
@@ -238,12 +239,12 @@ def save_file(
 def save(
     tensor_dict: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """What `save_file` writes, as bytes."""
+    """Returns what `save_file` writes, as bytes."""
     return b"".join(parts(_rows(tensor_dict), metadata))
 
 
 def _rows(tensor_dict: Mapping[str, NDArray[Any]]) -> list[Row]:
-    """What is saved of the arrays."""
+    """What to save of the arrays."""
     return [_row(name, array) for name, array in tensor_dict.items()]
 
 
@@ -252,6 +253,6 @@ def _row(name: str, array: NDArray[Any]) -> Row:
     shape = array.shape
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    # The types of ml_dtypes have no buffer protocol: bytes have.
+    # The types of ml_dtypes do not support the buffer protocol; uint8 does.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return name, dtype, shape, flat.data if flat.nbytes else memoryview(b"")

@@ -41,7 +41,7 @@ from ._stream import Batch, Placed, Tensors, chosen
 from ._stream import stream as _batches
 from ._tensors import check_backend, safe_open
 
-# The names that begin with an underscore are those that programs take from safetensors.
+# Programs import the names with an underscore from safetensors.
 __all__ = [
     "_TYPES",
     "TensorSpec",
@@ -65,14 +65,14 @@ __all__ = [
     "stream",
 ]
 
-# PyTorch is not there to type-check against.
+# Type checks run without PyTorch.
 _Tensor: TypeAlias = Any
 Report: TypeAlias = Callable[[dict[str, Any]], object]
-"""Called with where the bytes of a load came from."""
+"""Called with the sources of the bytes of a load."""
 _View: TypeAlias = Callable[[memoryview | None, int, Placed], _Tensor]
 
 _TYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasattr(torch, dtype)}
-# Older versions get the bytes.
+# Older versions have no such type: use bytes.
 _TYPES.setdefault("F4", torch.uint8)
 
 
@@ -89,41 +89,41 @@ def load_file(
     **options: Unpack[Options],
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
-    buffer that they keep alive. For a GPU they are views of one block of its memory, which is
-    filled through a ring of pinned memory: written for CUDA and ROCm, tested on a double of their
-    drivers. Where the driver cannot be used (a RuntimeWarning says why), and for any other
-    `device`, each is copied there.
+    buffer, which they keep alive. For a GPU they are views of one block of its memory, which is
+    loaded through a ring of pinned memory: written for CUDA and ROCm, tested on a double of their
+    drivers. If the driver cannot be used (a RuntimeWarning says why), and for any other `device`,
+    each tensor is copied there.
 
-    Tensors of `held:NAME` and `held:NAME@SOCKET` are views of the held memory that can be written
-    to: what is written stays in this process, in pages of its own. Memory that others can change
-    (`hold(writable=True)`, dma-bufs) is refused (EPERM).
+    Tensors of `held:NAME` and `held:NAME@SOCKET` are writable views of the held memory: writes stay
+    in this process (copy-on-write). Memory that others can change (`hold(writable=True)`, dma-bufs)
+    is refused (EPERM).
 
     With a `group` all of its ranks load the same files at the same time, and each byte is read from
-    the disk once: the ranks of a node have one memory, as by `dmafile.shared`, and the tensors are
-    views of it, as of held memory; the first rank of each node reads its part of the files, and
-    sends it to those of the other nodes (by gloo, whatever the backend of the group is). Ranks
-    share a node where kernel, mount and PID namespace, user and files are the same.
+    the disk once. The ranks of a node share one memory, as with `dmafile.shared`, and the tensors
+    are views of it, as of held memory. The first rank of each node reads its part of the files, and
+    sends it to the other nodes (by gloo, whatever the backend of the group is). Ranks are on the
+    same node if kernel, mount and PID namespace, user and files are the same.
 
     Args:
-        filename, tensors, verify, options: As in `dmafile.numpy.load_file`. With a `group` the
-            files, `verify` and `options` have to be the same for all ranks, while `tensors` may
-            differ: it chooses what is returned, and whole files are loaded.
-        device: Where the tensors are wanted; each rank has its own.
-        progress: As there. With a `group`, of what comes into the memory of the node, and called
-            for its first rank alone.
-        group: A process group of torch.distributed, of any backend. None, and a group of one rank:
-            this process loads for itself.
-        report: Called once, at the end, with where the bytes came from: a dict with `nodes`, the
-            ranks of each node, and `ranks`, for each rank a dict with `rank` (in the world),
-            `disk` (bytes of the files that it read), `peers` (bytes that came from other nodes)
-            and `seconds` (from the call to the end).
+        filename, tensors, verify, options: As in `dmafile.numpy.load_file`. With a `group`, the
+            files, `verify` and `options` must be the same in all ranks. `tensors` may differ: it
+            selects what is returned, but whole files are loaded.
+        device: The device for the tensors; may differ between ranks.
+        progress: As in `dmafile.numpy.load_file`. With a `group`, it is called only in the first
+            rank of each node, with the bytes that arrive in the memory of the node.
+        group: A process group of torch.distributed, with any backend. With None, or a group of one
+            rank, this process loads alone.
+        report: Called once, at the end, with the sources of the bytes: a dict with `nodes`, the
+            ranks of each node, and `ranks`, for each rank a dict with `rank` (in the world), `disk`
+            (bytes of the files that it read), `peers` (bytes that it received from other nodes) and
+            `seconds` (from the call to the end).
 
     Raises:
-        Error: As `dmafile.numpy.load_file`, and ENOENT without XDG_RUNTIME_DIR, except for root.
-            With a `group`, if one rank fails all ranks do: the others raise an error that names
-            that rank and says why, with its errno; ECONNRESET if its process has ended, ETIMEDOUT
-            if the load has not ended within the group's timeout, EINVAL if it asks for other files
-            or options, or its files have other bytes.
+        Error: As `dmafile.numpy.load_file`, and ENOENT if XDG_RUNTIME_DIR is not set, except for
+            root. With a `group`, if one rank fails, all ranks do: the others raise an error that
+            names that rank and the reason, with its errno; ECONNRESET if its process has ended,
+            ETIMEDOUT if the load has not ended within the group's timeout, EINVAL if it requests
+            other files or options, or its files have different bytes.
         TypeError: This PyTorch has no dtype for a tensor.
     """
     if held_name(filename) is None and _is_of_several(group):
@@ -148,7 +148,8 @@ def load_file(
             report(_alone(nbytes, began))
         return loaded
     view = _viewer(rows)
-    # PyTorch gives the export back and keeps only the object: so it gets one that is an export.
+    # PyTorch releases the export and keeps only the object, so it gets an object that is an export
+    # itself.
     whole: memoryview | None = None
     if any(row[4] for row in rows):
         with callback(progress) as tell:
@@ -202,20 +203,20 @@ def _driver(where: Any) -> _device_loads.How | None:
 
 
 def _views(load: Callable[[], _dmafile.Buffer] | None, rows: list[Placed]) -> dict[str, _Tensor]:
-    """What is loaded, None where it would have no bytes, as tensors."""
+    """The loaded bytes as tensors; `load` is None if there are none."""
     view = _viewer(rows)
     whole = None if load is None else memoryview(load())
     return {row[0]: view(whole, 0, row) for row in rows}
 
 
 def load(data: HasBytes) -> dict[str, _Tensor]:
-    """The tensors of a file that is in memory, on the CPU, each with memory of its own.
+    """Returns the tensors of a file in memory, on the CPU, each with separate memory.
 
     Args:
         data: The bytes of a safetensors file: `bytes`, or any object with the buffer protocol.
 
     Raises:
-        SafetensorError: They are not a sound file (EBADMSG).
+        SafetensorError: It is not a valid file (EBADMSG).
         TypeError: This PyTorch has no dtype for a tensor.
     """
     view, rows = described(data, viewed=True)
@@ -237,40 +238,40 @@ def stream(
     report: Report | None = None,
     **options: Unpack[Options],
 ) -> Generator[tuple[str, _Tensor], None, None]:
-    """Gives the tensors of a model one after the other, each once its bytes are there, while later
-    ones are being read.
+    """Yields the tensors of a model one after another, each as soon as its bytes have been read,
+    while later ones are being read.
 
     >>> for name, tensor in dmafile.torch.stream("model/", tensors=parameters.__contains__):
     ...     parameters[name].copy_(tensor)
 
-    On the CPU the tensors are writable views of private buffers of at most 64 MiB, or of one
-    tensor: a buffer is given back when the last tensor in it goes, so whoever keeps all tensors
-    keeps the memory of all. On a GPU they are views of such blocks of its memory, as in
-    `load_file`; for any other `device` each is copied there.
+    On the CPU the tensors are writable views of private buffers, each of at most 64 MiB or with one
+    tensor. A buffer is freed with the last tensor in it, so keeping all tensors keeps all memory.
+    On a GPU they are views of such blocks of its memory, loaded as by `load_file`; for any other
+    `device` each tensor is copied there.
 
-    Leaving the loop early, and `close()`, cancel what is being read and give its memory back.
+    Leaving the loop early, or `close()`, cancels what is being read and frees its memory.
 
     Args:
         path, tensors: As in `dmafile.numpy.load_file`.
-        device: Where the tensors are wanted.
-        budget: At most so many bytes, 1 or more, have been or are being read and are not consumed:
-            a part of the file counts until the tensor behind its last one is asked for. A tensor
-            that is larger is read alone.
-        verify: As in `dmafile.load`. The digest of a file is known at its end only: where it
-            differs the error is raised *after the last tensor* (EBADMSG), and says that tensors
-            have been given out. Chosen tensors cannot be verified.
-        progress: As in `dmafile.load`, called where the next tensor is waited for.
-        group, report: As in `load_file`. With a `group` the load begins when the first tensor is
-            asked for, and the tensors come when all bytes are there, in the memory of the node:
-            `budget` does not bound it, and a digest that fails is raised before the first tensor.
+        device: The device for the tensors.
+        budget: Maximum number of bytes, 1 or more, that have been or are being read and are not
+            consumed: a part of the file counts until the tensor after its last one is requested. A
+            larger tensor is read alone.
+        verify: As in `dmafile.load`. The digest of a file is known only at its end: if it differs,
+            the error is raised *after the last tensor* (EBADMSG), and says that tensors have
+            already been returned. Selected tensors cannot be verified.
+        progress: As in `dmafile.load`, called while waiting for the next tensor.
+        group, report: As in `load_file`. With a `group` the load starts when the first tensor is
+            requested, and tensors are returned when all bytes are in the memory of the node:
+            `budget` does not limit it, and a wrong digest is raised before the first tensor.
         options: As in `dmafile.numpy.load_file`.
 
     Returns:
         A generator of names and tensors, in the order of their bytes in the files.
 
     Raises:
-        Error: As `dmafile.numpy.load_file`: at once for what the arguments and headers tell, while
-            it is iterated for all else.
+        Error: As `dmafile.numpy.load_file`: errors in arguments and headers immediately, all others
+            during the iteration.
     """
     if _is_of_several(group):
         return _with_ranks(path, device, tensors, verify, progress, group, report, options)
@@ -300,7 +301,7 @@ def _each(
             nbytes += whole.nbytes if whole else 0
             for row in rows:
                 yield row[0], view(whole, start, row).to(where)
-            # Not to be kept while the next one is waited for.
+            # Must not stay referenced while waiting for the next one.
             del buffer, whole
     if report is not None:
         report(_alone(nbytes, began))
@@ -367,7 +368,7 @@ def _is_of_several(group: Any) -> bool:
 
 
 def _alone(nbytes: int, began: float) -> dict[str, Any]:
-    """The report of a process that loads for itself."""
+    """The report of a process that loads alone."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     seconds = time.monotonic() - began
     own = {"rank": rank, "disk": nbytes, "peers": 0, "seconds": seconds}
@@ -375,8 +376,8 @@ def _alone(nbytes: int, began: float) -> dict[str, Any]:
 
 
 def _viewer(rows: list[Placed]) -> _View:
-    """What makes a tensor of memory, what its first byte is, and a row; raises a TypeError where
-    this PyTorch has no tensors for one of them."""
+    """Returns a function that makes a tensor from memory, the offset of its first byte, and a row.
+    Raises a TypeError if this PyTorch has no dtype for one of them."""
     dtypes = {name: _dtype(name) for name in {row[1] for row in rows}}
     sizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
     frombuffer = torch.frombuffer
@@ -393,7 +394,7 @@ def _viewer(rows: list[Placed]) -> _View:
 
 
 def _device(device: Any) -> Any:
-    """A device that this PyTorch lacks is an error before anything is read."""
+    """Checks the device before anything is read."""
     try:
         where = torch.device("cpu" if device is None else device)
         torch.empty(0, device=where)
@@ -409,7 +410,7 @@ def _put(tensor: _Tensor, device: Any) -> _Tensor:
 
 
 def _getdtype(dtype_str: str) -> Any:
-    """PyTorch's type for one of the format; a KeyError where this version has none."""
+    """PyTorch's type for one of the format; raises a KeyError if this version has none."""
     return _TYPES[dtype_str]
 
 
@@ -430,7 +431,7 @@ def _array(
 
 
 def _check(dtype: str) -> None:
-    """Raises where no tensor can show a dtype."""
+    """Raises an error if no tensor type matches a dtype."""
     _dtype(dtype)
 
 
@@ -440,27 +441,28 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves tensors as a safetensors file, straight out of their memory; returns the report.
+    """Saves tensors as a safetensors file, directly from their memory; returns the report.
 
-    The bytes are those that `safetensors.torch.save_file` writes, except that metadata of several
-    entries stays in its order, and that the elements of conjugated and negated views are written as
-    they are, and not as they lie in memory: these are copied first, as are tensors of other devices
-    to this one's memory. The file is replaced whole or not at all, and on the disk when this
+    The bytes are those that `safetensors.torch.save_file` writes, with two exceptions: several
+    metadata entries keep their order, and conjugated and negated views are written with their
+    actual elements instead of those in memory. These tensors are copied first, and so are tensors
+    on other devices. The file is replaced completely or not at all, and is on the disk when this
     returns.
 
     Args:
-        tensors: The tensors by name: dense, contiguous, and without memory in common, as there.
+        tensors: The tensors by name: dense, contiguous, and without shared memory, as in
+            safetensors.
         filename: The file.
-        metadata: Texts by name, for the header.
+        metadata: Strings by name, for the header.
         options: As in `dmafile.save`: `method`, `io`, `block`, `queue_depth`, `verify`, `sync`,
             `progress`.
 
     Raises:
-        ValueError: A tensor is none, is sparse, or is not contiguous.
+        ValueError: A value is not a tensor, or a tensor is sparse or not contiguous.
         RuntimeError: Tensors share memory.
-        TypeError: A name or a text is not a string; or the format does not know the type of a
-            tensor (then also a SafetensorError).
-        SafetensorError: The save failed, as `dmafile.save` does.
+        TypeError: A name or a metadata value is not a string; or the format does not support the
+            type of a tensor (then also a SafetensorError).
+        SafetensorError: The save failed, as in `dmafile.save`.
     """
     kept, rows = _rows(tensors)
     try:
@@ -470,7 +472,7 @@ def save_file(
 
 
 def save(tensors: Mapping[str, _Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """What `save_file` writes, as bytes."""
+    """Returns what `save_file` writes, as bytes."""
     kept, rows = _rows(tensors)
     try:
         return b"".join(parts(rows, metadata))
@@ -479,7 +481,7 @@ def save(tensors: Mapping[str, _Tensor], metadata: Mapping[str, str] | None = No
 
 
 def _rows(tensors: Mapping[str, _Tensor]) -> tuple[list[_Tensor], list[Row]]:
-    """What keeps the memory of the tensors alive, and what is saved of them."""
+    """Objects that keep the memory of the tensors alive, and what to save of them."""
     if not isinstance(tensors, Mapping):
         raise ValueError(f"tensors: wanted a dictionary of tensors, got a {type(tensors).__name__}")
     for name, tensor in tensors.items():
@@ -512,15 +514,15 @@ def save_model(
     force_contiguous: bool = True,
     **options: Unpack[SaveOptions],
 ) -> dict[str, Any]:
-    """Saves the tensors of a module, and of those that share memory only one; returns the report.
+    """Saves the tensors of a module, and only one of those that share memory; returns the report.
 
-    As in safetensors, the metadata maps the names of the others to the name of the one that was
-    saved. `load_model` reads such a file.
+    As in safetensors, the metadata maps the names of the others to the name of the saved one.
+    `load_model` reads such a file.
 
     Args:
         model: A `torch.nn.Module`.
         filename: The file.
-        metadata: Texts by name, for the header. The dictionary is not changed.
+        metadata: Strings by name, for the header. The dictionary is not changed.
         force_contiguous: Whether tensors that are not contiguous are copied first.
         options: As in `save_file`.
 
@@ -558,15 +560,15 @@ def load_model(
 
     Args:
         model: A `torch.nn.Module`.
-        filename: A file, or a model, as `load_file` takes it.
-        strict: Whether a tensor that the file or the module lacks is an error.
+        filename: A file, or a model, as in `load_file`.
+        strict: Whether a tensor that only the file or only the module has is an error.
         device, backend, options: As in `load_file`.
 
     Returns:
         The names that only the module has, and those that only the file has.
 
     Raises:
-        RuntimeError: With `strict`, the names differ; the tensors in both have been loaded. Or the
+        RuntimeError: With `strict`, the names differ; tensors in both have been loaded. Or the
             shape of a tensor differs.
         Error: As `load_file`.
     """
@@ -575,7 +577,7 @@ def load_model(
     report = model.load_state_dict(tensors, strict=False)
     missing, unexpected = set(report.missing_keys), list(report.unexpected_keys)
     for names in shared.values():
-        # Loaded by the name that was kept.
+        # Already loaded under the name that was kept.
         unexpected += [name for name in names if name not in missing]
         missing.difference_update(names)
     if strict and (missing or unexpected):
@@ -585,7 +587,7 @@ def load_model(
             for kind, names in kinds
             if names
         ]
-        # The words of PyTorch, which programs look for.
+        # PyTorch's own message, which programs look for.
         text = f"Error(s) in loading state_dict for {type(model).__name__}: {'; '.join(told)}"
         raise RuntimeError(text)
     return missing, unexpected

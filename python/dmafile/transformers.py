@@ -1,4 +1,4 @@
-"""Lazy state dicts for transformers: tensors that are read where a model takes them."""
+"""Lazy state dicts for transformers: each tensor is read when the model uses it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
@@ -11,11 +11,12 @@ __all__ = ["LazyTensor", "state_dict"]
 
 
 class LazyTensor(TensorSlice):
-    """A tensor that is read when it, or a part of it, is asked for: `lazy[...]`, `lazy[2:4, 1]`."""
+    """A tensor that is read, completely or in part, when it is indexed: `lazy[...]`, `lazy[2:4,
+    1]`."""
 
     @property
     def dtype(self) -> Any:
-        """The type of what comes back."""
+        """The dtype of the result."""
         return _dtype(self._dtype)
 
     def is_floating_point(self) -> bool:
@@ -42,22 +43,22 @@ class _StateDict(Mapping[str, LazyTensor]):
 
 def state_dict(path: ModelPath, **options: Unpack[Options]) -> Mapping[str, LazyTensor]:
     """Opens a model for `from_pretrained`, which then reads each tensor, or with tensor parallelism
-    the rows of it that a rank needs, straight into memory of its own.
+    the rows that a rank needs, directly into separate memory.
 
     >>> config = LlamaConfig.from_pretrained("model/")
     >>> weights = dmafile.transformers.state_dict("model/")
     >>> model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
 
-    For transformers 5, whose threads may read several tensors at the same time. The model's class
-    is to be named, because `AutoModel…` takes no path of None. The files stay open until the last
-    reference to the mapping and its tensors goes. A file that has been cut short is an error where
-    a tensor is read, so out of `from_pretrained`.
+    For transformers 5, whose threads may read several tensors at the same time. Name the model's
+    class, because `AutoModel…` does not accept None as the path. The files stay open until the last
+    reference to the mapping and its tensors is gone. A truncated file raises an error when a tensor
+    is read, so from `from_pretrained`.
 
     Args:
-        path, options: As in `dmafile.open_tensors`; or a list of files, all of one model.
+        path, options: As in `dmafile.open_tensors`; or a list of all files of one model.
 
     Raises:
         Error: As `dmafile.open_tensors`.
-        TypeError: This PyTorch has no dtype for a tensor; where it is read.
+        TypeError: This PyTorch has no dtype for a tensor; raised when it is read.
     """
     return _StateDict(TensorFile(path, "torch", options))

@@ -2,10 +2,10 @@
 
 
 def register() -> None:
-    """Tells vLLM of the load format; vLLM calls it in each of its processes.
+    """Registers the load format; vLLM calls this in each of its processes.
 
-    Nothing is imported before then, and nothing is raised: where this vLLM cannot take the loader
-    there is a warning, and no such load format.
+    Nothing is imported before that, and nothing is raised: if this vLLM cannot use the loader, a
+    warning is logged, and the load format does not exist.
     """
     try:
         from vllm.model_executor.model_loader import register_model_loader

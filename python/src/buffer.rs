@@ -1,4 +1,4 @@
-//! The buffer, and what Python may ask of it.
+//! The buffer, and its Python interface.
 
 use crate::dlpack;
 use crate::error::{no_descriptor, raise, several_descriptors};
@@ -19,22 +19,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Memory that Python objects share. Whoever exports it holds a clone: it is given back when the
-/// last one goes.
+/// Memory that Python objects share: each export holds a clone, and the memory is freed with the last one.
 pub(crate) struct Held {
     buffer: Memory,
-    /// Nobody else can reach it.
+    /// Whether nothing else can reach it.
     private: bool,
-    /// It consists of dma-bufs: devices are told when the CPU reads it.
+    /// Whether it consists of dma-bufs, so that CPU access must be announced to devices.
     announced: bool,
-    /// It has been exported by the buffer protocol.
+    /// Whether it has been exported by the buffer protocol.
     exported: AtomicBool,
 }
 
-/// The memory itself, and what has to last as long.
+/// The memory, and whatever must live as long as it does.
 enum Memory {
     Own(dmafile::Buffer),
-    /// Its holder counts this process as one that has it.
+    /// While it exists, its holder counts this process as a user.
     Taken(Box<HeldFile>),
     /// Pages of other memory, until they are written to.
     CopyOnWrite {
@@ -73,7 +72,7 @@ impl Memory {
 }
 
 impl Held {
-    /// Where its bytes lie and how many there are.
+    /// Address and number of its bytes.
     fn bytes(&self) -> PyResult<(*mut u8, usize)> {
         let start = self.buffer.as_ptr().ok_or_else(|| {
             PyBufferError::new_err(
@@ -85,7 +84,7 @@ impl Held {
         Ok((start.cast_mut(), self.buffer.len() as usize))
     }
 
-    /// All bytes, in memory of their own.
+    /// Copies all bytes.
     pub(crate) fn copy(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         let (mut bytes, len) = (Vec::new(), self.buffer.len() as usize);
         if bytes.try_reserve_exact(len).is_err() {
@@ -103,7 +102,7 @@ impl Held {
         &self.buffer
     }
 
-    /// Calls `look` with all bytes, in order, in pieces.
+    /// Calls `look` with all bytes, in order, piece by piece.
     pub(crate) fn each(&self, mut look: impl FnMut(&[u8])) -> dmafile::Result<()> {
         let (access, len) = (self.buffer.access()?, self.buffer.len());
         // Small enough to stay in the CPU's cache.
@@ -121,17 +120,18 @@ impl Held {
     }
 }
 
-/// An export of the memory: while it lives the CPU reads there, and of dma-bufs the devices know.
+/// An export of the memory: while it exists, the CPU reads there, which has been announced to devices if it
+/// consists of dma-bufs.
 pub(crate) struct View(Arc<Held>);
 
 impl View {
-    /// And where the bytes lie, and how many there are.
+    /// Also returns address and number of the bytes.
     pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<(Self, *mut u8, usize)> {
         let (start, len) = held.bytes()?;
         if held.announced {
-            // It waits for devices that are still writing.
+            // This waits for devices that are still writing.
             let begun = py.detach(|| held.buffer.begin_access());
-            // The buffer protocol wants this class.
+            // The buffer protocol requires this exception.
             begun.map_err(|error| PyBufferError::new_err(error.to_string()))?;
         }
         Ok((Self(held), start, len))
@@ -144,9 +144,9 @@ impl View {
     }
 
     /// # Safety
-    /// `held` came from `into_raw`, and is taken back once.
+    /// `held` came from `into_raw`, and is taken back only once.
     unsafe fn from_raw(held: *const Held) -> Self {
-        // SAFETY: as this function asks for.
+        // SAFETY: as this function requires.
         Self(unsafe { Arc::from_raw(held) })
     }
 }
@@ -161,17 +161,17 @@ impl Drop for View {
 
 /// A file's bytes in memory that devices and processes can share.
 ///
-/// It has the buffer protocol (`memoryview(buffer)`, `numpy.frombuffer(buffer, ...)`) and DLPack.
-/// Private memory (kind `anon`) is writable, all other memory read-only. A memoryview of memory
-/// that is shared and not sealed shows what others write to it, as one of a `mmap.mmap` does. Devices
-/// that share a dma-buf know of each view from when it is made until it is released
-/// (DMA_BUF_IOCTL_SYNC): what they write meanwhile may not be seen in it.
+/// Supports the buffer protocol (`memoryview(buffer)`, `numpy.frombuffer(buffer, ...)`) and DLPack. Private
+/// memory (kind `anon`) is writable, all other memory is read-only. A memoryview of memory that is shared and
+/// not sealed shows what others write to it, like that of a `mmap.mmap`. For a dma-buf, each view is one CPU
+/// access (DMA_BUF_IOCTL_SYNC), from its creation until it is released: what devices write during that time may
+/// not be visible in it.
 ///
-/// As a context manager it closes itself. A closed buffer raises ValueError.
+/// As a context manager it closes itself. Using a closed buffer raises ValueError.
 #[pyclass(frozen, weakref, module = "dmafile")]
 pub(crate) struct Buffer {
     held: Mutex<Option<Arc<Held>>>,
-    /// Bytes of the file.
+    /// Number of bytes of the file.
     #[pyo3(get)]
     nbytes: u64,
     /// Where they start in the descriptor, in bytes.
@@ -181,9 +181,8 @@ pub(crate) struct Buffer {
     #[pyo3(get)]
     kind: String,
     report_json: Option<String>,
-    /// The addresses of closed memory that was exported: there are consumers of the buffer protocol
-    /// that give the export back and go on reading, such as `numpy.ndarray(..., buffer=buffer)`.
-    /// What they keep alive is this object.
+    /// The address range of closed memory that was exported: some consumers of the buffer protocol release the
+    /// export and continue to read, such as `numpy.ndarray(..., buffer=buffer)`. They keep this object alive.
     retired: OnceLock<Retired>,
 }
 
@@ -193,13 +192,13 @@ impl Buffer {
         Self::new(Memory::Own(loaded.buffer), Some(report))
     }
 
-    /// A source of a snapshot, which has no report where it has no byte.
+    /// The buffer of a source of a snapshot; an empty source has no report.
     pub(crate) fn of_source(buffer: dmafile::Buffer, report: Option<&Report>) -> Self {
         let json = report.map(|report| serde_json::to_string(report).expect("plain data"));
         Self::new(Memory::Own(buffer), json)
     }
 
-    /// What another process loaded.
+    /// Memory that another process loaded.
     pub(crate) fn taken(file: HeldFile) -> Self {
         Self::new(Memory::Taken(Box::new(file)), None)
     }
@@ -225,7 +224,7 @@ impl Buffer {
         locked.expect("no holder of this lock panics")
     }
 
-    /// A share of the memory, for an export or for the time of a call.
+    /// A reference to the memory, for an export or for the duration of a call.
     pub(crate) fn share(&self, py: Python<'_>) -> PyResult<Arc<Held>> {
         self.lock(py).clone().ok_or_else(closed)
     }
@@ -244,10 +243,10 @@ fn in_use(what: &str, held: &Arc<Held>) -> PyErr {
 
 #[pymethods]
 impl Buffer {
-    /// The number of its descriptor, which stays the buffer's: it is closed with it.
+    /// The number of its descriptor, which belongs to the buffer and is closed with it.
     ///
-    /// Raises `dmafile.Error`: EOPNOTSUPP for private memory, which has none, EFBIG for several
-    /// dma-bufs, which have one each (`dma_bufs`).
+    /// Raises `dmafile.Error`: EOPNOTSUPP for private memory, which has none, EFBIG for several dma-bufs, each
+    /// of which has its own (`dma_bufs`).
     fn fileno(&self, py: Python<'_>) -> PyResult<c_int> {
         let held = self.share(py)?;
         let fd = held.buffer.as_fd().map(|fd| fd.as_raw_fd());
@@ -257,10 +256,10 @@ impl Buffer {
         })
     }
 
-    /// The dma-bufs that it consists of, one behind the other, as named tuples `(fd, at, bytes)`: the
-    /// descriptor, which stays the buffer's; where it begins, counted from the first byte of the
-    /// first, as `offset` is; how many bytes it has. One, or several where the limit of `/dev/udmabuf`
-    /// (`size_limit_mb`) forced them; [] where it is no dma-buf.
+    /// The dma-bufs that it consists of, back to back, as named tuples `(fd, at, bytes)`: the descriptor, which
+    /// belongs to the buffer; its offset, counted from the first byte of the first one, like `offset`; its size
+    /// in bytes. One, or several if the limit of `/dev/udmabuf` (`size_limit_mb`) required them; [] if it is
+    /// not a dma-buf.
     #[getter]
     fn dma_bufs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let held = self.share(py)?;
@@ -270,13 +269,14 @@ impl Buffer {
         PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// How the load went, as `dmafile load --json` prints it, a new dict each time; None for a received buffer.
+    /// The report of the load, as `dmafile load --json` prints it; a new dict each time. None for a received
+    /// buffer.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let Some(json) = &self.report_json else {
             return Ok(None);
         };
-        // By its text: there is no pythonize yet for this version of pyo3.
+        // Through JSON text: pythonize does not support this version of pyo3 yet.
         let report = py.import("json")?.call_method1("loads", (json,))?;
         Ok(Some(report.unbind()))
     }
@@ -287,17 +287,17 @@ impl Buffer {
         self.lock(py).is_none()
     }
 
-    /// Whether its exports are read-only: all but those of private memory.
+    /// Whether its exports are read-only: true for everything but private memory.
     #[getter]
     fn readonly(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(!self.share(py)?.is_writable())
     }
 
-    /// Forbids any change of the contents, here and everywhere, for good (F_SEAL_WRITE).
+    /// Permanently forbids every process to change the contents (F_SEAL_WRITE).
     ///
-    /// Raises BufferError while exports are alive; `dmafile.Error` with EBUSY while another
-    /// process has it mapped for writing, and always for a `udmabuf`, EOPNOTSUPP for private memory
-    /// and other dma-bufs, EPERM for an `fd:N` whose maker forbade seals.
+    /// Raises BufferError while exports exist; `dmafile.Error` with EBUSY while another process has it mapped
+    /// for writing, and always for a `udmabuf`, EOPNOTSUPP for private memory and other dma-bufs, EPERM for an
+    /// `fd:N` whose owner does not allow seals.
     fn seal(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         let held = state.as_mut().ok_or_else(closed)?;
@@ -342,27 +342,27 @@ impl Buffer {
     /// Sends the descriptor, or all of its dma-bufs, over a connected Unix socket (SCM_RIGHTS), for
     /// `Buffer.receive`.
     ///
-    /// Keeps to the socket's timeout: TimeoutError, or BlockingIOError where it does not block, for
-    /// one that stays full. Raises `dmafile.Error`: EOPNOTSUPP for private memory, E2BIG for more than
-    /// 253 dma-bufs, which no message carries.
+    /// Respects the socket's timeout: if the socket stays full, raises TimeoutError, or BlockingIOError if it
+    /// is non-blocking. Raises `dmafile.Error`: EOPNOTSUPP for private memory, E2BIG for more than 253
+    /// dma-bufs, which do not fit into a message.
     fn send(&self, py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<()> {
         let held = self.share(py)?;
         Wait::on(sock)?.each(py, PollFlags::OUT, |stream| held.buffer.try_send(stream))
     }
 
-    /// Receives what `send` sent, over a connected Unix socket; keeps to the socket's timeout.
+    /// Receives what `send` sent, over a connected Unix socket; respects the socket's timeout.
     ///
-    /// The sender is not trusted: raises `dmafile.Error` with EPROTO for anything but a memfd
-    /// that cannot shrink, or dma-bufs, that hold the bytes they claim, ConnectionResetError where
-    /// the sender went away.
+    /// The sender is not trusted: raises `dmafile.Error` with EPROTO for anything but a memfd that cannot
+    /// shrink, or dma-bufs, that contain the claimed bytes; ConnectionResetError if the sender is gone.
     #[staticmethod]
     fn receive(py: Python<'_>, sock: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = Wait::on(sock)?.each(py, PollFlags::IN, dmafile::Buffer::try_receive)?;
         Ok(Self::new(Memory::Own(buffer), None))
     }
 
-    /// The same bytes as private memory, for arrays that cannot be read-only: the pages are those of this
-    /// buffer until they are written to. Raises `dmafile.Error` with EPERM for memory that others can change.
+    /// The same bytes as private memory (copy-on-write), for arrays that cannot be read-only: a page is shared
+    /// with this buffer until it is written to. Raises `dmafile.Error` with EPERM for memory that others can
+    /// change.
     fn _private(&self, py: Python<'_>) -> PyResult<Self> {
         let held = self.share(py)?;
         let made = py.detach(|| held.buffer.copy_on_write());
@@ -372,8 +372,8 @@ impl Buffer {
 
     /// The bytes as a DLPack capsule: one dimension of uint8 on the CPU.
     ///
-    /// Raises BufferError where the consumer asks for another device or cannot be told that the
-    /// memory is read-only (it must know DLPack 1.0: `max_version=(1, 0)`).
+    /// Raises BufferError if the consumer requests another device, or does not support read-only memory (which
+    /// needs DLPack 1.0: `max_version=(1, 0)`).
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -398,11 +398,11 @@ impl Buffer {
         self.share(py).map(|_| dlpack::CPU)
     }
 
-    /// Gives the memory back and closes the descriptor. More than once does nothing.
+    /// Frees the memory and closes the descriptor. Calling it again does nothing.
     ///
-    /// Raises BufferError while exports are alive: memoryviews, arrays, tensors. An array that was
-    /// made of it and holds no export (`numpy.ndarray(..., buffer=buffer)`) shows zeros from then
-    /// on, and is not to be written to.
+    /// Raises BufferError while exports exist: memoryviews, arrays, tensors. An array that was made from it
+    /// without holding an export (`numpy.ndarray(..., buffer=buffer)`) shows zeros afterwards, and must not be
+    /// written to.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py);
         match state.take().map(Arc::try_unwrap) {
@@ -415,7 +415,7 @@ impl Buffer {
                     exported.then(|| buffer.retire())
                 });
                 if let Some(retired) = retired {
-                    // It was taken out under the lock, which happens once.
+                    // The memory was taken out under the lock, which happens only once.
                     let _ = self.retired.set(retired);
                 }
                 Ok(())
@@ -462,8 +462,8 @@ impl Buffer {
         unsafe { (*view).obj = std::ptr::null_mut() };
         let (shown, start, len) = View::of(slf.py(), slf.get().share(slf.py())?)?;
         let readonly = c_int::from(!shown.0.is_writable());
-        // SAFETY: the view is there to be filled; the memory stays where it is for as long as the
-        // share that the view gets.
+        // SAFETY: the view is valid for writing; the memory stays in place for as long as the reference that
+        // the view gets.
         unsafe {
             let (start, len) = (start.cast::<c_void>(), len as isize);
             if ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, readonly, flags) != 0 {
@@ -475,20 +475,20 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes the share of a view back.
+    /// Releases the reference that a view has.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `internal` is what `__getbuffer__` put there, and each view is released once.
         drop(unsafe { View::from_raw((*view).internal.cast::<Held>()) });
     }
 }
 
-/// A second descriptor of a Python socket, and how long it may be waited for.
+/// A duplicate of a Python socket's descriptor, and its timeout.
 struct Wait {
     stream: UnixStream,
-    /// 0: not at all; None: for ever.
+    /// 0: do not wait; None: wait without limit.
     timeout: Option<Duration>,
     begin: Instant,
-    /// It has been looked at.
+    /// Whether it has been tried once.
     looked: bool,
 }
 
@@ -503,21 +503,20 @@ impl Wait {
         let timeout: Option<f64> = sock.call_method0("gettimeout")?.extract()?;
         Ok(Self {
             stream: fd.into(),
-            // What is no time, or longer than any, is for ever.
+            // A value that is not a valid duration means no limit.
             timeout: timeout.and_then(|all| Duration::try_from_secs_f64(all.max(0.0)).ok()),
             begin: Instant::now(),
             looked: false,
         })
     }
 
-    /// What is left of the time.
+    /// The remaining time.
     fn left(&self) -> Option<Duration> {
         let elapsed = self.begin.elapsed();
         self.timeout.map(|all| all.saturating_sub(elapsed))
     }
 
-    /// Tries each time that it can be read or written, until that comes to something; EAGAIN says
-    /// that it has not.
+    /// Calls `attempt` whenever the socket is ready, until the result is not EAGAIN.
     fn each<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -528,14 +527,14 @@ impl Wait {
             self.until(py, wanted)?;
             match py.detach(|| attempt(&self.stream)) {
                 Ok(made) => return Ok(made),
-                // Somebody else was faster.
+                // Another thread was faster.
                 Err(error) if error.raw_os_error() == Some(AGAIN) => {}
                 Err(error) => return Err(raise(py, &error, None)),
             }
         }
     }
 
-    /// Waits until it can be read or written, and looks after signals meanwhile.
+    /// Waits until the socket is ready, and handles signals while waiting.
     fn until(&mut self, py: Python<'_>, wanted: PollFlags) -> PyResult<()> {
         loop {
             let left = self.left();
@@ -570,5 +569,5 @@ impl Wait {
 
 const AGAIN: i32 = rustix::io::Errno::AGAIN.raw_os_error();
 
-/// How often a wait for a socket looks after signals.
+/// Interval at which a wait for a socket handles signals.
 const GLANCE: Duration = Duration::from_millis(50);

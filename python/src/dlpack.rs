@@ -1,4 +1,4 @@
-//! DLPack: memory handed to array libraries in a capsule
+//! DLPack: passes memory to array libraries in a capsule
 //! (<https://dmlc.github.io/dlpack/latest/>).
 
 use crate::buffer::{Held, View};
@@ -14,10 +14,11 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// The CPU, as type and number of a device.
+/// The CPU, as a device type and number.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 
-/// The oldest version that can say read-only: every consumer that asks for versions takes it.
+/// The oldest version that supports read-only memory: every consumer with `max_version` accepts
+/// it.
 const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 0 };
 
 enum Memory {
@@ -25,7 +26,7 @@ enum Memory {
     Copy { _bytes: Vec<u8> },
 }
 
-/// A capsule over the whole of `held`, or over a copy of it.
+/// A capsule for all of `held`, or for a copy of it.
 pub(crate) fn export(
     py: Python<'_>,
     held: Arc<Held>,
@@ -60,7 +61,7 @@ pub(crate) fn export(
     }
     if flags.contains(DlpackFlags::READ_ONLY) {
         return Err(PyBufferError::new_err(
-            "the memory is read-only, which only DLPack 1.0 can say: ask with max_version=(1, 0)",
+            "the memory is read-only, which needs DLPack 1.0: ask with max_version=(1, 0)",
         ));
     }
     let tensor = describe::<DLManagedTensor>(memory, start, len)?;
@@ -145,7 +146,7 @@ fn data_type(name: &str) -> Option<DLDataType> {
     Some(DLDataType { code, bits, lanes })
 }
 
-/// A tensor that owns the memory, whose `len` bytes stay at `start` for as long as it is there.
+/// A tensor that owns the memory, whose `len` bytes stay at `start` for as long as it exists.
 fn describe<T: ManagedTensorBase>(
     memory: Memory,
     start: *mut u8,

@@ -1,4 +1,4 @@
-//! Errors of the engine as exceptions of the package.
+//! Converts errors of the engine to exceptions of the package.
 
 use dmafile::{Error, ErrorKind, Names, Opt};
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::any::Any;
 use std::path::Path;
 
-/// Options as keyword arguments.
+/// Names options as keyword arguments.
 pub(crate) struct Keywords;
 
 impl Names for Keywords {
@@ -37,7 +37,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr
     of_kind(py, kind, error, path)
 }
 
-/// The same of the headers of a model: what is wrong in one, or that there is none, is a
+/// As [`raise`], for the headers of a model: an invalid or missing header is a
 /// `SafetensorError`.
 pub(crate) fn unsound(py: Python<'_>, error: &Error, path: Option<&Path>) -> PyErr {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
@@ -57,12 +57,12 @@ fn of_kind(py: Python<'_>, kind: &str, error: &Error, path: Option<&Path>) -> Py
     )
 }
 
-/// An invalid request, found before the engine saw it.
+/// An invalid request that was detected before calling the engine.
 pub(crate) fn usage(py: Python<'_>, text: &str) -> PyErr {
     make(py, "usage", None, text, None, "")
 }
 
-/// Private memory was asked for its descriptor.
+/// Private memory has no descriptor.
 pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
     let errno = Errno::OPNOTSUPP.raw_os_error();
     let remedy = "load it to=\"memfd\"";
@@ -71,7 +71,7 @@ pub(crate) fn no_descriptor(py: Python<'_>) -> PyErr {
     make(py, "failed", Some(errno), &text, None, remedy)
 }
 
-/// Several dma-bufs were asked for their descriptor.
+/// Several dma-bufs do not have a single descriptor.
 pub(crate) fn several_descriptors(py: Python<'_>, kind: &str, count: usize) -> PyErr {
     let errno = Errno::FBIG.raw_os_error();
     let remedy = "use `dma_bufs`, or raise size_limit_mb of udmabuf";
@@ -99,8 +99,9 @@ pub(crate) fn no_thread(py: Python<'_>, error: &std::io::Error, path: &Path) -> 
 pub(crate) fn panicked(py: Python<'_>, cause: &(dyn Any + Send), path: &Path) -> PyErr {
     let text = cause.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| cause.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or("it panicked without a word");
-    let text = format!("dmafile: a mistake in dmafile: {text} (ENOTRECOVERABLE)");
+    let text = text.unwrap_or("panic without a message");
+    let text =
+        format!("dmafile: internal error in dmafile, please report it: {text} (ENOTRECOVERABLE)");
     let errno = Errno::NOTRECOVERABLE.raw_os_error();
     make(py, "failed", Some(errno), &text, Some(path), "")
 }

@@ -50,14 +50,14 @@ impl Work for Take {
     }
 }
 
-/// Files that this process holds, and a thread serves, until `stop` or the end of this object.
+/// Files that this process holds, and that a thread serves until `stop` or the deletion of this object.
 ///
-/// As a context manager it stops at the end of the block. What was taken stays with those who have it. A child
-/// that this process forks has no part in it.
+/// As a context manager it stops at the end of the block. Processes that have taken the memory keep it. In a
+/// forked child it does nothing.
 #[pyclass(frozen, weakref, module = "dmafile")]
 pub(crate) struct Holder {
     holder: Mutex<Option<dmafile::Holder>>,
-    /// What it is called.
+    /// The name of the hold.
     #[pyo3(get)]
     name: String,
     /// The path of its socket.
@@ -74,13 +74,14 @@ impl Holder {
 
 #[pymethods]
 impl Holder {
-    /// What it holds: a dict for each file, as in the `files` of `dmafile.holds()`, as they were when it began.
+    /// The held files: a dict for each, as in the `files` of `dmafile.holds()`, as they were when the hold
+    /// began.
     #[getter]
     fn files(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         as_dict(py, Ok(self.files.clone()))
     }
 
-    /// Whether it serves: it has not been stopped, released, or idle for too long.
+    /// Whether it is serving: it has not been stopped, released, or idle for too long.
     #[getter]
     fn serving(&self) -> bool {
         self.lock()
@@ -88,7 +89,7 @@ impl Holder {
             .is_some_and(dmafile::Holder::is_serving)
     }
 
-    /// Ends it. More than once does nothing.
+    /// Ends the hold. Calling it again does nothing.
     fn stop(&self, py: Python<'_>) {
         let holder = self.lock().take();
         py.detach(|| drop(holder));
@@ -110,7 +111,7 @@ impl Holder {
     }
 }
 
-/// Loads `paths` and serves them, as `how` says of the hold and `options` of each load.
+/// Loads `paths` and serves them. `how` has the options of the hold, `options` those of each load.
 #[pyfunction]
 pub(crate) fn hold(
     py: Python<'_>,
@@ -153,8 +154,8 @@ pub(crate) fn hold(
     })
 }
 
-/// What was taken: name, socket, process and user of its holder, and the name, buffer and description of
-/// each file.
+/// What was taken: name, socket, process and user of the holder, and the name, buffer and description of each
+/// file.
 type Taken = (
     String,
     PathBuf,
@@ -193,8 +194,8 @@ pub(crate) fn shared(
     taken(py, held)
 }
 
-/// Takes `paths` from another process of this user that has them in memory; where none has, what keeps
-/// others from loading them.
+/// Takes `paths` from another process of this user that has them in memory. If there is none, returns a
+/// `Vacant`, which keeps others from loading them.
 #[pyfunction]
 pub(crate) fn find_shared(
     py: Python<'_>,
@@ -240,7 +241,7 @@ fn of_shared(
     Ok(shared.each(tuning(py, options)?))
 }
 
-/// Files that are in the memory of no process yet.
+/// Files that no process has in memory yet.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Vacant {
     vacant: Mutex<Option<dmafile::Vacant>>,
@@ -254,7 +255,7 @@ impl Vacant {
 
 #[pymethods]
 impl Vacant {
-    /// The files, and how many bytes each has.
+    /// The path and size of each file.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let vacant = self.lock();
         let files = vacant.iter().flat_map(dmafile::Vacant::files);
@@ -263,7 +264,7 @@ impl Vacant {
             .collect()
     }
 
-    /// Takes a memfd with the bytes of each file, by descriptors that stay the caller's. Once only.
+    /// Takes a memfd with the bytes of each file, as descriptors that the caller keeps. Only once.
     fn fill(&self, py: Python<'_>, fds: Vec<i32>) -> PyResult<Taken> {
         let twin = |number| {
             // SAFETY: it is borrowed for the time of this copy, which fails for one that is not open.
@@ -273,20 +274,20 @@ impl Vacant {
         let vacant = self
             .lock()
             .take()
-            .ok_or_else(|| PyRuntimeError::new_err("it has been filled or closed already"))?;
+            .ok_or_else(|| PyRuntimeError::new_err("it was already filled or closed"))?;
         let first = vacant.files().next();
         let first = first.map_or(PathBuf::new(), |(path, _)| path.to_path_buf());
         let held = Job::start(py, Fill(vacant, memory), &first, || ())?.attend(py, None)?;
         taken(py, held)
     }
 
-    /// Lets others load them. More than once does nothing.
+    /// Lets other processes load them. Calling it again does nothing.
     fn close(&self) {
         drop(self.lock().take());
     }
 }
 
-/// A search for memory that is there.
+/// A search for existing memory.
 struct Find(Shared);
 
 impl Work for Find {
@@ -301,7 +302,7 @@ impl Work for Find {
     }
 }
 
-/// Files, and memory with their bytes.
+/// Files, and memory that contains their bytes.
 struct Fill(dmafile::Vacant, Vec<OwnedFd>);
 
 impl Work for Fill {
@@ -316,7 +317,7 @@ impl Work for Fill {
     }
 }
 
-/// What is held at a socket, or at all of them: a list of dicts.
+/// Lists what is held at one socket, or at all of them, as a list of dicts.
 #[pyfunction]
 pub(crate) fn holds(py: Python<'_>, at: Option<PathBuf>) -> PyResult<Py<PyAny>> {
     let all = py.detach(|| dmafile::holds(at.as_deref()));
@@ -346,12 +347,12 @@ fn taken(py: Python<'_>, held: dmafile::Held) -> PyResult<Taken> {
     Ok((name, at, holder, files.collect::<PyResult<_>>()?))
 }
 
-/// Sets the options of each load, which are right.
+/// Sets the options of each load, after validating them.
 fn tuning(
     py: Python<'_>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<impl Fn(Load) -> Load + Send + 'static> {
-    // What is wrong with them is found here, where it can be raised.
+    // Errors in the options are found here, where they can be raised.
     let any = request::apply(Load::new(""), options, SOURCE)?;
     any.check().map_err(|error| raise(py, &error, None))?;
     let options = options.clone().unbind();
@@ -374,5 +375,5 @@ fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
 }
 
 fn unknown(name: &str) -> PyErr {
-    PyTypeError::new_err(format!("'{name}' is no option of this"))
+    PyTypeError::new_err(format!("'{name}' is not an option here"))
 }

@@ -1,5 +1,5 @@
-//! A load or a save on a thread of its own, so that the thread of the caller can look after signals,
-//! progress and cancellation meanwhile.
+//! Runs a load or a save in a separate thread, so that the caller's thread can handle signals, progress
+//! and cancellation during that time.
 
 use crate::buffer::Buffer;
 use crate::error::{no_thread, panicked, raise};
@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often a waiting thread looks after signals and progress.
+/// Interval at which a waiting thread handles signals and progress.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// What the two threads tell each other.
+/// State shared by the two threads.
 #[derive(Default)]
 struct Shared {
     ended: Mutex<bool>,
@@ -27,11 +27,11 @@ struct Shared {
     total: AtomicU64,
 }
 
-/// What can be done on a thread of its own.
+/// Work that can run in a separate thread.
 pub(crate) trait Work: Send + 'static {
     type Outcome: Send;
 
-    /// The same, that can be stopped, and tells how far it is.
+    /// Adds a token that cancels it, and a function that it reports its progress to.
     fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self;
 
     fn run(self) -> Result<Self::Outcome, Error>;
@@ -61,8 +61,8 @@ impl Work for Save<'static> {
     }
 }
 
-/// Says that it has ended, however it did, and calls `then`: also where it panicked, and where
-/// its thread never began.
+/// Signals the end of the work when dropped, and calls `then`: also after a panic, and if its thread
+/// could not be started.
 struct Ending<F: FnOnce()> {
     shared: Arc<Shared>,
     then: Option<F>,
@@ -79,18 +79,18 @@ impl<F: FnOnce()> Drop for Ending<F> {
     }
 }
 
-/// A load or a save on its way.
+/// A running load or save.
 pub(crate) struct Job<T> {
     thread: JoinHandle<Result<T, Error>>,
     shared: Arc<Shared>,
     token: CancelToken,
     path: PathBuf,
-    /// The process that has the thread: a fork of it has none.
+    /// The process that has the thread; a forked child does not.
     process: u32,
 }
 
 impl<T: Send + 'static> Job<T> {
-    /// Begins; `then` runs on its thread, after it has ended.
+    /// Starts it; `then` runs on its thread after the end.
     pub(crate) fn start(
         py: Python<'_>,
         work: impl Work<Outcome = T>,
@@ -123,7 +123,7 @@ impl<T: Send + 'static> Job<T> {
         })
     }
 
-    /// RuntimeError in a fork: the thread that it would wait for is another process's.
+    /// RuntimeError in a forked child: the thread to wait for belongs to the parent.
     fn check_process(&self) -> PyResult<()> {
         if self.process == std::process::id() {
             return Ok(());
@@ -132,7 +132,7 @@ impl<T: Send + 'static> Job<T> {
         Err(PyRuntimeError::new_err(text))
     }
 
-    /// Lets go of it; of what a fork has of it nothing may be touched.
+    /// Leaks the job; in a forked child nothing of it may be touched.
     fn forget_in_fork(self) {
         if self.check_process().is_err() {
             std::mem::forget(self);
@@ -160,7 +160,7 @@ impl<T: Send + 'static> Job<T> {
         self.forget_in_fork();
     }
 
-    /// Waits until it has ended, and at most so long; whether it has.
+    /// Waits for the end, for a limited time; returns whether it has ended.
     fn wait(&self, at_most: Duration) -> bool {
         let ended = self.shared.ended.lock();
         let ended = ended.expect("no holder of this lock panics");
@@ -179,7 +179,7 @@ impl<T: Send + 'static> Job<T> {
         )
     }
 
-    /// Lets signals be handled and progress be told until it ends.
+    /// Handles signals and reports progress until the end.
     fn watch(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut told = (0, 0);
         loop {
@@ -199,8 +199,8 @@ impl<T: Send + 'static> Job<T> {
         }
     }
 
-    /// Waits for the end on the thread of the caller. An exception there, from a signal or from
-    /// `progress`, stops the load.
+    /// Waits for the end in the caller's thread. An exception there, from a signal or from `progress`,
+    /// cancels the load.
     pub(crate) fn attend(self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<T> {
         if let Err(error) = self.watch(py, progress) {
             if self.check_process().is_err() {
@@ -208,7 +208,7 @@ impl<T: Send + 'static> Job<T> {
                 return Err(error);
             }
             self.token.cancel();
-            // Before the exception leaves, all that was made has been undone.
+            // Everything must have been undone before the exception is raised.
             py.detach(|| drop(self.thread.join()));
             return Err(error);
         }
@@ -236,7 +236,7 @@ pub(crate) struct Running {
 
 #[pymethods]
 impl Running {
-    /// Asks it to stop; returns at once.
+    /// Cancels it; returns immediately.
     fn cancel(&self) -> PyResult<()> {
         if let Some(job) = &*self.lock() {
             job.check_process()?;
@@ -245,17 +245,17 @@ impl Running {
         Ok(())
     }
 
-    /// Bytes in place, and bytes in all.
+    /// The bytes in place and the total.
     fn progress(&self) -> PyResult<(u64, u64)> {
         self.lock().as_ref().map_or(Ok((0, 0)), Job::progress_here)
     }
 
-    /// The buffer, or the exception that ended the load; waits for its end. Once only.
+    /// Waits for the end; returns the buffer, or raises the exception that ended the load. Only once.
     fn result(&self, py: Python<'_>) -> PyResult<Buffer> {
         self.take()?.outcome(py).map(Buffer::of)
     }
 
-    /// As `result`, for a thread that waits: looks after signals, and calls `progress` meanwhile.
+    /// As `result`, for a blocking caller: handles signals and calls `progress` while waiting.
     fn attend(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Buffer> {
         self.take()?.attend(py, progress).map(Buffer::of)
     }
@@ -264,10 +264,10 @@ impl Running {
 impl Running {
     fn take(&self) -> PyResult<Job<Loaded>> {
         let job = self.lock().take();
-        job.ok_or_else(|| PyRuntimeError::new_err("the result has been taken already"))
+        job.ok_or_else(|| PyRuntimeError::new_err("the result was already taken"))
     }
 
-    /// Begins; `then` is called without arguments, from another thread, when it is done.
+    /// Starts it; `then` is called without arguments, from another thread, when it is done.
     pub(crate) fn start(
         py: Python<'_>,
         load: Load,
@@ -275,7 +275,7 @@ impl Running {
         then: Py<PyAny>,
     ) -> PyResult<Self> {
         let then = move || {
-            // An interpreter that shuts down waits for nobody.
+            // Fails if the interpreter is shutting down; nothing waits then.
             Python::try_attach(|py| {
                 if let Err(error) = then.call0(py) {
                     error.write_unraisable(py, Some(then.bind(py)));
@@ -315,8 +315,7 @@ pub(crate) fn load(
     job.attend(py, progress).map(Buffer::of)
 }
 
-/// Begins to load `path`, and calls `then` without arguments, from another thread, when it is
-/// done.
+/// Starts to load `path`, and calls `then` without arguments, from another thread, when it is done.
 #[pyfunction]
 pub(crate) fn start(
     py: Python<'_>,
@@ -328,7 +327,7 @@ pub(crate) fn start(
     Running::start(py, load, &path, then)
 }
 
-/// What is saved: a descriptor and the first byte of it that is, a file, or pieces one behind the other.
+/// What is saved: a descriptor and an offset in it, a file, or pieces back to back.
 #[derive(FromPyObject)]
 pub(crate) enum Source {
     Fd((i32, u64)),
@@ -336,28 +335,28 @@ pub(crate) enum Source {
     Parts(Vec<Piece>),
 }
 
-/// Bytes in memory, or a descriptor, the first byte of it that is saved, and how many are.
+/// Bytes in memory; or a descriptor, an offset in it, and a size.
 #[derive(FromPyObject)]
 pub(crate) enum Piece {
     Fd((i32, u64, u64)),
     Memory(PyBuffer<u8>),
 }
 
-/// The bytes of a buffer of Python's, for as long as somebody holds it.
+/// The bytes of a Python buffer.
 ///
 /// # Safety
-/// The buffer outlives what comes back.
+/// The buffer outlives the result.
 unsafe fn shown(buffer: &PyBuffer<u8>) -> OriginPart<'static> {
     let (start, len) = (buffer.buf_ptr().cast::<AtomicU8>(), buffer.len_bytes());
     if len == 0 {
         return OriginPart::shared(&[]);
     }
-    // SAFETY: a contiguous buffer has so many bytes there, and neither moves nor frees them while it is
+    // SAFETY: a contiguous buffer has that many bytes there, and neither moves nor frees them while it is
     // held. They are only read, and others may write to them.
     OriginPart::shared(unsafe { std::slice::from_raw_parts(start, len) })
 }
 
-/// A range of what a descriptor stands for.
+/// A range of what a descriptor refers to.
 fn part_of(py: Python<'_>, (number, at, bytes): (i32, u64, u64)) -> PyResult<OriginPart<'static>> {
     match Source::Fd((number, at)).origin(py)? {
         Origin::Fd { fd, .. } => {
@@ -368,7 +367,7 @@ fn part_of(py: Python<'_>, (number, at, bytes): (i32, u64, u64)) -> PyResult<Ori
     }
 }
 
-/// Saves `source` to `path` with the given options; the report.
+/// Saves `source` to `path` with the given options; returns the report.
 #[pyfunction]
 pub(crate) fn save(
     py: Python<'_>,
@@ -382,11 +381,12 @@ pub(crate) fn save(
             let shown = |part: &Piece| match part {
                 Piece::Fd(part) => part_of(py, *part),
                 Piece::Memory(part) if !part.is_c_contiguous() => {
-                    let text = "the bytes of the source do not lie one behind the other";
+                    let text = "the bytes of the source are not contiguous";
                     Err(PyBufferError::new_err(text))
                 }
                 // SAFETY: `source` lives until this function returns, and the save has ended by then:
-                // `attend` waits for it in each case, but in a fork, which has no thread that would read.
+                // `attend` always waits for it, except in a forked child, which has no thread that could
+                // read.
                 Piece::Memory(part) => Ok(unsafe { shown(part) }),
             };
             Origin::Parts(parts.iter().map(shown).collect::<PyResult<_>>()?)
@@ -410,7 +410,7 @@ impl Source {
                 let parts = parts.into_iter().map(|part| match part {
                     Piece::Fd(part) => part_of(py, part),
                     Piece::Memory(_) => Err(PyTypeError::new_err(
-                        "memory of the caller is no source here",
+                        "the caller's memory cannot be a source here",
                     )),
                 });
                 Ok(Origin::Parts(parts.collect::<PyResult<_>>()?))
@@ -419,7 +419,7 @@ impl Source {
     }
 }
 
-/// A report, as the dictionary that its JSON stands for.
+/// A report as a dictionary, converted through its JSON.
 pub(crate) fn as_dict(
     py: Python<'_>,
     json: Result<String, serde_json::Error>,
@@ -428,7 +428,7 @@ pub(crate) fn as_dict(
     Ok(py.import("json")?.call_method1("loads", (json,))?.unbind())
 }
 
-/// Raises where the options of a model are invalid, whatever the model.
+/// Raises an error if options of a model are invalid, without a model.
 #[pyfunction]
 pub(crate) fn check(py: Python<'_>, options: &Bound<'_, PyDict>) -> PyResult<()> {
     let load = request::apply(Load::new(""), options, MODEL)?;

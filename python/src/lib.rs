@@ -1,5 +1,5 @@
-//! The compiled half of the Python package `dmafile`: loads on threads of their own, buffers with
-//! the buffer protocol and DLPack, and the command.
+//! The compiled part of the Python package `dmafile`: loads in separate threads, buffers with the
+//! buffer protocol and DLPack, and the command.
 
 mod buffer;
 mod device;
@@ -15,14 +15,14 @@ mod snapshot;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 
-/// Runs the `dmafile` command with these arguments, the program's name first; returns its exit
-/// status. `again` is what starts the command: a program and its first arguments.
+/// Runs the `dmafile` command with these arguments, starting with the program's name; returns its
+/// exit status. `again` is how to start the command: a program and its first arguments.
 #[pyfunction]
 fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
     py.detach(|| dmafile_cli::run_as(&again, args))
 }
 
-/// The compiled half of dmafile; use the package.
+/// The compiled part of dmafile; use the package.
 #[pymodule(name = "_dmafile")]
 mod module {
     #[pymodule_export]

@@ -23,7 +23,7 @@ pub(crate) struct Model {
 
 #[pymethods]
 impl Model {
-    /// Of a path, or of a list of files.
+    /// From a path, or from a list of files.
     #[new]
     fn new(py: Python<'_>, paths: Paths) -> PyResult<Self> {
         let opened = py.detach(|| match &paths {
@@ -40,7 +40,7 @@ impl Model {
         }
     }
 
-    /// The headers of a model that is in memory: its name, and for each file its name and its buffer.
+    /// The headers of a model in memory: its name, and for each file its name and its buffer.
     #[staticmethod]
     fn of_buffers(
         py: Python<'_>,
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// Where a tensor begins, as in the table's rows.
+    /// The offset of a tensor, as in the rows of `table`.
     fn place(&self, name: &str) -> PyResult<u64> {
         Ok(self.tensor(name)?.at)
     }
@@ -74,7 +74,7 @@ impl Model {
         self.model.format().to_string()
     }
 
-    /// What the headers say besides the tensors; None where they say nothing.
+    /// Everything in the headers besides the tensors; None if there is nothing.
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         if !self.model.has_metadata() {
             return Ok(None);
@@ -92,8 +92,9 @@ impl Model {
         tensors.map(|tensor| tensor.name.as_str()).collect()
     }
 
-    /// A row `(name, dtype, shape, at, nbytes)` for each tensor, or for those that `patterns` name,
-    /// in the order of their bytes. What has no dtype in Python is a row of U8; F4 comes in bytes.
+    /// A row `(name, dtype, shape, at, nbytes)` for each tensor, or for those that match `patterns`,
+    /// in the order of their bytes. A dtype without an equivalent in Python becomes U8; F4 is given in
+    /// bytes.
     #[pyo3(signature = (patterns=None))]
     fn table<'py>(
         &self,
@@ -122,7 +123,7 @@ impl Model {
         PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// What the header says of a tensor: its dtype and shape.
+    /// A tensor's dtype and shape, as in the header.
     fn described<'py>(
         &self,
         py: Python<'py>,
@@ -132,7 +133,7 @@ impl Model {
         Ok((tensor.dtype.name(), PyTuple::new(py, &tensor.shape)?))
     }
 
-    /// The tensor as it is viewed: dtype, shape and bytes.
+    /// A tensor's dtype, shape and size in bytes, as it is viewed.
     fn viewed<'py>(
         &self,
         py: Python<'py>,
@@ -144,7 +145,7 @@ impl Model {
         Ok((dtype.name(), shape, tensor.bytes))
     }
 
-    /// Loads all files, or the tensors that `patterns` name, into one private buffer.
+    /// Loads all files, or the tensors that match `patterns`, into one private buffer.
     fn load(
         &self,
         py: Python<'_>,
@@ -156,8 +157,7 @@ impl Model {
         self.run(py, Ok(load), options, progress)
     }
 
-    /// A tuple `(path, at, nbytes)` for each file: where it begins, counted as `table` does, and its
-    /// size.
+    /// A tuple `(path, at, nbytes)` for each file: its offset, counted as in `table`, and its size.
     fn shards(&self) -> Vec<(PathBuf, u64, u64)> {
         let shards = self.model.shards().into_iter();
         shards
@@ -165,15 +165,15 @@ impl Model {
             .collect()
     }
 
-    /// How many bytes a load of all files has.
+    /// The size of a load of all files in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         let shards = self.model.shards();
         shards.last().map_or(0, |last| last.at + last.bytes)
     }
 
-    /// Begins to load `nbytes` bytes, at least one, from `at` on, counted as `table` does,
-    /// into private memory; calls `then` without arguments, from another thread, when it is done.
+    /// Starts to load `nbytes` bytes, at least one, from offset `at` on, counted as in `table`, into
+    /// private memory; calls `then` without arguments, from another thread, when it is done.
     fn start(
         &self,
         py: Python<'_>,
@@ -186,7 +186,7 @@ impl Model {
         Running::start(py, request::apply(load, options, MODEL)?, &self.path, then)
     }
 
-    /// Begins the digests of all files, as `verify` says.
+    /// Starts the digests of all files, as `verify` says.
     fn digests(&self, py: Python<'_>, verify: &Bound<'_, PyAny>) -> PyResult<Digests> {
         let digests = self.model.digests(&request::word(verify)?);
         match digests {
@@ -198,8 +198,8 @@ impl Model {
         }
     }
 
-    /// `nbytes` bytes of a tensor, at least one, from `offset` on, in private memory: a buffer, or
-    /// a bytearray of what is small, unless options say how to read it.
+    /// Loads `nbytes` bytes of a tensor, at least one, from `offset` on, into private memory: a
+    /// buffer, or a bytearray if it is small and no options are set.
     fn load_part<'py>(
         &self,
         py: Python<'py>,
@@ -229,7 +229,7 @@ pub(crate) enum Paths {
     Several(Vec<PathBuf>),
 }
 
-/// The digests of a model's files, of bytes that come in several loads.
+/// The digests of a model's files, computed over bytes that are loaded piece by piece.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Digests {
     digests: Mutex<Option<dmafile::Digests>>,
@@ -247,7 +247,7 @@ impl Digests {
             .map_err(|error| raise(py, &error, Some(&self.path)))
     }
 
-    /// Compares with what is expected, if anything is. Once only.
+    /// Compares the digests with the expected ones, if there are any. Only once.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let digests = self.lock(py).take().ok_or_else(finished)?;
         match digests.finish() {
@@ -309,9 +309,8 @@ fn parsed(py: Python<'_>, patterns: Vec<String>) -> PyResult<Vec<Pattern>> {
     parsed.map_err(|error| raise(py, &error, None))
 }
 
-/// A row as that of `Model::table` for each tensor of a file whose first bytes are `head`, all of its
-/// header among them, and which has `size` bytes; with dtypes and shapes as `viewed`, or as the header
-/// says.
+/// A row as in `Model::table` for each tensor of a file of `size` bytes. `head` is the start of the
+/// file and includes all of its header. dtypes and shapes are as `viewed`, or as in the header.
 #[pyfunction]
 pub(crate) fn table<'py>(
     py: Python<'py>,
@@ -338,9 +337,9 @@ pub(crate) fn table<'py>(
     PyList::new(py, rows.collect::<PyResult<Vec<_>>>()?)
 }
 
-/// The dtype and, where it is another, the shape of the array that shows a tensor: blocks of
-/// several elements, and elements narrower than a byte, are shown as the bytes of each row.
-/// PyTorch has a dtype for a byte of two F4.
+/// The dtype and, if it differs, the shape of the array that shows a tensor. Blocks of several
+/// elements, and elements narrower than a byte, are shown as the bytes of each row. For a byte of two
+/// F4, PyTorch has a dtype.
 fn view(dtype: Dtype, shape: &[u64], bytes: u64) -> (Dtype, Option<Vec<u64>>) {
     if dtype.block_elements() == 1 && dtype.block_bits().is_multiple_of(8) {
         return (dtype, None);
@@ -353,7 +352,7 @@ fn view(dtype: Dtype, shape: &[u64], bytes: u64) -> (Dtype, Option<Vec<u64>>) {
     match rows {
         Some(rows) if dtype == Dtype::F4 => (dtype, Some(rows)),
         Some(rows) => (Dtype::U8, Some(rows)),
-        // A row that ends inside a byte.
+        // A row ends inside a byte.
         None => (Dtype::U8, Some(vec![bytes])),
     }
 }

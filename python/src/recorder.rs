@@ -1,4 +1,4 @@
-//! Recorders, and what reads a recording.
+//! Recorders, and reading recordings.
 
 use crate::error::raise;
 use crate::request::{size, word};
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a waiting thread looks after signals.
+/// Interval at which a waiting thread handles signals.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// Appends buffers to a file; use `dmafile.Recorder`.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct Recorder {
-    /// None only while it is dropped.
+    /// None only during drop.
     engine: Option<Arc<dmafile::Recorder>>,
     path: PathBuf,
     drops: bool,
-    /// The process that has the threads: a fork of it has none.
+    /// The process that has the threads; a forked child does not.
     process: u32,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct RecorderBuffer(RecordBuffer);
 #[pyclass(frozen, module = "dmafile")]
 pub(crate) struct Ticket {
     ticket: dmafile::Ticket,
-    /// Keeps its process's threads in mind.
+    /// Keeps track of the process that has the threads.
     process: u32,
 }
 
@@ -51,8 +51,8 @@ impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
         match self.0.len_bytes() {
             0 => &[],
-            // SAFETY: the export is contiguous, as was looked at, and has as many bytes. What other threads
-            // of Python write to them meanwhile is in the record or not, as the documentation says.
+            // SAFETY: the export is contiguous, which has been checked, and has that many bytes. Concurrent
+            // writes by other Python threads may or may not be in the record, as documented.
             len => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), len) },
         }
     }
@@ -66,7 +66,7 @@ impl Recorder {
         let mut drops = false;
         for (name, value) in options {
             let name = name.extract::<String>()?;
-            // This one means something by itself.
+            // None is a value of this option.
             if name == "sync_interval" {
                 capture = capture.sync_interval(seconds(&value)?);
                 continue;
@@ -93,7 +93,7 @@ impl Recorder {
                 "rotate_bytes" => capture.rotate_bytes(Some(size(&name, &value)?)),
                 "rotate_seconds" => capture.rotate_after(seconds(&value)?),
                 _ => {
-                    let text = format!("'{name}' is no option of a recorder");
+                    let text = format!("'{name}' is not an option of a recorder");
                     return Err(PyTypeError::new_err(text));
                 }
             };
@@ -109,7 +109,7 @@ impl Recorder {
         })
     }
 
-    /// Appends a part of what was attached.
+    /// Appends a part of attached memory.
     fn append(
         &self,
         py: Python<'_>,
@@ -140,17 +140,17 @@ impl Recorder {
         self.take(py, &memory, offset, length, timestamp, tag)
     }
 
-    /// Waits until all that was appended before is acknowledged.
+    /// Waits until everything appended before the call is acknowledged.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.engine()?;
         self.settle(py, engine)
             .map_err(|error| error.raised(py, Some(&self.path)))
     }
 
-    /// Waits until all is on the disk, and ends.
+    /// Waits until everything is on the disk, and ends the recording.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.engine()?;
-        // Signals end this wait; that which follows is short.
+        // Signals can interrupt this wait; what follows is short.
         if let Err(error @ Failure::Python(_)) = self.settle(py, engine) {
             return Err(error.raised(py, None));
         }
@@ -173,7 +173,7 @@ impl Recorder {
 }
 
 impl Recorder {
-    /// RuntimeError in a fork: the threads that write are another process's.
+    /// RuntimeError in a forked child: the threads that write belong to the parent.
     fn engine(&self) -> PyResult<&Arc<dmafile::Recorder>> {
         check_process(self.process)?;
         Ok(self
@@ -231,11 +231,11 @@ impl Drop for Recorder {
             return;
         };
         if self.process != std::process::id() {
-            // Its threads are not here.
+            // Its threads do not exist in this process.
             std::mem::forget(engine);
             return;
         }
-        // Its threads may need the interpreter to give back the memory of objects.
+        // Its threads may need the interpreter to release the memory of objects.
         let mut engine = Some(engine);
         Python::try_attach(|py| py.detach(|| drop(engine.take())));
         std::mem::forget(engine);
@@ -244,7 +244,7 @@ impl Drop for Recorder {
 
 #[pymethods]
 impl RecorderBuffer {
-    /// How many bytes it has.
+    /// Its size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.0.bytes()
@@ -259,7 +259,7 @@ impl Ticket {
         self.ticket.number()
     }
 
-    /// Whether it is written, or has failed: the memory may be used again.
+    /// Whether it is written, or has failed: the memory can be reused.
     fn done(&self) -> PyResult<bool> {
         check_process(self.process)?;
         Ok(self.ticket.is_written())
@@ -271,7 +271,7 @@ impl Ticket {
         Ok(self.ticket.is_durable())
     }
 
-    /// Waits until it is written: the memory may be used again. False after `timeout` seconds.
+    /// Waits until it is written: the memory can be reused. False after `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         check_process(self.process)?;
@@ -280,7 +280,7 @@ impl Ticket {
         done.map_err(|error| error.raised(py, None))
     }
 
-    /// Has it acknowledged, and all before it, and waits for that. False after `timeout` seconds.
+    /// Acknowledges it and all records before it, and waits for that. False after `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait_durable(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         check_process(self.process)?;
@@ -340,7 +340,7 @@ impl Recording {
     }
 }
 
-/// Memory behind a descriptor, to be recorded.
+/// Memory behind a descriptor, for recording.
 #[pyfunction]
 pub(crate) fn attach(py: Python<'_>, number: i32, at: u64) -> PyResult<RecorderBuffer> {
     let origin = format!("fd:{number}@{at}").parse::<Origin>();
@@ -350,10 +350,10 @@ pub(crate) fn attach(py: Python<'_>, number: i32, at: u64) -> PyResult<RecorderB
         .map_err(|error| raise(py, &error, None))
 }
 
-/// Why a wait has ended early.
+/// Why a wait ended early.
 enum Failure {
     Engine(dmafile::Error),
-    /// A signal's handler has raised.
+    /// A signal handler has raised an exception.
     Python(PyErr),
 }
 
@@ -374,7 +374,7 @@ fn check_process(process: u32) -> PyResult<()> {
     Err(PyRuntimeError::new_err(text))
 }
 
-/// Waits for at most so long, if that is not None, and lets signals be handled meanwhile.
+/// Waits, for a limited time if that is not None, and handles signals while waiting.
 fn glancing(
     py: Python<'_>,
     most: Option<Duration>,
@@ -394,7 +394,7 @@ fn glancing(
     }
 }
 
-/// Seconds that are not negative; None for None, and for more than a clock counts.
+/// A non-negative number of seconds; None for None, and for more than a Duration can hold.
 pub(crate) fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
     let Some(seconds) = value.extract::<Option<f64>>()? else {
         return Ok(None);

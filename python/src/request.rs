@@ -7,21 +7,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::str::FromStr;
 
-/// The options of any load, and those that only the load of a file has.
+/// Options that only the load of a file has, in addition to those of any load.
 pub(crate) const FILE: &[&str] = &["to", "offset", "length"];
-/// The load of a file that is one of several, each whole.
+/// The same for a file that is one of several, each loaded completely.
 pub(crate) const SOURCE: &[&str] = &["to"];
-/// The load of a model goes where its tensors are looked for.
+/// The same for a model, whose kind of memory is not an option.
 pub(crate) const MODEL: &[&str] = &[];
 
-/// Applies options, by the names that the functions of the package give them. None leaves an
-/// option as it is.
+/// Applies options by their names in the package's functions. None leaves an option at its
+/// default.
 pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> PyResult<Load> {
     let mut load = load.names(&crate::error::Keywords);
     for (name, value) in options {
         let name = name.extract::<String>()?;
         if FILE.contains(&name.as_str()) && !more.contains(&name.as_str()) {
-            let text = format!("'{name}' is no option of this load");
+            let text = format!("'{name}' is not an option here load");
             return Err(PyTypeError::new_err(text));
         }
         if value.is_none() {
@@ -37,14 +37,14 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
             "length" => load.length(size(&name, &value)?),
             "gather" => load.gather(size(&name, &value)?),
             "block" => load.block(size(&name, &value)?),
-            // What does not fit is refused by the engine, which knows the range.
+            // A number that does not fit is refused by the engine, which knows the range.
             "queue_depth" => {
                 load.queue_depth(u32::try_from(size(&name, &value)?).unwrap_or(u32::MAX))
             }
             "verify" => load.verify(word(&value)?),
             "memory_check" => load.check_memory(value.extract()?),
             _ => {
-                let text = format!("'{name}' is no option of a load");
+                let text = format!("'{name}' is not an option of a load");
                 return Err(PyTypeError::new_err(text));
             }
         };
@@ -52,7 +52,7 @@ pub(crate) fn apply(load: Load, options: &Bound<'_, PyDict>, more: &[&str]) -> P
     Ok(load)
 }
 
-/// As [`apply`], to a save.
+/// As [`apply`], for a save.
 pub(crate) fn apply_to_save<'m>(save: Save<'m>, options: &Bound<'_, PyDict>) -> PyResult<Save<'m>> {
     let mut save = save.names(&crate::error::Keywords);
     for (name, value) in options {
@@ -72,7 +72,7 @@ pub(crate) fn apply_to_save<'m>(save: Save<'m>, options: &Bound<'_, PyDict>) -> 
             "verify" => save.verify(word(&value)?),
             "sync" => save.sync(value.extract()?),
             _ => {
-                let text = format!("'{name}' is no option of a save");
+                let text = format!("'{name}' is not an option of a save");
                 return Err(PyTypeError::new_err(text));
             }
         };
@@ -90,7 +90,7 @@ pub(crate) fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract().map_err(|error: PyErr| {
         let py = value.py();
         if error.is_instance_of::<PyOverflowError>(py) {
-            // An integer may be too long for the interpreter to spell it out.
+            // An integer may be too long for the interpreter to convert it to text.
             let value = value
                 .str()
                 .map_or("it".to_string(), |text| text.to_string());

@@ -1,4 +1,4 @@
-//! Snapshots: several sources, saved and loaded at once.
+//! Snapshots: several sources, saved and loaded together.
 
 use crate::buffer::Buffer;
 use crate::error::{Keywords, raise, usage};
@@ -37,8 +37,8 @@ impl Work for SnapshotLoad {
     }
 }
 
-/// Saves sources to the folder `path`: the name of each, what it is, and how many bytes of it. `options` are
-/// those of each source's save.
+/// Saves sources to the folder `path`: the name of each, what it is, and its number of bytes. `options`
+/// apply to each source.
 #[pyfunction]
 pub(crate) fn save_snapshot(
     py: Python<'_>,
@@ -56,7 +56,7 @@ pub(crate) fn save_snapshot(
             "verify: a snapshot has a digest for each source: name an algorithm without =HEX",
         ));
     }
-    // What is wrong with the options is found here, where it can be raised.
+    // Errors in the options are found here, where they can be raised.
     let any = request::apply_to_save(Save::new(Origin::File("".into()), ""), options)?;
     any.check().map_err(|error| raise(py, &error, None))?;
     let mut snapshot = Snapshot::new(&path)
@@ -83,7 +83,7 @@ pub(crate) fn save_snapshot(
     as_dict(py, serde_json::to_string(&report))
 }
 
-/// Loads the snapshot in the folder `path`, each source with the given options: its name and its buffer.
+/// Loads the snapshot in the folder `path`, each source with the given options; returns names and buffers.
 #[pyfunction]
 pub(crate) fn load_snapshot(
     py: Python<'_>,

@@ -115,7 +115,7 @@ def test_errors_have_an_errno_and_name_the_file(to: Path) -> None:
         with pytest.raises(dmafile.Error, match="another recorder writes to it") as busy:
             dmafile.Recorder(to)
         assert busy.value.errno == errno.EBUSY and busy.value.filename == str(to)
-        with pytest.raises(dmafile.Error, match="lie past the end") as past:
+        with pytest.raises(dmafile.Error, match="are past the end") as past:
             recorder.append(b"abc", length=4)
         assert past.value.errno == errno.EINVAL
         with pytest.raises(dmafile.Error) as closed:

@@ -101,7 +101,7 @@ def test_chosen_tensors_are_all_there_is(model: Path, written: Arrays) -> None:
     with pytest.raises(FileNotFoundError, match="nothing matches 'other'") as caught:
         dmafile.numpy.load_file(model, tensors=["scalar", "other"])
     assert isinstance(caught.value, dmafile.Error)
-    with pytest.raises(dmafile.UsageError, match=r"^tensors: 're:\(' is no pattern"):
+    with pytest.raises(dmafile.UsageError, match=r"^tensors: 're:\(' is not a valid pattern"):
         dmafile.numpy.load_file(model, tensors=["re:("])
 
 

@@ -105,7 +105,7 @@ def test_what_lies_in_memory_is_copied_from_there(stock: tuple[str, list[str]]) 
     name, said = stock
     # From Linux 6.6 on O_DIRECT opens files of tmpfs. No alignment is asked for: it is a copy, too.
     assert ("unaligned" in said) == (name != "6.1"), said
-    why = "tmpfs keeps its files in memory: nothing to pass by"
+    why = "tmpfs keeps its files in memory: there is nothing to bypass"
     [refused] = [line for line in said if line.startswith("refused direct: ")]
     assert why in refused and "(EOPNOTSUPP)" in refused, refused
     plan = [line.removeprefix("explained ") for line in said if line.startswith("explained ")]

@@ -1,7 +1,7 @@
-//! `dmafile bench`: this way beside read(), on this machine.
+//! `dmafile bench`: compares dmafile with read() on this machine.
 //!
-//! Every run is a process of its own, so that its processor time and its memory are its own too.
-//! The ways take turns in shuffled order: what else happens on the machine meets all of them.
+//! Every run is a separate process, so that its CPU time and memory can be measured. The order is
+//! shuffled in each round, so that other activity on the machine affects all candidates.
 
 mod subject;
 mod table;
@@ -27,19 +27,20 @@ use subject::{State, Subject};
 use table::Line;
 use way::{Run, Way};
 
-/// Fewer rounds show no spread.
+/// With fewer rounds there is no meaningful spread.
 const FEWEST: usize = 5;
-/// More rounds change no median by much.
+/// More rounds hardly change a median.
 const MOST: usize = 15;
-/// No round is begun that would end later than this, so that the whole stays under a minute.
+/// No round starts that would end later than this, so that the whole benchmark takes less than a
+/// minute.
 const BUDGET: Duration = Duration::from_secs(50);
-/// How long a file may take for [`FEWEST`] rounds.
+/// How long [`FEWEST`] rounds may take.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often a state of the page cache is tried for before it counts as out of reach.
+/// How often to try to get the page cache into a state before giving up.
 const TRIES: usize = 10;
 const PROGRESS: &str = "{spinner} {msg}";
 
-/// One run, and what the page cache held before and after it.
+/// One run, and the contents of the page cache before and after it.
 #[derive(Serialize)]
 struct Sample {
     round: usize,
@@ -47,7 +48,7 @@ struct Sample {
     way: Way,
     #[serde(flatten)]
     run: Run,
-    /// Bytes of the file; null where that cannot be found out.
+    /// Bytes of the file; null if unknown.
     cached_before: Option<u64>,
     cached_after: Option<u64>,
 }
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &BenchArgs, again: &Launcher) -> Result<u8, Failure> {
     let rounds = samples.last().map_or(0, |sample| sample.round);
     if rounds < FEWEST {
         notes.push(format!(
-            "{rounds} rounds only: more would have taken over 5 minutes"
+            "only {rounds} rounds: more would have taken over 5 minutes"
         ));
     }
     let lines = Line::all(&samples, &host);
@@ -112,7 +113,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Every way has to end with the bytes of the file; this is not timed.
+    /// Checks that every candidate loads the bytes of the file; not timed.
     fn compare_bytes(&self) -> Result<(), Failure> {
         self.tell("comparing the bytes");
         let wanted = self.subject.digest(&self.token)?;
@@ -134,15 +135,15 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Rounds of every way in every state that can be had, and what has to be said of them.
+    /// Runs every candidate in every possible state; also returns remarks.
     fn measure(&self, begun: Instant) -> Result<(Vec<Sample>, Vec<String>), Failure> {
         let (mut samples, mut notes) = (Vec::new(), Vec::new());
         let mut states = State::ALL.to_vec();
         if let Some(why) = &self.subject.facts.direct_refused {
-            // There the engine does not ask what is cached.
+            // There the engine does not query what is cached.
             states.retain(|state| *state == State::Warm);
             notes.push(format!(
-                "warm only: {} has no direct I/O ({why}), and what its page cache holds is not known",
+                "warm only: {} has no direct I/O ({why}), and it is unknown what the page cache holds",
                 self.subject.facts.file_system
             ));
         }
@@ -170,8 +171,8 @@ impl Bench<'_> {
         Ok((samples, notes))
     }
 
-    /// One run of each way, in shuffled order; false where the page cache is not to be brought
-    /// into that state.
+    /// One run of each candidate, in shuffled order; false if the page cache cannot be brought into
+    /// that state.
     fn round(
         &self,
         round: usize,
@@ -198,19 +199,20 @@ impl Bench<'_> {
         Ok(true)
     }
 
-    /// Brings the page cache into a state, and finds it there: what it holds of the file then.
+    /// Brings the page cache into a state and checks it; returns the bytes of the file that it
+    /// contains.
     fn prepare(&self, state: State) -> Result<Option<Option<u64>>, Failure> {
         let wanted = self.subject.cached_in(state);
         let is_there = |cached: Option<u64>| cached.is_none_or(|cached| cached == wanted);
         for _ in 0..TRIES {
             self.subject.bring(state, &self.token)?;
             if !is_there(self.subject.cached()?) {
-                // The kernel may just have some of its pages in hand.
+                // The kernel may be using some of its pages at the moment.
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
-            // A host may take back what its guest has freed; the first to touch it again would wait.
-            // Cold, read() takes memory for the page cache, too.
+            // A host may reclaim memory that its guest has freed; the first run to touch it would
+            // then be slower. In the cold state read() also allocates memory for the page cache.
             let times = if state == State::Cold { 2 } else { 1 };
             touch(self.subject.bytes * times)?;
             let cached = self.subject.cached()?;
@@ -221,7 +223,7 @@ impl Bench<'_> {
         Ok(None)
     }
 
-    /// One way, once, in a process of its own.
+    /// Runs one candidate once, in a separate process.
     fn child(&self, way: Way, digest: bool) -> Result<Run, Failure> {
         let failed = |error: std::io::Error| {
             Failure::os("cannot measure", &self.again.to_string(), &error, "")
@@ -239,13 +241,13 @@ impl Bench<'_> {
         let mut child = command.spawn().map_err(failed)?;
         self.wait_for_output(&mut child).map_err(failed)?;
         if self.token.is_set() {
-            // It may have ended by itself, or of the same signal.
+            // It may have ended by itself, or by the same signal.
             let _ = child.kill();
             let _ = child.wait();
             return Err(cancelled(&self.subject.name));
         }
         let ended = child.wait_with_output().map_err(failed)?;
-        // A terminal sends it to both, in whatever order.
+        // A terminal sends it to both processes, in any order.
         if ended.status.signal() == Some(signal_hook::consts::SIGINT) {
             return Err(cancelled(&self.subject.name));
         }
@@ -272,12 +274,12 @@ impl Bench<'_> {
         serde_json::from_slice(&ended.stdout).map_err(|_| unclear())
     }
 
-    /// Returns once the child has written something, or has ended, or a signal came.
+    /// Returns when the child has written something or has ended, or on a signal.
     fn wait_for_output(&self, child: &mut Child) -> std::io::Result<()> {
         let Some(stdout) = &child.stdout else {
             return Ok(());
         };
-        // A signal that comes just before poll(2) does not interrupt it.
+        // A signal that arrives just before poll(2) does not interrupt it.
         let now_and_then = Timespec {
             tv_sec: 0,
             tv_nsec: 100_000_000,
@@ -301,7 +303,7 @@ impl Bench<'_> {
     }
 }
 
-/// Memory that is touched, and given back.
+/// Touches memory, and frees it.
 fn touch(bytes: u64) -> Result<(), Failure> {
     let failed = |error| Failure::os("cannot measure", "memory", &error, "use a smaller file");
     let mut memory = MmapMut::map_anon(bytes as usize).map_err(failed)?;

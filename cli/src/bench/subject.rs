@@ -1,4 +1,4 @@
-//! The file that is loaded, and what the page cache holds of it.
+//! The file that is loaded, and what the page cache has of it.
 
 use super::{cancelled, each_step};
 use crate::Failure;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use xxhash_rust::xxh3::Xxh3;
 
-/// What the page cache holds of the file when a run begins.
+/// What the page cache has of the file when a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
@@ -32,7 +32,7 @@ impl State {
         }
     }
 
-    /// Why it cannot be had.
+    /// Why a state cannot be reached.
     pub(super) fn excuse(self) -> &'static str {
         match self {
             Self::Cold => "the page cache keeps the file, which may be mapped or locked elsewhere",
@@ -42,23 +42,23 @@ impl State {
 }
 
 pub(super) struct Subject {
-    /// What people call it.
+    /// Its name for messages.
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Bytes of it that are not in holes.
+    /// Bytes that are not in holes.
     data: u64,
     pub(super) facts: facts::File,
     file: File,
     path: PathBuf,
-    /// It has no name in its folder any more.
+    /// A temporary file without a name.
     own: bool,
 }
 
 impl Subject {
-    /// A file that exists.
+    /// An existing file.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let name = dmafile::one_line(&path.to_string_lossy());
-        // Before it is opened: opening a FIFO would wait.
+        // Before it is opened, because opening a FIFO would block.
         facts::File::probe(path)?;
         let file =
             File::open(path).map_err(|error| Failure::os("cannot open", &name, &error, ""))?;
@@ -82,8 +82,8 @@ impl Subject {
         Ok(subject)
     }
 
-    /// A file of its own, of bytes that no file system can leave out. Its name is gone before its
-    /// first byte comes: however this process ends, so does the file.
+    /// A temporary file of incompressible bytes. Its name is removed before the first byte is
+    /// written, so it disappears when this process ends in any way.
     pub(super) fn make(
         dir: &Path,
         bytes: u64,
@@ -118,12 +118,12 @@ impl Subject {
         Self::of(name, file, path, true)
     }
 
-    /// Its bytes are to be in the page cache and in a buffer at once.
+    /// Checks that its bytes fit into the page cache and a buffer at the same time.
     pub(super) fn fits(&self, host: &Host) -> Result<(), Failure> {
         enough_memory(&self.name, self.bytes, host)
     }
 
-    /// Its path in a child, and the stdin which that may need.
+    /// Its path in a child, and the stdin that this may need.
     pub(super) fn for_child(&self) -> io::Result<(PathBuf, Stdio)> {
         Ok(match self.own {
             true => (
@@ -134,7 +134,7 @@ impl Subject {
         })
     }
 
-    /// What its bytes are, by way of read().
+    /// The digest of its bytes, read with read().
     pub(super) fn digest(&self, token: &CancelToken) -> Result<String, Failure> {
         let mut hash = Xxh3::new();
         each_step(self.reopened()?, &self.name, token, |step| {
@@ -143,7 +143,7 @@ impl Subject {
         Ok(format!("{:016x}", hash.digest()))
     }
 
-    /// Brings the page cache into a state, as far as it goes along.
+    /// Tries to bring the page cache into a state.
     pub(super) fn bring(&self, state: State, token: &CancelToken) -> Result<(), Failure> {
         let failed = |errno: rustix::io::Errno| {
             Failure::os("cannot empty the page cache", &self.name, &errno.into(), "")
@@ -152,7 +152,7 @@ impl Subject {
             return Ok(());
         }
         match state {
-            // Only what is clean goes.
+            // Only clean pages can be dropped.
             State::Cold => fdatasync(&self.file)
                 .and_then(|()| fadvise(&self.file, 0, None, Advice::DontNeed))
                 .map_err(failed),
@@ -160,22 +160,22 @@ impl Subject {
         }
     }
 
-    /// Bytes of it in the page cache, to the MiB; None where the engine does not ask.
+    /// Bytes of it in the page cache, accurate to 1 MiB; None if the engine does not query it.
     pub(super) fn cached(&self) -> Result<Option<u64>, Failure> {
         Ok(self.plan()?.map(|plan| plan.to_copy))
     }
 
-    /// Where its bytes are, as the engine finds it; None where it does not ask.
+    /// Where its bytes are, according to the engine; None if it does not query that.
     fn plan(&self) -> Result<Option<Plan>, Failure> {
         if self.facts.direct_refused.is_some() {
             return Ok(None);
         }
-        // By a method that always asks.
+        // A method with which the engine always queries it.
         let load = Load::new(&self.path).method(Method::Threads);
         Ok(Some(load.check_memory(false).plan()?))
     }
 
-    /// How much the page cache holds of it in a state: holes are never there.
+    /// How much of it the page cache has in a state; holes are never cached.
     pub(super) fn cached_in(&self, state: State) -> u64 {
         match state {
             State::Cold => 0,

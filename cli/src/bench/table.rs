@@ -1,4 +1,4 @@
-//! What the samples say: medians, spreads, ratios; for people and as JSON.
+//! Evaluates the samples: medians, spreads, ratios; as text and as JSON.
 
 use super::Sample;
 use super::subject::{State, Subject};
@@ -31,7 +31,7 @@ impl Spread {
     }
 }
 
-/// A line of the table: one way in one state.
+/// A line of the table: one candidate in one state.
 #[derive(Serialize)]
 pub(super) struct Line {
     state: State,
@@ -41,9 +41,9 @@ pub(super) struct Line {
     cpu_seconds: Spread,
     /// Bytes of the file in the page cache afterwards, the median.
     cached_after: Option<u64>,
-    /// Its seconds by dmafile's in the same round; none for dmafile.
+    /// Its time divided by dmafile's in the same round; none for dmafile.
     ratio: Option<Spread>,
-    /// Sometimes one was faster, sometimes the other.
+    /// Neither was consistently faster.
     undecided: bool,
 }
 
@@ -122,7 +122,7 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
     }
     text += &columns(&table, Alignment::Left);
     if lines.iter().any(|line| line.undecided) {
-        text += "\nundecided: not in every round was the same one faster\n";
+        text += "\nundecided: the same one was not faster in every round\n";
     }
     for note in notes {
         let _ = writeln!(text, "\n{note}");
@@ -130,7 +130,7 @@ pub(super) fn text(subject: &Subject, rounds: usize, lines: &[Line], notes: &[St
     text
 }
 
-/// What a reader of the numbers should know of the machine.
+/// Properties of the machine that matter for the numbers.
 pub(super) fn machine(host: &Host) -> Value {
     let system = rustix::system::uname();
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

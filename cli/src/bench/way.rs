@@ -1,4 +1,4 @@
-//! The ways that are compared, and one run of one of them.
+//! The candidates that are compared, and one run of one of them.
 
 use crate::Failure;
 use crate::output::write_json;
@@ -19,17 +19,18 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, ReadVolatile, VolatileMemory, VolatileMemoryError};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The word by which the command starts itself. No subcommand: nobody should be offered it.
+/// The word with which the command starts itself. Not a subcommand, so that help does not
+/// show it.
 pub(crate) const WORD: &str = "bench-run";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Way {
-    /// This one, into a memfd.
+    /// dmafile, into a memfd.
     Dmafile,
     /// read(2) into the mapping of a memfd: what most programs do that share what they read.
     Memfd,
-    /// read(2) into private memory of huge pages: the fastest plain one.
+    /// read(2) into private memory on huge pages: the fastest simple method.
     Private,
 }
 
@@ -44,7 +45,7 @@ impl Way {
         }
     }
 
-    /// What it does, for people.
+    /// A description.
     pub(super) fn describe(self, host: &Host) -> String {
         let size = |huge| if huge { "huge" } else { "base" };
         let is = |setting: &Option<String>, words: &[&str]| {
@@ -65,26 +66,26 @@ impl Way {
     }
 }
 
-/// One run, as its process reports it.
+/// The result of one run, as its process reports it.
 #[derive(Deserialize, Serialize)]
 pub(super) struct Run {
     /// From before the file is opened until every byte is in memory.
     pub(super) seconds: f64,
-    /// Of the process, all its threads, in the same time.
+    /// CPU time of all threads of the process during that time.
     pub(super) cpu_seconds: f64,
-    /// The most memory that the process had resident; null where /proc does not say.
+    /// Maximum resident memory of the process; null if /proc does not report it.
     peak_bytes: Option<u64>,
-    /// What dmafile decided.
+    /// The method that dmafile chose.
     #[serde(skip_serializing_if = "Option::is_none")]
     method: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pages: Option<String>,
-    /// XXH3 of what is in memory, where it was asked for.
+    /// XXH3 of the loaded bytes, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) digest: Option<String>,
 }
 
-/// `dmafile bench-run`, which only [`super::run`] types.
+/// `dmafile bench-run`, which only [`super::run`] calls.
 #[derive(Debug, Parser)]
 #[command(name = "dmafile bench-run")]
 struct Args {
@@ -95,7 +96,7 @@ struct Args {
     digest: bool,
 }
 
-/// Runs one way, once, and prints what came of it.
+/// Runs one candidate once, and prints the result.
 pub(crate) fn run(args: impl Iterator<Item = OsString>) -> Result<u8, Failure> {
     let args = Args::try_parse_from(args).map_err(|error| Failure::usage(&error.to_string()))?;
     let place = args.path.display().to_string();
@@ -153,13 +154,13 @@ fn read_into_memfd(path: &Path, bytes: u64) -> io::Result<(File, MmapRegion)> {
 fn read_into_private(path: &Path, bytes: u64) -> io::Result<MmapMut> {
     let mut file = File::open(path)?;
     let mut memory = MmapMut::map_anon(bytes as usize)?;
-    // Only advice: base pages do, too.
+    // Only advice: base pages work, too.
     let _ = memory.advise(Advice::HugePage);
     file.read_exact(&mut memory)?;
     Ok(memory)
 }
 
-/// XXH3 of what a memfd holds, by way of pread().
+/// XXH3 of the contents of a memfd, read with pread().
 fn digest_of(memory: &File, mut offset: u64, mut left: u64) -> io::Result<String> {
     let mut hash = Xxh3::new();
     let mut step = vec![0; 1 << 20];
@@ -200,7 +201,7 @@ impl Clock {
     }
 }
 
-/// `VmHWM` of `/proc/self/status`: getrusage(2) would count the process before exec, too.
+/// `VmHWM` of `/proc/self/status`: getrusage(2) would include the process before exec.
 fn peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -39,7 +39,7 @@ fn text(pins: &FilePins) -> String {
         );
     }
     if pins.mapped.is_empty() {
-        text.push_str("no process is seen to have it mapped\n");
+        text.push_str("no visible process has it mapped\n");
     }
     if !pins.holders.is_empty() {
         text.push_str("\nits memory is pinned by\n");
@@ -54,7 +54,7 @@ fn text(pins: &FilePins) -> String {
         text += &tracker::table(regions);
     }
     if !pins.possible.is_empty() {
-        text.push_str("\nthe kernel does not tell whether these pin some of it\n");
+        text.push_str("\nthe kernel does not say whether these pin any of it\n");
         text += &holders::table(&pins.possible, &[]);
     }
     text.push('\n');

@@ -1,4 +1,4 @@
-//! The table of who holds what.
+//! The table of which process holds what.
 
 use super::{counted, shown};
 use crate::text::columns;
@@ -7,10 +7,10 @@ use indicatif::BinaryBytes;
 use std::fmt::Write;
 use tabwriter::Alignment;
 
-/// A line for each holder and kind of pin; limits are those of the processes.
+/// One line per holder and kind of pin; limits are those of the processes.
 pub(super) fn table(holders: &[Holder], processes: &[Process]) -> String {
     let mut table = format!("{:>7}\tUSER\t{:>10}\tBY\tNAME\tWHAT\n", "PID", "BYTES");
-    // Sorted by process and kind already; what the same processes hold is one line.
+    // Already sorted by process and kind; what the same processes hold is one line.
     for group in holders.chunk_by(|one, next| {
         one.pid == next.pid
             && one.by == next.by
@@ -51,7 +51,7 @@ fn what(group: &[Holder], process: Option<&Process>) -> String {
     };
     let inodes: Vec<_> = group.iter().filter_map(|one| one.inode).collect();
     if !inodes.is_empty() {
-        // Of many, the first tell enough; JSON has them all.
+        // Only the first few; JSON has all of them.
         let listed: Vec<_> = inodes.iter().take(3).map(u64::to_string).collect();
         let more = if inodes.len() > 3 { ", ..." } else { "" };
         let _ = write!(text, ", inode {}{more}", listed.join(", "));

@@ -60,7 +60,7 @@ fn text(pins: &Pins) -> String {
         text.push_str("\nas each interface counts them\n");
     }
     if pins.holders.is_empty() {
-        text.push_str("no process is seen to pin or lock memory\n");
+        text.push_str("no visible process pins or locks memory\n");
     } else {
         text += &holders::table(&pins.holders, &pins.processes);
     }
@@ -92,7 +92,7 @@ fn text(pins: &Pins) -> String {
     text
 }
 
-/// Says how many processes were not looked into.
+/// Reports the number of processes that could not be inspected.
 fn unreadable(text: &mut String, count: u64) {
     if count > 0 {
         let processes = match count {
@@ -101,17 +101,17 @@ fn unreadable(text: &mut String, count: u64) {
         };
         let _ = writeln!(
             text,
-            "{processes} could not be looked into; run as root (with CAP_SYS_PTRACE)"
+            "{processes} could not be inspected; run as root (with CAP_SYS_PTRACE)"
         );
     }
 }
 
-/// A number of things whose plural takes an s.
+/// A number with a noun whose plural takes an s.
 fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A name that a program chose, which shall not command the terminal.
+/// A name chosen by a program, escaped so that it cannot control the terminal.
 fn shown(name: &str) -> String {
     name.replace(char::is_control, "?")
 }

@@ -37,7 +37,9 @@ fn text(pinned: &PinnedPages) -> String {
         table(&mut text, &pinned.groups);
     }
     if pinned.groups.iter().any(|group| !group.exact) {
-        text.push_str("~ by the references of 4 KiB pages, which have no count of pins\n");
+        text.push_str(
+            "~ estimated from the references of 4 KiB pages, which have no count of pins\n",
+        );
     }
     if !pinned.ranges.is_empty() {
         text.push_str("\nin its memory\n");

@@ -1,4 +1,4 @@
-//! What a kernel with the pin tracker says, and `dmafile pins --blocked`
+//! The output of a kernel with the pin tracker, and `dmafile pins --blocked`
 
 use super::{counted, shown};
 use crate::Failure;
@@ -11,7 +11,7 @@ use std::fmt::Write;
 use std::time::Duration;
 use tabwriter::Alignment;
 
-/// A line for each region.
+/// One line per region.
 pub(super) fn table(regions: &[Region]) -> String {
     let mut table = format!(
         "{:>7}\tUSER\t{:>10}\t{:>8}\tBY\tNAME\tWHAT\n",
@@ -69,7 +69,7 @@ pub(super) fn run(json: bool) -> Result<u8, Failure> {
         text.push('\n');
     }
     if ring.blocked.is_empty() {
-        text.push_str("nothing was kept from moving\n");
+        text.push_str("nothing failed to move\n");
     }
     write_stdout(text.as_bytes())
 }
@@ -108,7 +108,7 @@ fn sentence(one: &Blocked) -> String {
     let mut held = Vec::new();
     if one.long > 0 {
         let by = one.region.as_ref().map_or_else(
-            || "whose region is gone by now".to_string(),
+            || "whose region has ended since".to_string(),
             |region| {
                 let pid = region.pid.map_or_else(String::new, |pid| format!("{pid} "));
                 let gone = if region.gone { " (gone)" } else { "" };
@@ -135,7 +135,7 @@ fn sentence(one: &Blocked) -> String {
         ));
     }
     if held.is_empty() {
-        held.push("nothing held it any more when it was looked at".to_string());
+        held.push("nothing held it any more when the kernel looked".to_string());
     }
     text + ": " + &held.join("; ")
 }

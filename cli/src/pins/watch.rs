@@ -16,7 +16,7 @@ pub(super) fn run(args: &PinsArgs, seconds: Option<u32>) -> Result<u8, Failure> 
     let pid = match &args.subject {
         Some(Subject::Process(pid)) => Some(*pid),
         Some(Subject::File(_)) => {
-            return Err(Failure::usage("--watch takes a process, and no file"));
+            return Err(Failure::usage("--watch takes a process, not a file"));
         }
         None => None,
     };
@@ -28,10 +28,10 @@ pub(super) fn run(args: &PinsArgs, seconds: Option<u32>) -> Result<u8, Failure> 
     let stop = CancelToken::new();
     interruptible(&stop)?;
     let watched = watch(&what, &stop, || {
-        // Where stderr is closed nobody waits for it.
+        // If stderr is closed, nothing waits for this line.
         let _ = std::io::Write::write_all(
             &mut std::io::stderr(),
-            b"watching who pins memory; Ctrl-C ends it\n",
+            b"watching pins; press Ctrl-C to stop\n",
         );
     })?;
     if args.json {
@@ -44,13 +44,13 @@ fn text(watched: &Watched) -> String {
     let mut text = String::new();
     let pins = match watched.short {
         true => "all pins",
-        false => "pins that last (FOLL_LONGTERM)",
+        false => "long-term pins (FOLL_LONGTERM)",
     };
     // Writing to a String does not fail.
     let _ = writeln!(text, "watched for {:.1} s: {pins}", watched.seconds);
     if watched.requested {
         text.push_str(
-            "PINNED is what was asked for: this kernel's probes cannot tell what was got\n",
+            "PINNED is what was requested: this kernel's probes cannot tell how much was pinned\n",
         );
     }
     text.push('\n');
@@ -61,14 +61,11 @@ fn text(watched: &Watched) -> String {
     }
     if watched.missed > 0 {
         let calls = counted(watched.missed, "call");
-        let _ = writeln!(text, "missed: {calls}, as probes were busy");
+        let _ = writeln!(text, "missed: {calls}, because probes were busy");
     }
     if watched.dropped > 0 {
         let calls = counted(watched.dropped, "call");
-        let _ = writeln!(
-            text,
-            "left out: {calls}, for which the histograms had no room"
-        );
+        let _ = writeln!(text, "left out: {calls}, because the histograms were full");
     }
     text
 }

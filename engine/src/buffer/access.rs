@@ -1,21 +1,20 @@
-//! Access by the CPU to memory that other processes or devices may reach.
+//! CPU access to memory that other processes or devices may access, too.
 
 use super::Buffer;
 use crate::error::{Error, Result};
 use crate::sys::Errno;
 
 impl Buffer {
-    /// Begins to read by the CPU memory that others may reach at the same time, until what it returns
-    /// is dropped.
+    /// Begins CPU reads of memory that others may access at the same time, until the result is dropped.
     ///
     /// # Errors
-    /// The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); nothing has begun then.
+    /// The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
     pub fn access(&self) -> Result<CpuAccess<'_>> {
         self.begin_access()?;
         Ok(CpuAccess(self))
     }
 
-    /// Begins to read and write by the CPU, until what it returns is dropped.
+    /// Begins CPU reads and writes, until the result is dropped.
     ///
     /// # Errors
     /// As [`Buffer::access`].
@@ -25,24 +24,24 @@ impl Buffer {
         Ok(CpuAccessMut(self))
     }
 
-    /// Says to devices that the CPU begins to read by [`Buffer::as_ptr`], for bindings to languages
-    /// that know no borrows; elsewhere [`Buffer::access`] is the way. [`Buffer::end_access`] has to
-    /// follow, once for each that succeeded; several may overlap. Costs nothing unless the memory
-    /// consists of dma-bufs; of those it waits for what devices have still to write.
+    /// Announces to devices that the CPU begins to read through [`Buffer::as_ptr`], for bindings to
+    /// languages without borrows; in Rust use [`Buffer::access`]. Each successful call must be followed
+    /// by one [`Buffer::end_access`]; several accesses may overlap. Costs nothing unless the memory
+    /// consists of dma-bufs; for those it waits until devices have finished writing.
     ///
     /// # Errors
-    /// What a dma-buf's exporter says (`DMA_BUF_IOCTL_SYNC`); nothing has begun then.
+    /// The errno of a dma-buf's exporter (`DMA_BUF_IOCTL_SYNC`); no access has begun then.
     pub fn begin_access(&self) -> Result<()> {
         let begun = self.memory.begin(false);
         begun.map_err(|errno| self.inaccessible(errno, 0))
     }
 
-    /// Says that the CPU has read what [`Buffer::begin_access`] began.
+    /// Ends an access that [`Buffer::begin_access`] began.
     pub fn end_access(&self) {
         self.memory.end(false);
     }
 
-    /// Where `len` bytes at `offset` of the wanted ones lie in memory.
+    /// Where `len` bytes at `offset` within the requested bytes are in memory.
     fn inside(&self, offset: u64, len: usize) -> Result<u64> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.len => Ok(self.offset + offset),
@@ -50,7 +49,7 @@ impl Buffer {
         }
     }
 
-    /// Copies bytes out, once access by the CPU has begun.
+    /// Copies bytes out, after CPU access has begun.
     fn copy_out(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let at = self.inside(offset, into.len())?;
         let copied = self.memory.copy_out(at, into);
@@ -63,8 +62,8 @@ impl Buffer {
     }
 }
 
-/// Reading by the CPU of a buffer that other processes or devices may reach, from
-/// [`Buffer::access`] until it is dropped. Offsets count from the first wanted byte.
+/// CPU reads of a buffer that other processes or devices may access, from [`Buffer::access`] until this
+/// is dropped. Offsets count from the first requested byte.
 #[must_use = "access ends where it is dropped"]
 pub struct CpuAccess<'b>(&'b Buffer);
 
@@ -75,18 +74,18 @@ impl Drop for CpuAccess<'_> {
 }
 
 impl CpuAccess<'_> {
-    /// Copies `into.len()` bytes from `offset`. What another process writes meanwhile may be seen or
-    /// not, byte by byte.
+    /// Copies `into.len()` bytes from `offset`. Concurrent writes by another process may or may not be
+    /// visible, byte by byte.
     ///
     /// # Errors
-    /// EINVAL outside the buffer; EIO where its owner has truncated an `fd:N`.
+    /// EINVAL outside the buffer; EIO if the owner of an `fd:N` has truncated it.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.0.copy_out(offset, into)
     }
 }
 
-/// As [`CpuAccess`], for writing too. It borrows the buffer exclusively, so that no slice of it is
-/// held meanwhile.
+/// As [`CpuAccess`], for writing as well. It borrows the buffer exclusively, so that no slice of it
+/// exists at the same time.
 #[must_use = "access ends where it is dropped"]
 pub struct CpuAccessMut<'b>(&'b mut Buffer);
 
@@ -100,7 +99,7 @@ impl CpuAccessMut<'_> {
     /// As [`CpuAccess::read_at`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`CpuAccess::read_at`].
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.0.copy_out(offset, into)
     }
@@ -108,8 +107,8 @@ impl CpuAccessMut<'_> {
     /// Copies `from` to `offset`.
     ///
     /// # Errors
-    /// EINVAL outside the buffer; EPERM for one that is sealed; ENOMEM where it was received on hugetlb
-    /// pages, and the pool has none left to fill a hole.
+    /// EINVAL outside the buffer; EPERM if it is sealed; ENOMEM if it was received on hugetlb pages,
+    /// and the pool has none left to fill a hole.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         let at = self.0.inside(offset, from.len())?;
         let copied = self.0.memory.copy_in(at, from);

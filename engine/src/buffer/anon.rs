@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::sys::Errno;
 use crate::sys::map::{Mapping, Region, View};
 
-/// While it is filled.
+/// While it is being filled.
 pub(super) struct Anon {
     map: Mapping,
     tactic: Tactic,
@@ -18,7 +18,7 @@ pub(super) struct Anon {
 impl Anon {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
         let capacity = plan.capacity;
-        // Holes, and tensors that were not asked for.
+        // It has holes, or tensors that were not selected.
         let sparse = plan.to_read + plan.to_copy < plan.bytes;
         let tactic = Tactic::new(pages, false);
         let grain = tactic.grain();
@@ -31,8 +31,8 @@ impl Anon {
         };
         let map = map.map_err(|errno| cannot_map(errno, pages))?;
         tactic.advise(&map.region());
-        // Before Linux 6.5 a fork could part a page from the direct read that fills it: the read
-        // would land in the child's copy (open(2), O_DIRECT).
+        // Before Linux 6.5 a fork could separate a page from the direct read that fills it: the
+        // read would end up in the child's copy (see O_DIRECT in open(2)).
         map.region().leave_out_of_forks(true);
         Ok(Self { map, tactic })
     }

@@ -1,4 +1,4 @@
-//! Memory handed in by the caller, for the time of one load: it is filled, and never a buffer.
+//! The caller's memory, for one load: it is filled, but never becomes a buffer.
 
 use super::memory::{CopyOut, Filling};
 use crate::sys::Errno;

@@ -1,5 +1,5 @@
-//! dma-bufs that the CPU reaches by their own mappings: made by a heap or dmafile.ko, there already,
-//! or received.
+//! dma-bufs that the CPU accesses through their mappings: from a heap or dmafile.ko, existing, or
+//! received.
 
 use super::DmaBuf;
 use super::memory::{CopyOut, Filled, Filling, Finish};
@@ -11,27 +11,27 @@ use crate::sys::{Errno, dmabuf, file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// One dma-buf while it is filled.
+/// One dma-buf while it is being filled.
 pub(super) struct ToFill {
     map: Mapping,
     piece: Piece,
-    /// Every byte was zero when it came.
+    /// All of it was zero when it was passed in.
     fresh: bool,
     turns: Turns,
-    /// The CPU is writing: from when it was made to be filled until it is whole, less the turns of
-    /// devices.
+    /// CPU access for writing: from when it was created to be filled until it is complete, except
+    /// during the turns of devices.
     access: Access,
 }
 
 /// One or several, filled.
 pub(super) struct DmaBufs {
-    /// All of them, one behind the other.
+    /// All of them, back to back.
     view: View,
     pieces: Vec<Piece>,
 }
 
 struct Piece {
-    /// The caller may keep it too.
+    /// The caller may have a reference, too.
     fd: Arc<OwnedFd>,
     bytes: u64,
 }
@@ -43,7 +43,7 @@ impl Piece {
     }
 }
 
-/// Writing by the CPU, from when it is made until it is dropped (DMA_BUF_IOCTL_SYNC).
+/// CPU access for writing, until this is dropped (DMA_BUF_IOCTL_SYNC).
 struct Access(Option<Arc<OwnedFd>>);
 
 impl Access {
@@ -52,7 +52,7 @@ impl Access {
         Ok(Self(Some(Arc::clone(fd))))
     }
 
-    /// Ends it. Where that fails, devices may not see what was written.
+    /// Ends the access. If that fails, devices may not see what was written.
     fn end(mut self) -> Result<(), Errno> {
         self.0
             .take()
@@ -63,7 +63,7 @@ impl Access {
 impl Drop for Access {
     fn drop(&mut self) {
         if let Some(fd) = &self.0 {
-            // It has begun, so that it can end; a drop has nobody to report to.
+            // Ending an access that has begun should not fail, and a drop could not report it.
             let _ = dmabuf::sync(fd.as_fd(), true, true);
         }
     }
@@ -97,7 +97,7 @@ impl Filling for ToFill {
         Some(&self.turns)
     }
 
-    /// Its exporter has made all of it present.
+    /// The exporter has already allocated all of it.
     fn populate(&self, _at: u64, _len: u64) -> Result<(), Errno> {
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Finish for ToFill {
 }
 
 impl DmaBufs {
-    /// What has been filled elsewhere.
+    /// dma-bufs that have been filled elsewhere.
     pub(super) fn whole(fds: Vec<Arc<OwnedFd>>) -> Result<Self, Errno> {
         let pieces: Result<Vec<_>, Errno> = fds.into_iter().map(Piece::new).collect();
         let pieces = pieces?;
@@ -140,25 +140,25 @@ impl DmaBufs {
         })
     }
 
-    /// How many bytes they have together.
+    /// Their total size in bytes.
     pub(super) fn len(&self) -> u64 {
         self.view.len()
     }
 }
 
-/// Takes a dma-buf that was allocated and read into by one call.
+/// Takes over a dma-buf that was allocated and read into by one call.
 pub(crate) fn adopt_fused(fd: OwnedFd, plan: &Plan) -> Result<Box<dyn Filled>> {
     name_after_file(&fd, plan);
     let filled = DmaBufs::whole(vec![Arc::new(fd)]).map_err(cannot_map)?;
     Ok(Box::new(filled))
 }
 
-/// Which pages a dma-buf has.
+/// The page size of a dma-buf.
 pub(crate) fn exporters_pages() -> (String, Option<String>) {
     ("exporter".to_string(), None)
 }
 
-/// Names it after the file.
+/// Sets its name to that of the file.
 pub(super) fn name_after_file(fd: &OwnedFd, plan: &Plan) {
     if let Some(file) = plan.file.file_name() {
         dmabuf::name(fd.as_fd(), &file.to_string_lossy());

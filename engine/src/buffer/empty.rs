@@ -1,4 +1,4 @@
-//! Memory without a byte: an empty memfd.
+//! Memory of size 0: an empty memfd.
 
 use super::memory::{CopyOut, Filled};
 use crate::sys::map::View;

@@ -1,4 +1,4 @@
-//! `fd:N`: a memfd or a dma-buf that exists already.
+//! `fd:N`: an existing memfd or dma-buf.
 
 use super::cannot_map;
 use super::dmabuf::ToFill;
@@ -14,7 +14,7 @@ use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Takes it, to be filled.
+/// Takes it over, to be filled.
 pub(super) fn existing(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> {
     if dmabuf::is_one(fd.as_fd()) {
         let made = ToFill::new(fd, false).map_err(super::dmabuf::cannot_map)?;
@@ -23,22 +23,22 @@ pub(super) fn existing(fd: &Arc<OwnedFd>, plan: &Plan, pages: Pages) -> Result<B
     Ok(Box::new(Existing::new(fd, plan, pages)?))
 }
 
-/// While it is filled.
+/// While it is being filled.
 struct Existing {
     map: Mapping,
     tactic: Tactic,
-    /// It was empty when it came, and so every byte of it was zero.
+    /// It was empty when it was passed in, so all of it was zero.
     fresh: bool,
     file: File,
 }
 
-/// The descriptor and what is known of it.
+/// The descriptor and its properties.
 struct File {
     fd: Arc<OwnedFd>,
-    /// Its owner may truncate it: then the CPU reaches it through the descriptor, where that
-    /// gives an error, and not through the mapping, where it raises SIGBUS.
+    /// Its owner may truncate it: then the CPU accesses it through the descriptor, which
+    /// returns an error, and not through the mapping, which would raise SIGBUS.
     may_shrink: bool,
-    /// Its size when it came.
+    /// Its size when it was passed in.
     len: u64,
 }
 
@@ -49,7 +49,7 @@ impl Existing {
         let seals = memfd::seals(fd.as_fd()).map_err(fail)?;
         if stat.size < plan.capacity {
             let why = format!(
-                "its owner has cut it short meanwhile, to {} bytes",
+                "its owner truncated it in the meantime, to {} bytes",
                 stat.size
             );
             return Err(Error::new("cannot fill the descriptor", why)
@@ -71,7 +71,8 @@ impl Existing {
             fresh: stat.allocated == 0,
             file: File {
                 fd: Arc::clone(fd),
-                // hugetlbfs has no write(2); its owner is trusted not to shrink it.
+                // hugetlbfs does not support write(2); its owner is trusted not to truncate
+                // it.
                 may_shrink: !hugetlb && !seals.contains(SealFlags::SHRINK),
                 len: stat.size,
             },
@@ -145,13 +146,13 @@ impl Finish for Existing {
 
 /// Filled.
 struct FilledExisting {
-    /// None only where it could not be mapped again after it was sealed.
+    /// None only if it could not be mapped again after it was sealed.
     view: Option<View>,
     file: File,
 }
 
 impl FilledExisting {
-    /// The mapping, where a touch of it cannot raise SIGBUS.
+    /// The mapping, if accesses cannot raise SIGBUS.
     fn steady(&self) -> Option<&View> {
         self.view.as_ref().filter(|_| !self.file.may_shrink)
     }
@@ -204,7 +205,7 @@ impl Filled for FilledExisting {
     }
 
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
-        // The caller may have kept it too.
+        // The caller may have a reference, too.
         let own = Arc::try_unwrap(self.file.fd).or_else(|fd| file::twin(fd.as_fd()))?;
         Ok(vec![own])
     }

@@ -1,4 +1,4 @@
-//! `dmafile`: a dma-buf from dmafile.ko, which moves bytes of files into its pages by itself.
+//! `dmafile`: a dma-buf from dmafile.ko, which reads files into its pages by itself.
 
 use super::dmabuf::{ToFill, cannot_map, name_after_file};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Making the memory of a plan, and what keeps it from being made.
+//! Creates the memory of a plan, and explains why it could not be created.
 
 use super::anon::Anon;
 use super::memfd::Memfd;
@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::reasons::Reasons;
 use crate::sys::{Errno, host};
 
-/// Makes the memory of a plan, and the reasons for what it became.
+/// Creates the memory of a plan, and logs the reasons for its form.
 pub(crate) fn make(
     kind: &Kind,
     plan: &Plan,
@@ -19,8 +19,8 @@ pub(crate) fn make(
     log: &Reasons,
 ) -> Result<Box<dyn Finish>> {
     let made = match make_with(kind, plan, plan.pages) {
-        // The pool had room a moment ago, or a limit that we cannot see keeps us from it: another
-        // size will do, unless it was this one that was asked for.
+        // The pool had room a moment ago, or a limit that we cannot see applies: use another page
+        // size, unless this one was requested.
         Err(error) if plan.pages == Pages::Huge && asked == Pages::Auto => {
             let why = message!["no page of the hugetlb pool after all: ", &error];
             log.add("pages", Pages::Thp, why);
@@ -45,14 +45,15 @@ fn make_with(kind: &Kind, plan: &Plan, pages: Pages) -> Result<Box<dyn Finish>> 
         }
     };
     if pages == Pages::Huge {
-        // The pool promises pages when they are mapped; a cgroup's limit counts when they come.
+        // The pool reserves pages when they are mapped; a cgroup's limit applies when they are
+        // allocated.
         made.populate(0, 1)
             .map_err(|errno| cannot_map(errno, pages))?;
     }
     Ok(made)
 }
 
-/// A buffer that is full could not be brought into the shape in which it is handed out.
+/// The error for a filled buffer that could not be converted to its final form.
 pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
     let error = Error::os("cannot finish the buffer", errno).at(kind);
     match errno {
@@ -64,19 +65,19 @@ pub(crate) fn cannot_export(errno: Errno, kind: &str) -> Error {
     }
 }
 
-/// A mapping failed: ENOMEM has more causes than too little memory.
+/// The error for a failed mapping: ENOMEM does not only mean too little memory.
 pub(super) fn cannot_map(errno: Errno, pages: Pages) -> Error {
     let error = Error::os("cannot make the buffer", errno);
     match (errno, pages, host::address_space()) {
         (Errno::NOMEM, Pages::Huge, _) => error
-            .with_why("the hugetlb pool has no room for it")
+            .with_why("the hugetlb pool is too small for it")
             .with_remedy(message![
-                "make it larger: sysctl vm.nr_hugepages=N, or use ",
+                "enlarge it: sysctl vm.nr_hugepages=N, or use ",
                 Opt::Pages.set(Pages::Thp)
             ]),
         (Errno::NOMEM, _, Some(limit)) => error
             .with_why(format!(
-                "it does not fit the limit on address space, {limit} bytes"
+                "it exceeds the limit on address space, {limit} bytes"
             ))
             .with_remedy("raise it: ulimit -v"),
         (Errno::NOMEM, ..) => {

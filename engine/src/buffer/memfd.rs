@@ -1,4 +1,4 @@
-//! `memfd`: memory with a descriptor, whose size is sealed when it is handed out.
+//! `memfd`: memory with a descriptor; its size is sealed when it is complete.
 
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::{self, Tactic};
@@ -14,7 +14,7 @@ use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
-/// While it is filled.
+/// While it is being filled.
 pub(super) struct Memfd {
     /// What pins it for a device, and goes before the mapping.
     pin: Mutex<Option<Pinned>>,
@@ -24,7 +24,7 @@ pub(super) struct Memfd {
     fd: OwnedFd,
     tactic: Tactic,
     len: u64,
-    /// The size in which it is handed out; hugetlb memory comes in whole pages only.
+    /// Its size when complete; hugetlb memory is allocated in whole pages only.
     final_size: u64,
 }
 
@@ -41,7 +41,7 @@ impl Memfd {
         Ok(Self { pin_for, ..made })
     }
 
-    /// A memfd of whole pages, whose size is sealed from the start: what a udmabuf is made of.
+    /// A memfd of whole pages, whose size is sealed from the start: for a udmabuf.
     pub(super) fn whole(plan: &Plan, pages: Pages) -> Result<Self> {
         let made = Self::with_size(plan, pages, plan.capacity)?;
         memfd::seal(made.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)
@@ -55,13 +55,13 @@ impl Memfd {
             let whole = plan.capacity.next_multiple_of(tactic.grain());
             (whole, whole, whole)
         } else if plan.capacity == exact.next_multiple_of(page_size()) {
-            // A read may go beyond the end of the file, inside its last page.
+            // A read may exceed the end of the file, within its last page.
             (exact, plan.capacity, exact)
         } else {
             (plan.capacity, plan.capacity, exact)
         };
         let name = plan.file.file_name().unwrap_or_default().to_string_lossy();
-        // The kernel takes at most 249 bytes and no NUL.
+        // The kernel accepts at most 249 bytes, without NUL.
         let name: String = name.chars().take(48).filter(|c| *c != '\0').collect();
         let mapped = || {
             let fd = memfd::create(&name, pages == Pages::Huge)?;
@@ -87,7 +87,7 @@ impl Memfd {
         })
     }
 
-    /// Ends the filling and keeps the mapping alone.
+    /// Ends the filling and keeps only the mapping.
     pub(super) fn into_view(self) -> View {
         self.map.into_view()
     }
@@ -138,11 +138,11 @@ impl Filling for Memfd {
 
 impl Finish for Memfd {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
-        // Direct sendfile and splice write whole blocks, and so may have made it longer.
+        // Direct sendfile and splice write whole blocks, which may have extended it.
         if self.tactic.grain() == page_size() || self.len != self.final_size {
             memfd::resize(self.fd.as_fd(), self.final_size)?;
         }
-        // A receiver can rely on its size, and udmabuf asks for F_SEAL_SHRINK.
+        // Receivers can rely on its size, and udmabuf requires F_SEAL_SHRINK.
         memfd::seal(self.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Box::new(FilledMemfd {
             pin: sync::lock(&self.pin).take(),
@@ -157,15 +157,15 @@ impl Finish for Memfd {
 pub(super) struct FilledMemfd {
     /// Until its buffer has it.
     pin: Option<Pinned>,
-    /// None where a touch could raise a signal, and where it could not be mapped again after it was
-    /// sealed: then the kernel reads and writes its bytes.
+    /// None if an access could raise a signal, or if it could not be mapped again after it was
+    /// sealed: then its bytes are accessed by system calls.
     view: Option<View>,
     fd: OwnedFd,
     size: u64,
 }
 
 impl FilledMemfd {
-    /// Takes over a memfd that was received, after a check that its first `end` bytes stay.
+    /// Takes over a received memfd, after checking that its first `end` bytes cannot disappear.
     pub(super) fn adopt(fd: OwnedFd, end: u64) -> Result<Self, String> {
         let seals = memfd::seals(fd.as_fd()).map_err(|_| "its descriptor is not a memfd")?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -174,7 +174,7 @@ impl FilledMemfd {
         let stat = file::stat(fd.as_fd()).map_err(|_| "its memfd cannot be asked for its size")?;
         let sealed = seals.contains(SealFlags::WRITE);
         if end > stat.size {
-            return Err("its range lies outside its memfd".to_string());
+            return Err("its range is outside its memfd".to_string());
         }
         let len = usize::try_from(stat.size).map_err(|_| "it is larger than memory can be")?;
         let mapped = match sealed {
@@ -182,8 +182,8 @@ impl FilledMemfd {
                 let view = View::sealed(fd.as_fd(), len, alignment(stat.is_hugetlb(), len));
                 view.inspect(View::want_huge).map(Some)
             }
-            // The sender may punch holes, which gives its pages back to the pool, and where that is
-            // empty the next touch is SIGBUS: it is read through its descriptor.
+            // The sender may punch holes, which returns pages to the pool; if that is then empty, the
+            // next access raises SIGBUS. So it is read through its descriptor.
             false if stat.is_hugetlb() => Ok(None),
             false => Mapping::shared(fd.as_fd(), len, 1, true).map(|map| Some(map.into_view())),
         };
@@ -197,16 +197,16 @@ impl FilledMemfd {
     }
 }
 
-/// Where to map a memfd so that its huge pages can be mapped as such.
+/// Alignment at which to map a memfd, so that its huge pages can be mapped as such.
 pub(super) fn alignment(hugetlb: bool, len: usize) -> usize {
     let huge = pages::huge() as usize;
-    // hugetlb memory brings its own.
+    // The kernel aligns hugetlb memory itself.
     if hugetlb || len < huge { 1 } else { huge }
 }
 
-/// Seals against any change. Writable mappings forbid that, so this one is taken off and mapped again
-/// in its place, where its addresses may still be known: as it was if the seal is refused, else with
-/// bytes that nobody can change.
+/// Seals it against any change. Writable mappings forbid that, so this one is removed and mapped
+/// again at the same place, because its addresses may be in use: as it was if the seal is refused,
+/// otherwise with bytes that no process can change.
 pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Result<(), Errno> {
     if let Some(view) = view {
         view.blank()?;
@@ -216,7 +216,7 @@ pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Res
     let shown = match (view.take(), sealed) {
         (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
         (None, Ok(())) => View::sealed(fd, len, 1),
-        // What was not mapped stays so: a touch of it might raise a signal.
+        // What was not mapped stays so: an access might raise a signal.
         (None, Err(errno)) => return Err(errno),
     };
     *view = Some(shown?);
@@ -253,7 +253,8 @@ impl Filled for FilledMemfd {
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         match &mut self.view {
             Some(view) => view.copy_in(at, from),
-            // hugetlbfs has no write(2). Mapped for this alone, as nothing else may touch it.
+            // hugetlbfs does not support write(2). Mapped only for this, because nothing else may
+            // access it.
             None => {
                 let map = Mapping::shared_sparse(self.fd.as_fd(), self.size as usize)?;
                 let copied = map.region().try_copy_in(at, from);

@@ -1,5 +1,5 @@
-//! Memory in its two lives: while it is filled, and filled. Filling ends by taking the memory that
-//! lends its regions, so that no region is left when slices begin.
+//! Memory in two states: being filled, and filled. Finishing consumes the value that lends regions,
+//! so no region exists when slices can be made.
 
 use super::DmaBuf;
 use crate::device::Pinned;
@@ -9,48 +9,48 @@ use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Memory whose bytes can be copied out, in either life.
+/// Memory whose bytes can be copied out, in either state.
 pub(crate) trait CopyOut: Send + Sync {
     /// Copies `into.len()` bytes at `at` of the memory.
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno>;
 }
 
-/// Memory while it is filled.
+/// Memory while it is being filled.
 pub(crate) trait Filling: CopyOut {
     /// All of it.
     fn region(&self) -> Region<'_>;
 
-    /// A touch by the CPU raises no signal at any time.
+    /// CPU accesses never raise a signal.
     fn never_faults(&self) -> bool {
         true
     }
 
-    /// Its descriptor, where it has one: what methods write into.
+    /// Its descriptor, if it has one: methods write to it.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The dma-buf that it is, and whose turn it is to touch it.
+    /// The dma-buf, if it is one, with the lock that says who may access it.
     fn dma_buf(&self) -> Option<&Turns> {
         None
     }
 
-    /// Makes the pages of a range present.
+    /// Allocates the pages of a range.
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno>;
 
-    /// Multiple in which it is best populated.
+    /// Alignment at which it is best populated.
     fn grain(&self) -> u64;
 
-    /// All of its pages are present, and reads into them may be in flight. Whether anything was made
-    /// of them.
+    /// Called when all of its pages are present, while reads into them may still be in flight.
+    /// Returns whether anything was created from them.
     fn populated(&self) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// Which pages it got, and a remark where that needs one.
+    /// The page size it got, with a remark if necessary.
     fn pages(&self) -> (String, Option<String>);
 
-    /// Every byte that was not written is zero.
+    /// Whether every byte that was not written is zero.
     fn is_fresh(&self) -> bool {
         true
     }
@@ -64,13 +64,13 @@ pub(crate) trait Filling: CopyOut {
 
 /// Memory that becomes a buffer.
 pub(crate) trait Finish: Filling {
-    /// All that was to be written is: brings it into the shape in which it is handed out.
+    /// Converts the memory to its final form, when everything has been written.
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno>;
 }
 
 /// Memory of a buffer.
 pub(crate) trait Filled: CopyOut {
-    /// The address of its first byte; None where a touch may raise a signal.
+    /// The address of its first byte; None if an access may raise a signal.
     fn address(&self) -> Option<*const u8>;
 
     /// Whether it can be pinned for a device where it is mapped, and written to there; or why not.
@@ -83,17 +83,17 @@ pub(crate) trait Filled: CopyOut {
         None
     }
 
-    /// The descriptor that is handed out, where it is one and no dma-buf.
+    /// Its descriptor, if it is a single one and not a dma-buf.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The dma-bufs that it consists of, in their order.
+    /// The dma-bufs that it consists of, in order.
     fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
         Vec::new()
     }
 
-    /// The descriptor that is handed out, where it is one.
+    /// Its descriptor, if it is a single one.
     fn exported(&self) -> Option<BorrowedFd<'_>> {
         match &self.dma_bufs()[..] {
             [] => self.descriptor(),
@@ -102,7 +102,7 @@ pub(crate) trait Filled: CopyOut {
         }
     }
 
-    /// The CPU begins to read, or to read and write: all of the dma-bufs or none.
+    /// Begins CPU access, for reading or for reading and writing: to all dma-bufs or to none.
     fn begin(&self, write: bool) -> Result<(), Errno> {
         let all = self.dma_bufs();
         for (done, one) in all.iter().enumerate() {
@@ -114,38 +114,39 @@ pub(crate) trait Filled: CopyOut {
         Ok(())
     }
 
-    /// The CPU has done what it began.
+    /// Ends CPU access.
     fn end(&self, write: bool) {
         end(&self.dma_bufs(), write);
     }
 
-    /// Copies bytes in. No slice of them may be held: memory takes `&mut self` for that.
+    /// Copies bytes in. `&mut self` ensures that no slice of it exists.
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno>;
 
-    /// The bytes, where nobody else can change them.
+    /// The bytes, if nothing else can change them.
     fn bytes(&self) -> Option<&[u8]> {
         None
     }
 
-    /// Whether its first huge page is mapped as such; None where there is none, or nobody can say.
+    /// Whether its first huge page is mapped as such; None if there is none, or if that cannot be
+    /// found out.
     fn has_huge_mapping(&self) -> Option<bool> {
         None
     }
 
-    /// The bytes, where nobody else can reach them.
+    /// The bytes, if nothing else can access them.
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         None
     }
 
-    /// Forbids any change for good.
+    /// Permanently forbids any change.
     fn seal(&mut self) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Gives up the descriptor and keeps the mapping, where there is one.
+    /// Closes the descriptor and keeps the mapping, if there is one.
     fn into_view(self: Box<Self>) -> Option<View>;
 
-    /// Gives up the mapping and keeps what is handed out.
+    /// Removes the mapping and keeps the descriptors.
     fn into_descriptors(self: Box<Self>) -> Result<Vec<OwnedFd>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -153,7 +154,7 @@ pub(crate) trait Filled: CopyOut {
 
 fn end(all: &[DmaBuf<'_>], write: bool) {
     for one in all {
-        // It has begun, so that it can end; a drop has nobody to report to.
+        // Ending an access that has begun should not fail, and a drop could not report it.
         let _ = sys::dmabuf::sync(one.fd, write, true);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that holds a file's bytes, one file a kind.
+//! Memory that holds a file's bytes; one source file per kind.
 
 mod access;
 mod anon;
@@ -35,10 +35,10 @@ pub(crate) use make::{cannot_export, make};
 pub(crate) use memory::{CopyOut, Filled, Filling, Finish};
 pub(crate) use ring::Ring;
 
-/// A filled buffer: the wanted bytes of the file, and around them zeros.
+/// A filled buffer: the requested bytes of the file, with zeros around them.
 ///
-/// The memory may begin before the first wanted byte ([`Buffer::offset`]) so that direct reads
-/// land where they belong. Dropping it unmaps the memory and closes the descriptor.
+/// The memory may begin before the first requested byte ([`Buffer::offset`]), so that direct reads are aligned.
+/// Dropping the buffer unmaps the memory and closes the descriptor.
 pub struct Buffer {
     // Before the memory, which is pinned for as long as it lives.
     pinned: Mutex<Option<Pinned>>,
@@ -59,7 +59,7 @@ impl Buffer {
         }
     }
 
-    /// One without a byte, and with a descriptor all the same: an empty memfd.
+    /// An empty buffer that still has a descriptor: an empty memfd.
     pub(crate) fn empty() -> Result<Self> {
         let memory = empty::Empty::new().map_err(|errno| {
             Error::os("cannot allocate memory", errno).at(Kind::Memfd.to_string())
@@ -72,40 +72,39 @@ impl Buffer {
         &self.kind
     }
 
-    /// Where the wanted bytes start in the descriptor, in bytes: less than a page, or the file's
-    /// direct alignment where that is larger; for `fd:N@OFFSET` that offset.
+    /// Where the requested bytes start in the descriptor, in bytes: less than a page, or less than the file's
+    /// direct I/O alignment if that is larger; for `fd:N@OFFSET` it is OFFSET.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many bytes were wanted.
+    /// The number of requested bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// None were: an empty source of a snapshot. A load of no bytes is refused.
+    /// Whether there are none: only for an empty source of a snapshot. A load of 0 bytes is refused.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The descriptor, to be mapped, sent or inherited; None for private memory, and where a limit
-    /// forced several ([`Buffer::dma_bufs`]).
+    /// The descriptor, to map, send or inherit; None for private memory, and if a limit required several
+    /// ([`Buffer::dma_bufs`]).
     pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.memory.exported()
     }
 
-    /// The dma-bufs that the buffer consists of, one behind the other: one, or several where the
-    /// limit of `/dev/udmabuf` (`size_limit_mb`) forced them; none where it is no dma-buf.
+    /// The dma-bufs that the buffer consists of, back to back: one, or several if the limit of `/dev/udmabuf`
+    /// (`size_limit_mb`) required them; none if it is not a dma-buf.
     pub fn dma_bufs(&self) -> Vec<DmaBuf<'_>> {
         self.memory.dma_bufs()
     }
 
-    /// Gives up the mapping and keeps the descriptor.
+    /// Unmaps the buffer and returns its descriptor.
     ///
     /// # Errors
-    /// EOPNOTSUPP for private memory, which has none; EMFILE where an `fd:N` is held by its owner
-    /// too and no second descriptor can be had; EFBIG where there are several
-    /// ([`Buffer::into_fds`]).
+    /// EOPNOTSUPP for private memory, which has none; EMFILE if the owner of an `fd:N` still uses it and no
+    /// second descriptor can be created; EFBIG if there are several ([`Buffer::into_fds`]).
     pub fn into_fd(self) -> Result<OwnedFd> {
         let kind = self.kind.clone();
         let mut all = self.into_fds()?;
@@ -118,10 +117,10 @@ impl Buffer {
         }
     }
 
-    /// Gives up the mapping and keeps the descriptors, in their order; usually one.
+    /// Unmaps the buffer and returns its descriptors in order; usually one.
     ///
     /// # Errors
-    /// As [`Buffer::into_fd`], several descriptors excepted.
+    /// As [`Buffer::into_fd`], except for EFBIG.
     pub fn into_fds(self) -> Result<Vec<OwnedFd>> {
         let kind = self.kind;
         drop(self.pinned);
@@ -136,14 +135,13 @@ impl Buffer {
         })
     }
 
-    /// Gives the memory back, closes the descriptor, and keeps the addresses: for bindings to
-    /// languages where somebody may still hold one ([`Buffer::as_ptr`]) who has said to be done
-    /// with it.
+    /// Frees the memory and closes the descriptor, but keeps the address range reserved: for bindings to
+    /// languages where code may still hold an address ([`Buffer::as_ptr`]) after releasing the buffer.
     pub fn retire(self) -> Retired {
         drop(self.pinned);
         let mut addresses = self.memory.into_view();
         if let Some(view) = &mut addresses {
-            // Where the kernel will not, the memory is given back with the addresses.
+            // If the kernel refuses, the memory is freed with the address range.
             let _ = view.blank();
         }
         Retired {
@@ -151,11 +149,12 @@ impl Buffer {
         }
     }
 
-    /// The same bytes as private memory that can be written to: the pages are those of this buffer until they
-    /// are written to, and take no memory before. For bindings to languages whose arrays cannot be read-only.
+    /// The same bytes as private, writable memory (copy-on-write): a page is shared with this buffer, and takes
+    /// no memory, until it is written to. For bindings to languages whose arrays cannot be read-only.
     ///
     /// # Errors
-    /// EPERM where others can change the bytes: all but a memfd that is sealed ([`Buffer::seal`]); ENOMEM.
+    /// EPERM if others can change the bytes, which is true for everything but a sealed memfd
+    /// ([`Buffer::seal`]); ENOMEM.
     #[cfg(feature = "hold")]
     pub fn copy_on_write(&self) -> Result<Self> {
         let failed = |errno| Error::os("cannot map the buffer", errno).at(&self.kind);
@@ -163,7 +162,7 @@ impl Buffer {
             .as_fd()
             .filter(|_| self.kind == Kind::Memfd.to_string())
         else {
-            return Err(failed(Errno::PERM).with_why("it is no sealed memfd"));
+            return Err(failed(Errno::PERM).with_why("it is not a sealed memfd"));
         };
         let stat = file::stat(fd).map_err(failed)?;
         let len = self.range().1;
@@ -175,10 +174,10 @@ impl Buffer {
         Ok(Self::new(memory, kind, self.offset, self.len))
     }
 
-    /// As [`Buffer::into_fds`], for programs that this process executes: close-on-exec is off.
+    /// As [`Buffer::into_fds`], but without close-on-exec: for programs that this process executes.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::into_fds`].
     pub fn into_inherited_fds(self) -> Result<Vec<OwnedFd>> {
         let fds = self.into_fds()?;
         for fd in &fds {
@@ -188,33 +187,33 @@ impl Buffer {
         Ok(fds)
     }
 
-    /// The wanted bytes, where nobody else can change them: private memory, or sealed.
+    /// The requested bytes, if nothing else can change them: private memory, or sealed.
     pub fn as_slice(&self) -> Option<&[u8]> {
         let (start, end) = self.range();
         self.memory.bytes().map(|bytes| &bytes[start..end])
     }
 
-    /// The wanted bytes, where nobody else can reach them: private memory.
+    /// The requested bytes, if nothing else can reach them: private memory.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         let (start, end) = self.range();
         self.memory.bytes_mut().map(|bytes| &mut bytes[start..end])
     }
 
-    /// Where the first wanted byte lies in this process, for bindings to languages that know memory
-    /// by its address. [`Buffer::len`] bytes lie there until the buffer is dropped, sealed or given
-    /// up. None where a touch could raise a signal: an `fd:N` that its owner may cut short, and a buffer
-    /// on hugetlb pages that was received and is not sealed.
+    /// The address of the first requested byte in this process, for bindings to languages that identify memory
+    /// by address. [`Buffer::len`] bytes are there until the buffer is dropped, sealed or given up. None if an
+    /// access could raise a signal: for an `fd:N` that its owner may truncate, and for a received buffer on
+    /// hugetlb pages that is not sealed.
     ///
-    /// It carries no promise about who else writes there: others may at any time, unless
-    /// [`Buffer::as_slice`] gives the bytes, and a reference made of it would be unsound then. Write
-    /// through it only where [`Buffer::as_mut_slice`] gives the bytes, and while no slice is held.
+    /// Others may write there at any time, unless [`Buffer::as_slice`] returns the bytes; a reference made from
+    /// the pointer would be unsound then. Write through it only if [`Buffer::as_mut_slice`] returns the bytes,
+    /// and while no slice exists.
     pub fn as_ptr(&self) -> Option<*const u8> {
         let start = self.memory.address()?;
         Some(start.wrapping_add(self.range().0))
     }
 
-    /// Whether this process has the first huge page of received memory mapped as one; None where it has none,
-    /// or nobody can say.
+    /// Whether this process maps the first huge page of received memory as one; None if there is none, or if
+    /// that cannot be found out.
     pub(crate) fn has_huge_mapping(&self) -> Option<bool> {
         self.memory.has_huge_mapping()
     }
@@ -264,12 +263,12 @@ impl Buffer {
         (self.offset as usize, (self.offset + self.len) as usize)
     }
 
-    /// Forbids any change of the contents or the size, here and everywhere, for good
-    /// (`F_SEAL_WRITE`, fcntl(2)). [`Buffer::as_slice`] works from then on.
+    /// Permanently forbids every process to change the contents or the size (`F_SEAL_WRITE`, see fcntl(2)).
+    /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is pinned ([`Buffer::pin`]), or somebody else has it mapped for writing or pinned (a udmabuf over it does),
-    /// EOPNOTSUPP for private memory and for dma-bufs of others than udmabuf, EPERM for an `fd:N` made without `MFD_ALLOW_SEALING` or
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, and for a udmabuf, which pins it; EOPNOTSUPP
+    /// for private memory and for other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
@@ -282,15 +281,15 @@ impl Buffer {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
                 Errno::OPNOTSUPP if self.dma_bufs().is_empty() => {
-                    error.with_why("private memory is nobody else's to change")
+                    error.with_why("nobody else can change private memory")
                 }
-                Errno::OPNOTSUPP => error.with_why("a dma-buf knows no seals"),
+                Errno::OPNOTSUPP => error.with_why("dma-bufs cannot be sealed"),
                 Errno::BUSY if !self.dma_bufs().is_empty() => {
-                    error.with_why("a udmabuf pins its pages for writing, as long as it lives")
+                    error.with_why("a udmabuf pins its pages for writing as long as it exists")
                 }
                 Errno::BUSY => error.with_remedy("unmap it for writing everywhere else first"),
                 Errno::PERM => error
-                    .with_why("its owner has forbidden seals")
+                    .with_why("its owner does not allow seals")
                     .with_remedy("make the memfd with MFD_ALLOW_SEALING"),
                 _ => error,
             }
@@ -305,21 +304,21 @@ fn pages_of(at: u64, bytes: u64) -> (u64, u64) {
     (start, (at + bytes).next_multiple_of(page) - start)
 }
 
-/// A dma-buf of a buffer.
+/// One dma-buf of a buffer.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DmaBuf<'b> {
     /// Its descriptor.
     pub fd: BorrowedFd<'b>,
-    /// Where it begins in the buffer, in bytes from the buffer's first: the wanted ones start at
-    /// [`Buffer::offset`].
+    /// Offset of its first byte in the buffer, counted from the buffer's first byte: the requested bytes start
+    /// at [`Buffer::offset`].
     pub at: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// Where a buffer was ([`Buffer::retire`]): nobody else's memory comes there before this is dropped.
-/// Until then the addresses read as zeros, and a write there raises SIGSEGV.
+/// The address range of a buffer after [`Buffer::retire`]. It is not reused before this is dropped. Until then
+/// it reads as zeros, and a write there raises SIGSEGV.
 #[must_use = "the addresses are kept free until it is dropped"]
 pub struct Retired {
     _addresses: Option<View>,

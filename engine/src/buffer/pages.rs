@@ -1,4 +1,4 @@
-//! How the pages of a buffer come into being.
+//! How the pages of a buffer are allocated.
 
 use crate::options::Pages;
 use crate::sys::Errno;
@@ -6,18 +6,18 @@ use crate::sys::map::{Region, page_size};
 use crate::sys::{host, pagemap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tries for one size of pages and takes what it gets.
+/// Tries to get pages of one size, and uses what it gets.
 pub(super) struct Tactic {
     pages: Pages,
-    /// Size of the huge pages that are tried for; 0 without.
+    /// Size of the huge pages to try; 0 without.
     huge: u64,
-    /// Collapse on request, instead of huge faults: the way for memory with a descriptor.
+    /// Collapse on request, instead of huge page faults: for memory with a descriptor.
     collapse: bool,
     collapsed: AtomicU64,
     refused: AtomicU64,
 }
 
-/// After this many huge pages in a row that could not be had, memory is taken to be fragmented.
+/// After this many failures in a row to get a huge page, memory is considered fragmented.
 const GIVE_UP_AFTER: u64 = 8;
 
 /// The size of transparent huge pages; 0 without.
@@ -42,14 +42,15 @@ impl Tactic {
         }
     }
 
-    /// Multiple at which memory should start and be populated.
+    /// Alignment at which memory should start and be populated.
     pub(super) fn grain(&self) -> u64 {
         self.huge.max(page_size())
     }
 
-    /// Tells the kernel what size is wanted, once, for all of a fresh mapping.
+    /// Sets the page size for all of a fresh mapping, once.
     pub(super) fn advise(&self, region: &Region<'_>) {
-        // Advice: where the kernel does not take it, pages come as they come, and are counted.
+        // Only advice: if the kernel does not follow it, the pages that it allocates are
+        // counted.
         let _ = match self.pages {
             Pages::Thp => region.want_huge(),
             Pages::Small => region.want_small(),
@@ -57,12 +58,12 @@ impl Tactic {
         };
     }
 
-    /// Makes the pages of a range present.
+    /// Allocates the pages of a range.
     pub(super) fn populate(&self, region: &Region<'_>, at: u64, len: u64) -> Result<(), Errno> {
         if self.pages == Pages::Thp && self.collapse && self.huge > 0 {
             self.collapse_within(region, at, len);
         }
-        // Does nothing where huge pages are there already.
+        // Does nothing if huge pages are already present.
         region.populate(at, len)
     }
 
@@ -76,7 +77,7 @@ impl Tactic {
             self.collapsed.fetch_add(end - start, Ordering::Relaxed);
             return;
         }
-        // One of them could not be had; find out which, and take the others.
+        // One of them failed; find out which, and collapse the others.
         for page in (start..end).step_by(self.huge as usize) {
             if region.collapse(page, self.huge, self.huge).is_ok() {
                 self.collapsed.fetch_add(self.huge, Ordering::Relaxed);
@@ -87,10 +88,10 @@ impl Tactic {
         }
     }
 
-    /// Which pages there are, and a remark where that is not what was tried for.
+    /// The page size it got, with a remark if that is not the one that was tried.
     pub(super) fn got(&self, region: &Region<'_>) -> (String, Option<String>) {
         if self.pages != Pages::Thp {
-            // Memory that exists has the pages that its owner chose.
+            // Existing memory keeps its page size.
             let pages = match self.pages {
                 Pages::Auto => "existing".to_string(),
                 tried => tried.to_string(),
@@ -111,17 +112,17 @@ impl Tactic {
         let mib = |bytes: u64| bytes >> 20;
         let all = region.len() - region.len() % self.huge.max(1);
         let remark = format!(
-            "{} of {} MiB lie on huge pages",
+            "{} of {} MiB are on huge pages",
             mib(huge),
             mib(region.len())
         );
         match huge {
             0 => (
-                "4k".to_string(),
-                Some(format!("{remark}: none could be had")),
+                "base".to_string(),
+                Some(format!("{remark}: none were available")),
             ),
             some if some >= all => ("thp".to_string(), Some(remark)),
-            _ => ("thp+4k".to_string(), Some(remark)),
+            _ => ("thp+base".to_string(), Some(remark)),
         }
     }
 }

@@ -1,5 +1,4 @@
-//! A buffer on its way to another process: its descriptors and where its bytes lie, over a Unix
-//! socket.
+//! Sends a buffer to another process over a Unix socket: its descriptors, and where its bytes are.
 
 use super::dmabuf::DmaBufs;
 use super::memfd::FilledMemfd;
@@ -12,24 +11,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// First bytes of a message that carries a buffer.
+/// The first bytes of a message with a buffer.
 const MAGIC: &[u8; 8] = b"dmafile1";
 
 impl Buffer {
-    /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, unix(7)), with
-    /// where its bytes lie.
+    /// Sends the descriptor, or all of its dma-bufs, over a Unix socket (SCM_RIGHTS, see unix(7)), with
+    /// the offset and length of its bytes.
     ///
     /// # Errors
-    /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which no message carries;
-    /// what sendmsg(2) says.
+    /// EOPNOTSUPP for private memory; E2BIG for more than 253 dma-bufs, which do not fit into a message;
+    /// any error of sendmsg(2).
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         self.send_to(socket, true)
     }
 
-    /// As [`Buffer::send`], without waiting: EAGAIN where the socket is full, whatever it is set to.
+    /// As [`Buffer::send`], without blocking: EAGAIN if the socket is full, even if it is blocking.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::send`].
     pub fn try_send(&self, socket: &UnixStream) -> Result<()> {
         self.send_to(socket, false)
     }
@@ -46,7 +45,7 @@ impl Buffer {
                 .with_remedy(message!["load it ", Opt::To.set(Kind::Memfd)]));
         }
         if fds.len() > socket::MOST {
-            let why = format!("{} dma-bufs are more than a message carries", fds.len());
+            let why = format!("{} dma-bufs do not fit into a message", fds.len());
             return Err(refuse(Errno::TOOBIG)
                 .with_why(why)
                 .with_remedy("raise size_limit_mb of udmabuf, so that there are fewer"));
@@ -59,21 +58,22 @@ impl Buffer {
 
     /// Receives what [`Buffer::send`] sent.
     ///
-    /// The sender is not trusted: what comes must be a memfd that cannot shrink, or dma-bufs, and
-    /// hold the range it claims.
+    /// The sender is not trusted: its memory must be a memfd that cannot shrink, or dma-bufs, and contain
+    /// the claimed range.
     ///
     /// # Errors
-    /// EPROTO for anything else than a buffer, ECONNRESET where the sender went away, EMFILE where this
-    /// process has no room for the descriptors. A socket that does not block, or has a timeout, gives
-    /// EAGAIN where nothing has come; nothing is lost then.
+    /// EPROTO for anything else than a buffer, ECONNRESET if the sender is gone, EMFILE if this process
+    /// has too many open descriptors. A non-blocking socket, or one with a timeout, gives EAGAIN if
+    /// nothing has arrived; nothing is lost then.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
         Self::receive_from(socket, true)
     }
 
-    /// As [`Buffer::receive`], without waiting: EAGAIN where nothing has come, whatever the socket.
+    /// As [`Buffer::receive`], without blocking: EAGAIN if nothing has arrived, even if the socket is
+    /// blocking.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Buffer::receive`].
     pub fn try_receive(socket: &UnixStream) -> Result<Self> {
         Self::receive_from(socket, false)
     }
@@ -84,7 +84,7 @@ impl Buffer {
             let error = Error::os("cannot receive a buffer", errno);
             match errno {
                 Errno::MFILE => error
-                    .with_why("not all of its descriptors could be taken")
+                    .with_why("not all of its descriptors could be received")
                     .with_remedy(
                         "raise the limit on open files: ulimit -n; or a security policy forbids it",
                     ),
@@ -96,7 +96,7 @@ impl Buffer {
         let number =
             |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
         if message[..8] != *MAGIC {
-            return Err(refuse("what came is not a dmafile message"));
+            return Err(refuse("the message is not from dmafile"));
         }
         let (offset, len) = (number(8), number(16));
         let end = offset.checked_add(len).filter(|_| len > 0);
@@ -107,8 +107,8 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// What a peer sent, and says of it: the kind of memory, where its bytes lie (offset and length), and
-    /// whether nobody can change them. Why not, where that is not so.
+    /// Takes over what a peer sent and claims: the kind of memory, where its bytes are (offset and
+    /// length), and whether it is sealed. Returns the reason if a claim is wrong.
     #[cfg(feature = "hold")]
     pub(crate) fn of_peer(
         fds: Vec<OwnedFd>,
@@ -133,8 +133,8 @@ impl Buffer {
     }
 }
 
-/// Takes over what somebody sent, and says what it is; why not, where it does not hold `end` bytes
-/// that stay. Descriptors that do not belong to it are closed.
+/// Takes over what a peer sent, and returns its kind; or the reason, if it does not contain `end` bytes
+/// that cannot disappear. Other descriptors are closed.
 fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static str), String> {
     let all = fds.iter().all(|fd| dmabuf::is_one(fd.as_fd()));
     if fds.is_empty() {
@@ -147,7 +147,7 @@ fn adopt(mut fds: Vec<OwnedFd>, end: u64) -> Result<(Box<dyn Filled>, &'static s
     let memory = DmaBufs::whole(fds.into_iter().map(Arc::new).collect());
     let memory = memory.map_err(|errno| format!("its dma-bufs cannot be mapped ({errno:?})"))?;
     if end > memory.len() {
-        return Err("its range lies outside its dma-bufs".to_string());
+        return Err("its range is outside its dma-bufs".to_string());
     }
     Ok((Box::new(memory), "dma-buf"))
 }

@@ -1,4 +1,4 @@
-//! `udmabuf`: a memfd, and one dma-buf over it, or several where a limit forces them.
+//! `udmabuf`: a memfd with one dma-buf over it, or several if a limit requires that.
 
 use super::memfd::Memfd;
 use super::memory::{CopyOut, Filled, Filling, Finish};
@@ -12,12 +12,12 @@ use crate::sys::{Errno, dmabuf, host};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-/// While it is filled.
+/// While it is being filled.
 pub(super) struct Udmabuf {
     memfd: Memfd,
     node: OwnedFd,
     size: u64,
-    /// The dma-bufs, once all pages are there.
+    /// The dma-bufs, when all pages are present.
     made: OnceLock<Vec<Piece>>,
 }
 
@@ -49,7 +49,7 @@ impl Udmabuf {
         Ok(self.made.set(made).is_ok())
     }
 
-    /// Makes the dma-bufs: one, or as many as the limit asks for.
+    /// Creates the dma-bufs: one, or as many as the limit requires.
     fn make(&self) -> Result<Vec<Piece>, Errno> {
         let memfd = self.memfd.descriptor().expect("a memfd has a descriptor");
         let one = |at: u64, bytes: u64| {
@@ -58,7 +58,8 @@ impl Udmabuf {
         };
         match one(0, self.size) {
             Ok(whole) => return Ok(vec![whole]),
-            // The limit answers so, and much else: pieces within it tell.
+            // The kernel reports an exceeded limit like this, but other errors, too: smaller
+            // pieces show which it is.
             Err(Errno::INVAL) if self.size > limit() => {}
             Err(errno) => return Err(errno),
         }
@@ -68,8 +69,8 @@ impl Udmabuf {
     }
 }
 
-/// The largest dma-buf that the module makes: its parameter, or the kernel's default where that
-/// cannot be read. In whole MiB, and so in whole huge pages but for an odd number.
+/// The largest dma-buf that the module creates: its parameter, or the kernel's default if that
+/// cannot be read. In whole MiB, and therefore in whole huge pages unless the number is odd.
 fn limit() -> u64 {
     const DEFAULT_MIB: u64 = 64;
     let mib = host::number("/sys/module/udmabuf/parameters/size_limit_mb").unwrap_or(DEFAULT_MIB);
@@ -152,7 +153,7 @@ impl Filled for Made {
     }
 
     fn seal(&mut self) -> Result<(), Errno> {
-        // The dma-bufs keep its pages pinned, for writing (fcntl(2), F_SEAL_WRITE).
+        // The dma-bufs keep its pages pinned for writing (F_SEAL_WRITE in fcntl(2)).
         Err(Errno::BUSY)
     }
 

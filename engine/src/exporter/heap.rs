@@ -12,7 +12,7 @@ pub(crate) fn open(name: &str) -> Result<OwnedFd> {
     dmabuf::open_heap(name).map_err(|errno| cannot_open(name, errno))
 }
 
-/// Makes a dma-buf of `bytes`.
+/// Allocates a dma-buf of `bytes`.
 pub(crate) fn allocate(heap: &OwnedFd, bytes: u64) -> Result<OwnedFd> {
     dmabuf::allocate(heap.as_fd(), bytes).map_err(cannot_allocate)
 }
@@ -33,7 +33,7 @@ fn cannot_open(name: &str, errno: Errno) -> Error {
         Errno::NOENT | Errno::NXIO | Errno::NODEV => error
             .with_why(format!("there is no {node}"))
             .with_remedy(format!(
-                "use one that is there: heap:{}",
+                "use an existing one: heap:{}",
                 there.join(", heap:")
             )),
         Errno::ACCESS | Errno::PERM => {

@@ -1,4 +1,4 @@
-//! dmafile.ko as this process finds it: its node, what it does, its limits; or why it cannot be used.
+//! dmafile.ko as this process finds it: its node, features and limits; or why it cannot be used.
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
@@ -6,24 +6,24 @@ use crate::sys::ko::NODE;
 use crate::sys::{self, Errno, map};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What it does, as it says itself. Sizes are bytes.
+/// What the module reports about itself. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ko {
-    /// What it can do (DMAFILE_FEATURE_*).
+    /// Its features (DMAFILE_FEATURE_*).
     pub features: u64,
-    /// The largest buffer that it makes.
+    /// The largest buffer that it creates.
     pub max_buffer: u64,
-    /// How much it allocates before it reads that, at most, where nobody says.
+    /// Default maximum size of a chunk.
     pub gather: u64,
-    /// The most that somebody may say.
+    /// Largest chunk that may be requested.
     pub max_gather: u64,
-    /// Gathers in flight, at most.
+    /// Maximum number of chunks in flight.
     pub depth: u32,
-    /// The alignment of direct I/O on files that need no larger one.
+    /// Alignment of direct I/O, for files that do not need a larger one.
     pub align: u64,
 }
 
-/// Opens the node and asks.
+/// Opens the node and queries the module.
 pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     let node = sys::ko::open().map_err(cannot_open)?;
     let info = sys::ko::info(node.as_fd()).map_err(|errno| {
@@ -35,7 +35,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     })?;
     if sys::ko::FEATURES & !info.features != 0 {
         let why = format!(
-            "it is too old: its features are {:#x}, and {:#x} are needed",
+            "it is too old: it has the features {:#x}, but {:#x} are needed",
             info.features,
             sys::ko::FEATURES
         );
@@ -55,7 +55,7 @@ pub(crate) fn open() -> Result<(OwnedFd, Ko)> {
     Ok((node, found))
 }
 
-/// The node cannot be opened: why, and what opens it.
+/// Why the node cannot be opened, and what would help.
 fn cannot_open(errno: Errno) -> Error {
     let error = Error::os("cannot use dmafile.ko", errno);
     match errno {
@@ -73,20 +73,20 @@ fn cannot_open(errno: Errno) -> Error {
     }
 }
 
-/// Makes a dma-buf of at least `bytes`.
+/// Allocates a dma-buf of at least `bytes`.
 pub(crate) fn allocate(bytes: u64) -> Result<(OwnedFd, Ko)> {
     let (node, ko) = open()?;
     let fd = sys::ko::allocate(node.as_fd(), bytes).map_err(|errno| cannot_allocate(errno, &ko))?;
     Ok((fd, ko))
 }
 
-/// The module behind a dma-buf that exists; None where another exporter made it.
+/// The module behind an existing dma-buf; None if another exporter created it.
 pub(crate) fn behind(dma_buf: BorrowedFd<'_>) -> Option<Ko> {
     let (node, ko) = open().ok()?;
     sys::ko::is_its_own(node.as_fd(), dma_buf).then_some(ko)
 }
 
-/// It makes no buffer of that size.
+/// The error for a buffer of a size that it does not create.
 pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
     let error = super::cannot_allocate(errno);
     match errno {
@@ -104,7 +104,7 @@ pub(crate) fn cannot_allocate(errno: Errno, ko: &Ko) -> Error {
 }
 
 impl Ko {
-    /// What it can do, in words.
+    /// Its features, in words.
     pub(crate) fn abilities(&self) -> String {
         let names = sys::ko::FEATURE_NAMES.iter();
         let has = names.filter(|(bit, _)| self.features & bit != 0);
@@ -112,7 +112,7 @@ impl Ko {
     }
 }
 
-/// How it moved bytes, in words and in more of them.
+/// How it moved bytes: briefly, and in more words.
 pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
     let all = [
         (
@@ -123,7 +123,7 @@ pub(crate) fn modes(mode: u32) -> Option<(String, String)> {
         (
             sys::ko::BOUNCED,
             "bounced",
-            "direct reads beside their place, and a copy",
+            "direct reads into a bounce page, and a copy",
         ),
         (sys::ko::BUFFERED, "buffered", "copied from the page cache"),
     ];

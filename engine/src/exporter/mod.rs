@@ -1,4 +1,5 @@
-//! What makes dma-bufs on this machine, one file each: how its node is opened, and why it cannot be.
+//! The exporters of dma-bufs on this machine, one file each: opens its node, or explains why it
+//! cannot.
 
 pub(crate) mod heap;
 pub(crate) mod ko;
@@ -8,12 +9,12 @@ use crate::error::Error;
 use crate::message::{Opt, message};
 use crate::sys::Errno;
 
-/// An exporter could not allocate a dma-buf.
+/// The error for an exporter that could not allocate a dma-buf.
 pub(crate) fn cannot_allocate(errno: Errno) -> Error {
     let error = Error::os("cannot allocate the buffer", errno);
     match errno {
         Errno::NOMEM => error
-            .with_why("memory, or the limit of a cgroup, has no room for it")
+            .with_why("there is not enough memory, or a cgroup's limit is too low")
             .with_remedy(message![
                 "free memory, raise memory.max, or load a range (",
                 Opt::Offset,

@@ -1,4 +1,4 @@
-//! `/dev/udmabuf`, which makes dma-bufs over memfds.
+//! `/dev/udmabuf`, which creates dma-bufs over memfds.
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};

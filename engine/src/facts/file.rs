@@ -1,4 +1,4 @@
-//! What is true of a file.
+//! Properties of a file.
 
 use super::premap;
 use crate::error::Result;
@@ -7,41 +7,41 @@ use crate::sys::block::Device;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What is true of one file. Sizes are bytes.
+/// Properties of a file. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct File {
-    /// Where it is.
+    /// Its path.
     #[serde(serialize_with = "crate::error::lossy")]
     pub path: PathBuf,
     /// Its size when it was opened.
     pub size: u64,
     /// Its file system.
     pub file_system: String,
-    /// Multiple that direct reads need in offset, length and memory.
+    /// Alignment of direct reads in offset, length and memory.
     pub align: u64,
-    /// `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
+    /// Whether `align` comes from `statx(STATX_DIOALIGN)`; otherwise it was found by reading.
     pub align_told: bool,
-    /// Why direct I/O cannot be used; `None` where it can.
+    /// Why direct I/O cannot be used; `None` if it can.
     pub direct_refused: Option<String>,
-    /// Reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
+    /// Whether reads through the page cache can drop the pages that they bring in (`RWF_DONTCACHE`).
     pub drops_behind: bool,
-    /// Its file system keeps it in memory: the page cache is the file.
+    /// Whether its file system keeps it in memory: the page cache is the file.
     pub in_memory: bool,
-    /// The block device that it is or lies on, as `/dev` names it; `None` where there is none.
+    /// The block device that it is or is stored on, as named in `/dev`; `None` if there is none.
     pub device: Option<String>,
-    /// That device reaches memory through an IOMMU that translates: whatever is mapped for it costs the
-    /// CPU more than a look-up.
+    /// Whether that device accesses memory through an IOMMU that translates, so that mapping for it
+    /// costs the CPU more than a look-up.
     pub translated: bool,
-    /// Why memory cannot be DMA-mapped once for direct reads of it; `None` where it can.
+    /// Why memory cannot be DMA-mapped once for direct reads of it; `None` if it can.
     pub premap_refused: Option<String>,
 }
 
 impl File {
-    /// Opens a file and looks at it; nothing is moved but at most one block to try direct I/O.
+    /// Opens and inspects a file; reads at most one block, to try direct I/O.
     ///
     /// # Errors
-    /// As [`Load::run`](crate::Load::run): what has no contents of a known size is refused.
+    /// As [`Load::run`](crate::Load::run): a file without contents of a known size is refused.
     pub fn probe(path: impl AsRef<Path>) -> Result<Self> {
         Source::open(path.as_ref()).map(|source| Self::of(&source))
     }

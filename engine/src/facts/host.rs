@@ -1,58 +1,59 @@
-//! What is true of this machine.
+//! Properties of this machine.
 
 use crate::error::errno_name;
 use crate::sys::{self, host};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What this machine offers and allows to this process now. Sizes are bytes.
+/// What this machine offers to this process now. Sizes are in bytes.
 ///
-/// Every capability is found by trying it, not by a version number. `None` is not known: a
-/// container may hide it.
+/// Every feature is found by trying it, not by a version number. `None` means unknown: a container may
+/// hide it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Host {
     /// Base page size.
     pub page: u64,
-    /// Size of a transparent huge page; 0 where the kernel has none.
+    /// Size of a transparent huge page; 0 if the kernel has none.
     pub thp_size: u64,
     /// `/sys/kernel/mm/transparent_hugepage/enabled`.
     pub thp: Option<String>,
     /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`.
     pub shmem_thp: Option<String>,
-    /// Default size of a hugetlb page; 0 where the kernel has none.
+    /// Default size of a hugetlb page; 0 if the kernel has none.
     pub pool_page: u64,
-    /// Bytes of the hugetlb pool that are neither used nor promised, as far as cgroups allow them.
+    /// Bytes of the hugetlb pool that are neither in use nor reserved, as far as cgroups allow them.
     pub pool_free: u64,
-    /// Memory the kernel could give out without swapping (`MemAvailable`).
+    /// Memory that the kernel could allocate without swapping (`MemAvailable`).
     pub available: Option<u64>,
-    /// Memory that the tightest cgroup still allows, and the file that limits it.
+    /// Memory that the tightest cgroup still allows, and the file with that limit.
     pub cgroup: Option<(u64, PathBuf)>,
-    /// Memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
+    /// Whether memory of dma-heaps counts against that limit (`mem_accounting`, since 2026).
     pub heaps_are_charged: bool,
-    /// RLIMIT_MEMLOCK; `None` is no limit.
+    /// RLIMIT_MEMLOCK; `None` if there is no limit.
     pub memlock: Option<u64>,
-    /// CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not bind.
+    /// Whether CAP_IPC_LOCK is effective: RLIMIT_MEMLOCK does not apply.
     pub pins_freely: bool,
-    /// Processors this process may run on.
+    /// Number of CPUs that this process may run on.
     pub cpus: usize,
-    /// The NUMA node on which this thread's memory comes into being; `None` where there is but one,
-    /// or a policy decides (numactl(8)).
+    /// The NUMA node from which this thread's memory is allocated; `None` if there is only one, or if a
+    /// policy decides (numactl(8)).
     pub node: Option<u32>,
-    /// Why io_uring cannot be used, by errno name; `None` where it can.
+    /// Why io_uring cannot be used, as the name of an errno; `None` if it can.
     pub uring_refused: Option<String>,
-    /// io_uring knows buffers that are DMA-mapped once for a file (`IORING_RSRC_UPDATE_EXTENDED`).
+    /// Whether io_uring supports buffers that are DMA-mapped once for a file
+    /// (`IORING_RSRC_UPDATE_EXTENDED`).
     pub premaps: bool,
-    /// A sysctl switches it off (`kernel.io_uring_disabled`).
+    /// Whether a sysctl disables it (`kernel.io_uring_disabled`).
     pub uring_disabled: bool,
-    /// To a driver that maps a udmabuf for the CPU (`dma_buf_vmap`), all pages of a huge page look like
-    /// its first one: so in Linux 6.11 and 6.12. Nothing in user space could try it, so the version
-    /// tells.
+    /// Whether a driver that maps a udmabuf for the CPU (`dma_buf_vmap`) sees the first page of a huge
+    /// page in place of all its pages, as in Linux 6.11 and 6.12. User space cannot try that, so this
+    /// depends on the version.
     pub udmabuf_vmaps_wrong: bool,
 }
 
 impl Host {
-    /// Looks at this machine, as this process may see it.
+    /// Inspects this machine, as this process sees it.
     pub fn probe() -> Self {
         let thp_dir = Path::new("/sys/kernel/mm/transparent_hugepage");
         let pool_page = host::kilobytes("/proc/meminfo", "Hugepagesize").unwrap_or(0);
@@ -64,7 +65,7 @@ impl Host {
         let uring_refused = sys::uring::Ring::probe()
             .err()
             .map(|errno| errno_name(errno.raw_os_error()));
-        // Asked only for a remedy.
+        // Needed only for the remedy.
         let uring_disabled = uring_refused.is_some()
             && host::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0) > 0;
         Self {
@@ -91,7 +92,7 @@ impl Host {
         }
     }
 
-    /// What makes io_uring usable here.
+    /// What would make io_uring usable here.
     pub(crate) fn uring_remedy(&self) -> &'static str {
         match self.uring_refused.as_deref() {
             Some("EPERM") if self.uring_disabled => "sysctl -w kernel.io_uring_disabled=0",
@@ -100,11 +101,11 @@ impl Host {
                  of this container"
             }
             Some("ENOMEM") => "ulimit -l unlimited",
-            _ => "Linux 5.6 or later reads by io_uring",
+            _ => "Linux 5.6 or later, which can read by io_uring",
         }
     }
 
-    /// Bytes that may be pinned at once, as far as limits say; the kernel has the last word.
+    /// Bytes that may be pinned at once, according to the limits; the kernel may still refuse.
     pub(crate) fn pin_limit(&self) -> u64 {
         match self.memlock {
             Some(limit) if !self.pins_freely => limit,

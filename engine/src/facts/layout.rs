@@ -4,7 +4,7 @@ use crate::error::errno_name;
 use crate::source::Source;
 use crate::sys::Errno;
 
-/// A range of the file that holds data, and whether it is copied from the page cache.
+/// A range of the file that has data, and whether it is copied from the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub start: u64,
@@ -15,15 +15,15 @@ pub(crate) struct Run {
 /// Where the bytes of a range of a file are.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// Data, in file order, without overlap.
+    /// Data, in file order, without overlaps.
     pub runs: Vec<Run>,
-    /// How residency in the page cache was learned, or why not.
+    /// How the contents of the page cache were found out, or why not.
     pub learned: String,
-    /// The ranges that were asked for, holes included, in ascending order.
+    /// The requested ranges, holes included, in ascending order.
     pub wanted: Vec<(u64, u64)>,
 }
 
-/// Joins ranges of the same file between which there is too little to be worth an operation.
+/// Joins ranges of the same file if the gap between them is not worth a separate operation.
 fn bridged(source: &Source, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for &(start, end) in ranges {
@@ -40,18 +40,19 @@ fn bridged(source: &Source, ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
     joined
 }
 
-/// A hole shorter than this costs less to read than the extra operation to skip it.
+/// A shorter hole costs less to read than an extra operation to skip it.
 const SMALL_HOLE: u64 = 64 << 10;
-/// How finely a partly cached file is told apart.
+/// Granularity at which a partly cached file is divided.
 const CACHE_GRAIN: u64 = 1 << 20;
-/// How far behind a byte that is looked at the second one lies.
+/// Distance between the two bytes that are sampled at each place.
 const PEEK_BESIDE: u64 = 64 << 10;
-/// Places looked at before a file that `cachestat` will not speak of counts as cold.
+/// Number of places that are sampled before a file that `cachestat` does not report on counts as
+/// cold.
 const PEEKS: u64 = 16;
 
 impl Layout {
-    /// Finds holes in `[start, end)` and, where `look` is set, what sits in the page cache. With
-    /// `only`, ascending ranges, nothing else is looked at or read.
+    /// Finds holes in `[start, end)` and, if `look` is set, what is in the page cache. With
+    /// `only`, in ascending order, everything outside these ranges is ignored.
     pub(crate) fn of(
         source: &Source,
         start: u64,
@@ -73,7 +74,7 @@ impl Layout {
         }
     }
 
-    /// Bytes that were asked for.
+    /// Number of requested bytes.
     pub(crate) fn bytes_wanted(&self) -> u64 {
         self.wanted.iter().map(|range| range.1 - range.0).sum()
     }
@@ -108,13 +109,13 @@ impl Layout {
                         .resident(start, end)
                         .is_ok_and(|cached| cached == end - start)
                 },
-                "cachestat, by the MiB: partly cached",
+                "cachestat, per MiB: partly cached",
             ),
             Err(errno) => Self::peeked(source, data, errno),
         }
     }
 
-    /// The second way to learn: read single bytes without waiting.
+    /// The alternative to `cachestat`: reads single bytes without blocking.
     fn peeked(source: &Source, data: &[(u64, u64)], errno: Errno) -> Self {
         let name = errno_name(errno.raw_os_error());
         source.no_readahead();
@@ -127,7 +128,7 @@ impl Layout {
         });
         let mut some = sample.by_ref().take(2 * PEEKS as usize);
         if some.any(|(at, beside)| source.peek(at, beside)) {
-            let how = format!("RWF_NOWAIT, by the MiB (cachestat: {name})");
+            let how = format!("RWF_NOWAIT, per MiB (cachestat: {name})");
             Self::told(data, |(start, end)| source.peek(start, end - 1), &how)
         } else {
             let how = format!("RWF_NOWAIT (cachestat: {name}): no sample is cached");
@@ -164,8 +165,8 @@ impl Layout {
         }
     }
 
-    /// Bytes of memory that the data takes on pages of `grain` bytes, where its file offset less
-    /// `base` is its place in memory.
+    /// Bytes of memory that the data needs on pages of `grain` bytes, where the place of a byte
+    /// in memory is its file offset minus `base`.
     pub(crate) fn footprint(&self, base: u64, grain: u64) -> u64 {
         let (mut bytes, mut done) = (0, 0);
         for run in &self.runs {
@@ -189,7 +190,7 @@ impl Layout {
         without_gap && at == end
     }
 
-    /// The same data of a file that is nowhere else.
+    /// The same data of a file that exists only in memory.
     pub(crate) fn in_memory(&mut self) {
         for run in &mut self.runs {
             run.cached = true;

@@ -1,5 +1,5 @@
-//! What is true of this machine, of a file and of the memory its bytes are to come into: what the
-//! plan decides by and `doctor` shows.
+//! Properties of this machine, of a file, and of the target memory: what the plan is based on and
+//! `doctor` shows.
 
 mod file;
 mod host;

@@ -1,4 +1,4 @@
-//! Whether memory can be DMA-mapped once for the disk that a file lies on: found by trying.
+//! Whether memory can be DMA-mapped once for the disk that has a file: found by trying.
 
 use crate::error::errno_name;
 use crate::source::Source;
@@ -8,12 +8,12 @@ use crate::sys::map::{Mapping, page_size};
 use crate::sys::uring::Ring;
 use std::os::fd::BorrowedFd;
 
-/// What to say of a kernel that maps no buffer once.
+/// The reason, on a kernel that cannot map buffers once.
 const NOT_IN_KERNEL: &str = "this kernel's io_uring has no extended buffer update; the driver maps \
                              the buffer for each read";
 
-/// Why memory cannot be mapped once for the files of a source, which can be read past the page cache; None
-/// where it can: tried with a page.
+/// Why memory cannot be mapped once for the files of a source, all of which can be read directly; None if
+/// it can. Tried with a page.
 pub(super) fn refused(source: &Source) -> Option<String> {
     if !Ring::maps_once() {
         return Some(NOT_IN_KERNEL.to_string());
@@ -26,8 +26,8 @@ pub(super) fn refused(source: &Source) -> Option<String> {
     Some(why(device.as_ref(), &source.file_system_at(at), errno))
 }
 
-/// The same of a dma-buf: tried with the first page of it. Where no memory can be mapped, this answers,
-/// too, that it cannot; [`refused`] has the better words for it.
+/// The same for a dma-buf: tried with its first page. If no memory can be mapped at all, this fails, too,
+/// but [`refused`] has the better explanation.
 pub(super) fn dma_buf_refused(source: &Source, dma_buf: BorrowedFd<'_>) -> Option<String> {
     if let Some(why) = source.direct_refused() {
         return Some(why);
@@ -71,15 +71,15 @@ fn why_not_dma_buf(device: Option<&Device>, errno: Errno) -> String {
     }
 }
 
-/// Tries something for each file, in a ring that has them all, and a page to land in. The place in the
-/// source of the first file for which it fails, and why.
+/// Calls a function for each file, with a ring that has registered all of them, and a page to read into.
+/// Returns the offset in the source of the first file for which it fails, and the reason.
 fn with_ring(
     source: &Source,
     mut attempt: impl FnMut(&mut Ring<'_>, usize) -> Result<(), Errno>,
 ) -> Option<(u64, Errno)> {
     let starts: Vec<u64> = source.files().map(|(_, start, _)| start).collect();
     let files = starts.iter().map(|&at| source.direct(at));
-    // The caller has seen that there are direct reads.
+    // The caller has checked that there are direct reads.
     let files: Vec<_> = files.filter_map(|file| Some(file.ok()?.0)).collect();
     let page = page_size() as usize;
     let made = Mapping::anon(page, page);
@@ -92,7 +92,7 @@ fn with_ring(
     made.unwrap_or_else(|errno| Some((0, errno)))
 }
 
-/// The words for an errno, of a file on a file system: what /sys says of the device explains it better.
+/// Explains an errno for a file on a file system: if possible, by what /sys says about the device.
 fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
     let Some(device) = device else {
         return format!(
@@ -117,7 +117,7 @@ fn why(device: Option<&Device>, file_system: &str, errno: Errno) -> String {
     }
 }
 
-/// The words for what limits and permissions answer.
+/// Explains an errno that means limits or permissions.
 fn limits(device: &str, errno: Errno) -> String {
     let why = match errno {
         Errno::PERM => "the parameter nvme.premap leaves it to CAP_SYS_RAWIO, or a sandbox refuses",

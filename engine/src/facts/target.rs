@@ -1,5 +1,4 @@
-//! What is true of the memory that a file's bytes are to come into: found by trying, before anything
-//! is decided.
+//! Properties of the target memory, found by trying before anything is decided.
 
 use super::premap;
 use crate::error::{Error, Result};
@@ -15,51 +14,51 @@ use crate::sys::{Errno, dmabuf, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Memory for a load: its kind, and what is known of it before it is made.
+/// Memory for a load: its kind, and what is known about it before it is created.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// The kind that was asked for, or the one that `dma-buf` stands for here.
+    /// The requested kind, or the one that `dma-buf` stands for here.
     pub kind: Kind,
-    /// Memory that exists: the caller's, or that of an `fd:N`.
+    /// Existing memory: the caller's, or that of an `fd:N`.
     pub existing: Option<Existing>,
-    /// Memory that is reached by the mapping of a dma-buf.
+    /// Memory that is accessed through the mapping of a dma-buf.
     pub dma_buf: Option<DmaBufFacts>,
-    /// The kernel copies the file into memory that exists (copy_file_range(2)).
+    /// Whether the kernel can copy the file into existing memory (copy_file_range(2)).
     pub copies: bool,
 }
 
-/// What is true of memory that exists.
+/// Properties of existing memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Existing {
     /// Its size in bytes.
     pub bytes: u64,
-    /// Its address, or 0 where it will be mapped at the start of a page.
+    /// Its address, or 0 if it will be mapped at the start of a page.
     pub address: u64,
-    /// The only part of it to be written begins here, in bytes; None where all of it is.
+    /// Where the only part to be written begins, in bytes; None for all of it.
     pub at: Option<u64>,
-    /// Nothing is allocated in it yet and all of it may be written, so that its pages may be chosen.
+    /// Nothing is allocated in it yet and all of it may be written, so its page size can be chosen.
     pub empty: bool,
-    /// Bytes of it that are still to be allocated.
+    /// Bytes of it that are not allocated yet.
     pub lacking: u64,
-    /// It is made of hugetlb pages, which write(2) does not reach.
+    /// Whether it consists of hugetlb pages, which do not support write(2).
     pub hugetlb: bool,
 }
 
-/// What is true of a dma-buf.
+/// Properties of a dma-buf.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DmaBufFacts {
-    /// Why its mapping cannot be pinned, so that direct reads cannot land in it.
+    /// Why its mapping cannot be pinned, so that direct reads cannot go into it.
     pub unpinnable: Option<Errno>,
-    /// dmafile.ko, where it made the dma-buf or is to make it.
+    /// dmafile.ko, if it created the dma-buf or will create it.
     pub ko: Option<Ko>,
-    /// It comes from a heap that reads files while it allocates.
+    /// Whether it comes from a heap that reads files during allocation.
     pub heap_reads: bool,
-    /// Why it cannot be mapped once for the disk of the file, where that was tried.
+    /// Why it cannot be mapped once for the file's disk, if that was tried.
     pub premap_refused: Option<String>,
 }
 
 impl Target {
-    /// Memory of the caller.
+    /// The caller's memory.
     pub(crate) fn caller(memory: &[u8]) -> Self {
         Self {
             existing: Some(Existing {
@@ -74,7 +73,7 @@ impl Target {
         }
     }
 
-    /// Memory of which nothing is known but its kind.
+    /// Memory of which only the kind is known.
     pub(crate) fn of(kind: Kind) -> Self {
         Self {
             kind,
@@ -84,11 +83,11 @@ impl Target {
         }
     }
 
-    /// Looks for the memory that a request asks for, which nothing is written to. Where the kind of
-    /// dma-buf is left open, it is the first that can be made here.
+    /// Inspects the memory that a request names, without writing to it. For `dma-buf`, chooses the
+    /// first kind that can be created here.
     ///
     /// # Errors
-    /// Where such memory cannot be made here, or a descriptor cannot be filled.
+    /// If such memory cannot be created here, or a descriptor cannot be filled.
     pub(crate) fn probe(request: &Request, source: &Source, log: &Reasons) -> Result<Self> {
         let kind = match &request.kind {
             Kind::DmaBuf => {
@@ -112,7 +111,7 @@ impl Target {
             Kind::Udmabuf => probe_udmabuf()?,
             Kind::Pinned(device) => device.check()?,
             Kind::Dmafile => {
-                // Its own method asks nothing of the mapping.
+                // The module's own method does not need the mapping.
                 let try_pin = !matches!(request.method, Method::Auto | Method::Module);
                 let facts =
                     probe_ko(try_pin.then_some(source)).map_err(|error| error.at("dmafile"))?;
@@ -123,20 +122,20 @@ impl Target {
         Ok(target)
     }
 
-    /// dmafile.ko, where the memory is one of its dma-bufs.
+    /// dmafile.ko, if the memory is one of its dma-bufs.
     pub(crate) fn ko(&self) -> Option<Ko> {
         self.dma_buf.as_ref()?.ko
     }
 
-    /// A heap is to make the buffer, one that reads files while it allocates.
+    /// Whether a heap that reads files during allocation will create the buffer.
     pub(crate) fn heap_reads(&self) -> bool {
         matches!(self.kind, Kind::Heap(_))
             && self.dma_buf.as_ref().is_some_and(|facts| facts.heap_reads)
     }
 }
 
-/// Whether a heap could allocate the buffer and read the file in one call: all of one file, in a way
-/// that the request leaves open.
+/// Whether a heap could allocate the buffer and read the file in one call: the request must be for a
+/// whole file, and allow the method.
 fn may_fuse(request: &Request, source: &Source) -> bool {
     request.is_whole()
         && source.files().len() == 1
@@ -144,13 +143,13 @@ fn may_fuse(request: &Request, source: &Source) -> bool {
         && matches!(request.allocation, Allocation::Auto | Allocation::Ahead)
 }
 
-/// Whether a dma-buf could be mapped once for the disk, in a way that the request leaves open.
+/// Whether a dma-buf could be mapped once for the disk: the request must allow the method.
 fn may_map(request: &Request) -> bool {
     request.io != Io::Buffered && matches!(request.method, Method::Auto | Method::Premap)
 }
 
-/// The first kind of dma-buf that can be made here, found by trying. The log says why it is this one
-/// and not one before it.
+/// The first kind of dma-buf that can be created here, found by trying. The log says why it is this
+/// one and not an earlier one.
 fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kind> {
     type Probe = fn() -> Result<()>;
     let mut all: [(Kind, bool, Probe, &str); 3] = [
@@ -158,7 +157,7 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
             Kind::Dmafile,
             false,
             || probe_ko(None).map(drop),
-            "the disk writes into its pages, and they come into being meanwhile",
+            "the disk writes into its pages while they are being allocated",
         ),
         (
             Kind::Udmabuf,
@@ -170,12 +169,12 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
             Kind::Heap("system".to_string()),
             false,
             || probe_heap("system", None).map(drop),
-            "what is left; its bytes are copied",
+            "the last choice; its bytes are copied",
         ),
     ];
     let heap_first = match probe_heap("system", Some(source)) {
         Ok(facts) if facts.heap_reads && may_fuse(request, source) => {
-            Some("it has the disk write into its pages, and they come into being meanwhile")
+            Some("it has the disk write into its pages while they are being allocated")
         }
         Ok(facts) if facts.premap_refused.is_none() && may_map(request) => {
             Some("the disk writes into its pages, for which they are mapped once")
@@ -220,14 +219,14 @@ fn best_dma_buf(request: &Request, source: &Source, log: &Reasons) -> Result<Kin
     )
 }
 
-/// Whether a udmabuf can be made here.
+/// Whether a udmabuf can be created here.
 fn probe_udmabuf() -> Result<()> {
     udmabuf::open()
         .map(drop)
         .map_err(|error| error.at("udmabuf"))
 }
 
-/// What a heap's memory is like, for loads of the source if there is one: tried with a page of it.
+/// Properties of a heap's memory, for loads of the source if there is one: tried with a page.
 fn probe_heap(name: &str, source: Option<&Source>) -> Result<DmaBufFacts> {
     let node = heap::open(name)?;
     let fd = heap::allocate(&node, page_size())?;
@@ -239,8 +238,8 @@ fn probe_heap(name: &str, source: Option<&Source>) -> Result<DmaBufFacts> {
     })
 }
 
-/// What dmafile.ko does here. With a source, also whether direct reads by others can land in such a
-/// buffer: tried with a page of it.
+/// Properties of dmafile.ko. With a source, also whether direct reads by other methods can go into
+/// its buffers: tried with a page.
 fn probe_ko(source: Option<&Source>) -> Result<DmaBufFacts> {
     let Some(source) = source else {
         return Ok(DmaBufFacts {
@@ -257,14 +256,14 @@ fn probe_ko(source: Option<&Source>) -> Result<DmaBufFacts> {
     })
 }
 
-/// Maps the first page of a dma-buf: why it cannot be pinned, if it cannot.
+/// Maps the first page of a dma-buf: returns why it cannot be pinned, if it cannot.
 fn first_page(fd: BorrowedFd<'_>) -> Result<Option<Errno>> {
     let map = Mapping::chain(&[(fd, page_size())]);
     let map = map.map_err(|errno| Error::os("cannot map the dma-buf", errno))?;
     Ok(map.region().can_be_pinned(0).err())
 }
 
-/// Looks at a descriptor to be filled, without touching its contents.
+/// Inspects a descriptor to be filled, without changing its contents.
 fn probe_fd(
     fd: BorrowedFd<'_>,
     number: i32,
@@ -295,7 +294,7 @@ fn probe_fd(
         };
         let (bytes, unpinnable) = probe().map_err(|errno: Errno| {
             let why = "it is a dma-buf that this process cannot map";
-            refuse(why, errno, "fill one whose exporter lets the CPU in")
+            refuse(why, errno, "use one whose exporter allows CPU access")
         })?;
         let existing = Existing {
             bytes,
@@ -313,7 +312,7 @@ fn probe_fd(
         };
         return Ok((existing, Some(facts)));
     }
-    let stat = file::stat(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+    let stat = file::stat(fd).map_err(|errno| Error::os("cannot stat", errno))?;
     let seals = memfd::seals(fd).map_err(|_| {
         refuse(
             "it is neither a memfd nor a dma-buf",
@@ -342,7 +341,7 @@ fn probe_fd(
         bytes: stat.size,
         address: 0,
         at,
-        // The pages of a part cannot be chosen.
+        // The page size of a part cannot be chosen.
         empty: stat.allocated == 0 && !stat.is_hugetlb() && at.is_none(),
         lacking: stat.size.saturating_sub(stat.allocated),
         hugetlb: stat.is_hugetlb(),

@@ -1,10 +1,10 @@
-//! When a transfer began, by the wall and by the CPU, and what of the CPU it has used.
+//! When a transfer began, in wall-clock and CPU time, and the CPU time it has used.
 
 use crate::sys::usage;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// When it began.
+/// The start of a transfer.
 pub(crate) struct Clock {
     pub begin: Instant,
     cpu: (Duration, Duration),
@@ -18,7 +18,7 @@ impl Clock {
         }
     }
 
-    /// What the process has used since then.
+    /// CPU time of the process since then.
     pub(crate) fn cpu(&self) -> Cpu {
         let (user, system) = usage::cpu();
         Cpu {
@@ -28,7 +28,7 @@ impl Clock {
     }
 }
 
-/// Processor time of the whole process during a load or a save, in seconds.
+/// CPU time of the whole process during a load or a save, in seconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Cpu {

@@ -1,5 +1,4 @@
-//! The extents still to be moved, handed out in file order as the buffer beneath them comes
-//! into being.
+//! The extents still to be moved, handed out in file order as their memory is allocated.
 
 use crate::error::Error;
 use crate::sync;
@@ -7,27 +6,27 @@ use crate::sys::usage::Bell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// A contiguous range moved by one operation.
+/// A contiguous range that one operation moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Where it starts in the file.
+    /// Its offset in the file.
     pub file: u64,
-    /// Where it starts in the buffer's memory.
+    /// Its offset in the buffer's memory.
     pub at: u64,
-    /// How much is asked for; direct reads round it up, past the end of what is wanted.
+    /// Number of bytes to request; direct reads round up, beyond the end of the requested range.
     pub len: u64,
-    /// How much of it must come for the wanted bytes to be there.
+    /// Number of bytes that must be read to include the requested ones.
     pub need: u64,
-    /// How much of that lies before the first wanted byte, where the start was rounded down.
+    /// How many of these precede the first requested byte, because the start was rounded down.
     pub head: u64,
-    /// Where the data it belongs to ends in the buffer's memory.
+    /// Offset in the buffer's memory of the end of the data that it belongs to.
     pub run_end: u64,
 }
 
-/// Bytes of the file, from the first offset to before the second.
+/// A range of bytes of the file: start, and end (exclusive).
 pub(crate) type FileRange = (u64, u64);
 
-/// Who moves an extent.
+/// What moves an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// The method of the plan.
@@ -36,13 +35,13 @@ pub(crate) enum Lane {
     Copy,
 }
 
-/// What [`Feed::take`] has to give.
+/// The result of [`Feed::take`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Take {
     Extent(Extent),
-    /// The memory beneath the next extent is still being allocated.
+    /// The memory for the next extent is still being allocated.
     NotYet,
-    /// Nothing more will come.
+    /// There are no more extents.
     Drained,
 }
 
@@ -51,14 +50,14 @@ pub(crate) enum Take {
 pub(crate) struct Cut {
     /// Largest extent, in bytes.
     pub block: u64,
-    /// Extents of the main lane start and end at multiples of this in the file.
+    /// In the file, extents of the main lane start and end at multiples of this.
     pub align: u64,
-    /// The place in the file of the memory's first byte, which may lie before it: `at = file - base`,
-    /// wrapping.
+    /// The file offset of the memory's first byte, which may precede it: `at = file - base`, wrapping.
     pub base: u64,
-    /// How far the end of a block in memory lies behind the end of one in the file, less than a block.
+    /// Distance from the end of a block in the file to the end of a block in memory, less than a
+    /// block.
     pub phase: u64,
-    /// End of the memory that may be written.
+    /// End of the writable memory.
     pub capacity: u64,
 }
 
@@ -67,7 +66,7 @@ pub(crate) struct Feed {
     cut: Cut,
     state: Mutex<State>,
     more: Condvar,
-    /// Rings whenever memory is added, for a lane that waits in its ring and not here.
+    /// Signalled when memory is added, for a lane that waits in its ring and not here.
     pub bell: Option<Bell>,
 }
 
@@ -75,15 +74,15 @@ struct State {
     main: VecDeque<FileRange>,
     copy: VecDeque<FileRange>,
     returned: Vec<Extent>,
-    /// Memory below this offset of the buffer is there.
+    /// Memory below this offset of the buffer is allocated.
     frontier: u64,
     stopped: bool,
     error: Option<Error>,
 }
 
 impl Feed {
-    /// `main` and `copy` are ranges of the file in ascending order. All memory counts as there
-    /// until [`Feed::hold`] says otherwise.
+    /// `main` and `copy` are ranges of the file in ascending order. All memory counts as allocated
+    /// until [`Feed::hold`] is called.
     pub(crate) fn new(
         main: impl IntoIterator<Item = FileRange>,
         copy: impl IntoIterator<Item = FileRange>,
@@ -105,12 +104,12 @@ impl Feed {
         }
     }
 
-    /// From now on nothing is handed out before [`Feed::publish`] has said that it is there.
+    /// From now on, extents are handed out only after [`Feed::publish`] has announced their memory.
     pub(crate) fn hold(&self) {
         self.lock().frontier = 0;
     }
 
-    /// Memory below `frontier` is there.
+    /// Announces that memory below `frontier` is allocated.
     pub(crate) fn publish(&self, frontier: u64) {
         let mut state = self.lock();
         state.frontier = state.frontier.max(frontier);
@@ -118,7 +117,7 @@ impl Feed {
         self.wake();
     }
 
-    /// Ends the transfer. The first error is the one that is kept.
+    /// Ends the transfer. Only the first error is kept.
     pub(crate) fn stop(&self, error: Option<Error>) {
         let mut state = self.lock();
         state.stopped = true;
@@ -142,12 +141,12 @@ impl Feed {
         self.lock().stopped
     }
 
-    /// The next extent of a lane, without waiting.
+    /// The next extent of a lane, without blocking.
     pub(crate) fn take(&self, lane: Lane) -> Take {
         self.next(&mut self.lock(), lane)
     }
 
-    /// The next extent of a lane; None when nothing more will come.
+    /// Waits for the next extent of a lane; None if there are no more.
     pub(crate) fn wait(&self, lane: Lane) -> Option<Extent> {
         let mut state = self.lock();
         loop {
@@ -161,17 +160,18 @@ impl Feed {
         }
     }
 
-    /// Memory below the answer is there.
+    /// Memory below this offset is allocated.
     pub(crate) fn frontier(&self) -> u64 {
         self.lock().frontier
     }
 
-    /// Gives an extent back that the method could not move; the main lane hands it out again.
+    /// Returns an extent that the method could not move; the main lane hands it out again.
     pub(crate) fn put_back(&self, extent: Extent) {
         self.lock().returned.push(extent);
     }
 
-    /// What the main lane has still to hand out, in file order: for a feed that cuts it otherwise.
+    /// The ranges that the main lane has not handed out yet, in file order, for a feed with other
+    /// cuts.
     pub(crate) fn left(&self) -> Vec<FileRange> {
         let state = self.lock();
         let returned = state.returned.iter();
@@ -201,8 +201,7 @@ impl Feed {
         };
         let align = match lane {
             Lane::Main => self.cut.align,
-            // A copy needs no alignment, and in memory of the caller there is no room to round
-            // out into.
+            // A copy needs no alignment, and the caller's memory has no room for rounding.
             Lane::Copy => 1,
         };
         let cut = Cut { align, ..self.cut };
@@ -235,7 +234,7 @@ impl Cut {
     fn first(&self, (start, end): FileRange) -> (Extent, u64) {
         let file = start - start % self.align;
         let at = file.wrapping_sub(self.base);
-        // Cut where blocks end in memory, but at an aligned place of the file.
+        // Cut at the ends of blocks in memory, but at an aligned offset of the file.
         let stop_at = at + self.block - (at + self.phase) % self.block;
         let next = (file + (stop_at - at)).min(end);
         let rounded = (next - file).next_multiple_of(self.align);
@@ -326,9 +325,9 @@ mod tests {
     }
 
     proptest! {
-        /// Extents cover exactly what is wanted, in order, aligned, inside the memory, and no
-        /// extent lies across the end of a block in memory. The memory begins on a page of the
-        /// file, or, lent by the caller, anywhere.
+        /// Extents cover exactly the requested bytes, in order, aligned, inside the memory, and none
+        /// crosses the end of a block in memory. The memory begins at a page of the file, or anywhere
+        /// if it is the caller's.
         #[test]
         fn extents_cover_the_range(
             start in 0_u64..100_000,

@@ -1,10 +1,10 @@
-//! How far the bytes are there without a gap, for those that need them in file order.
+//! How far the bytes are in place without a gap, for consumers that need them in file order.
 
 use crate::sync;
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Ranges of memory whose bytes have landed.
+/// Ranges of memory whose bytes are in place.
 #[derive(Default)]
 pub(crate) struct Landed {
     state: Mutex<State>,
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Landed {
-    /// The bytes of `[at, end)` are there.
+    /// The bytes of `[at, end)` are in place.
     pub(crate) fn add(&self, at: u64, end: u64) {
         let mut state = self.lock();
         state.beyond.insert(at, end);
@@ -33,14 +33,14 @@ impl Landed {
         self.more.notify_all();
     }
 
-    /// No more will come.
+    /// No more will arrive.
     pub(crate) fn over(&self) {
         self.lock().over = true;
         self.more.notify_all();
     }
 
-    /// Waits until bytes beyond `have` are there without a gap; how far they reach, or None when no
-    /// more will come.
+    /// Waits until bytes beyond `have` are in place without a gap; returns their end, or None if no
+    /// more will arrive.
     pub(crate) fn wait(&self, have: u64) -> Option<u64> {
         let mut state = self.lock();
         while state.upto <= have && !state.over {

@@ -1,4 +1,4 @@
-//! What a transfer measures while it runs: bytes landed, phases, overlap, the timeline.
+//! What a transfer measures while it runs: bytes in place, phases, overlap, the timeline.
 
 use super::feed::Extent;
 use super::landed::Landed;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use strum::{IntoStaticStr, VariantArray};
 
-/// Parts of a transfer that are timed apart.
+/// Parts of a transfer that are timed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum Phase {
@@ -63,9 +63,9 @@ pub(crate) struct Meter<'a> {
     phases: [AtomicU64; Phase::VARIANTS.len()],
     direct: AtomicU64,
     buffered: AtomicU64,
-    /// Bytes that a call which still runs says are there.
+    /// Bytes in place according to a call that is still running.
     under_way: AtomicU64,
-    /// How dmafile.ko says that it moved bytes.
+    /// How dmafile.ko reports that it moved bytes.
     modes: AtomicU32,
     overlap: Overlap,
     spans: Option<Mutex<Vec<Span>>>,
@@ -74,12 +74,12 @@ pub(crate) struct Meter<'a> {
     last_progress: AtomicU64,
 }
 
-/// Calls to a progress function are at least this far apart.
+/// Minimum interval between calls of a progress function.
 const PROGRESS_EVERY: Duration = Duration::from_millis(33);
 
 impl<'a> Meter<'a> {
-    /// `total` bytes of data; `traced` keeps a timeline, `ordered` how far bytes are there
-    /// without a gap.
+    /// `total` is the number of bytes of data; `traced` records a timeline, `ordered` how far bytes
+    /// are in place without a gap.
     pub(crate) fn new(
         epoch: Instant,
         total: u64,
@@ -113,12 +113,12 @@ impl<'a> Meter<'a> {
         self.add_time(phase, self.now() - from);
     }
 
-    /// Adds a time that somebody else has taken.
+    /// Adds a time that was measured elsewhere.
     pub(crate) fn add_time(&self, phase: Phase, time: Duration) {
         self.phases[phase as usize].fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// A step that has ended already.
+    /// Adds a step that has already ended.
     pub(crate) fn add_until(&self, phase: Phase, from: Duration, to: Duration) {
         self.add_time(phase, to - from);
         if let Some(spans) = &self.spans {
@@ -134,7 +134,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// As [`Meter::add`], with a bar on the main row.
+    /// As [`Meter::add`], with a bar in the main row.
     pub(crate) fn add_step(&self, phase: Phase, from: Duration) {
         self.add(phase, from);
         self.span(phase.name(), ROW_MAIN, from, 0, 0);
@@ -173,7 +173,8 @@ impl<'a> Meter<'a> {
             .map(|spans| std::mem::take(&mut *lock(spans)))
     }
 
-    /// As [`Meter::add`], and keeps when it was: the same time, so that no overlap is longer.
+    /// As [`Meter::add`], and records the interval: the same one, so that the overlap is never
+    /// longer.
     fn add_among(&self, phase: Phase, times: &Mutex<Vec<Interval>>, start: Duration) {
         let now = self.now();
         self.add_time(phase, now - start);
@@ -187,7 +188,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Memory was allocated and read into by one call, from `start` to now. Allocation took `alloc`
-    /// of it, the first gather's `first`, and from then on reads were in flight.
+    /// of that time, and `first` for the first chunk, after which reads were in flight.
     pub(crate) fn allocated_in_reads(
         &self,
         start: Duration,
@@ -197,13 +198,13 @@ impl<'a> Meter<'a> {
     ) {
         self.add_time(Phase::Alloc, alloc);
         let (now, reads) = (self.now(), start + first);
-        // When the later ones were is not known, and nothing hangs on it.
+        // When the later allocations were is unknown, but does not matter.
         lock(&self.overlap.allocations).push((start, start + alloc));
         self.overlap.was_busy((reads.min(now), now));
         self.span("alloc", ROW_ALLOC, start, 0, bytes);
     }
 
-    /// What others will import was made, of `bytes` of memory, from `start` to now.
+    /// A dma-buf was created over `bytes` of memory, from `start` to now.
     pub(crate) fn exported(&self, start: Duration, bytes: u64) {
         self.add_among(Phase::Export, &self.overlap.exports, start);
         self.span(Phase::Export.name(), ROW_ALLOC, start, 0, bytes);
@@ -214,22 +215,22 @@ impl<'a> Meter<'a> {
         self.overlap.begin(|| self.now());
     }
 
-    /// A read or copy has ended, well or not.
+    /// A read or copy has ended, successfully or not.
     pub(crate) fn io_ends(&self) {
         self.overlap.end(|| self.now());
     }
 
-    /// Whether the reads that have begun have all ended, well or not: nothing is in flight now.
+    /// Whether nothing is in flight now.
     pub(crate) fn idle(&self) -> bool {
         self.overlap.idle()
     }
 
-    /// How long reads were in flight, and what passed at the same time.
+    /// How long reads were in flight, and what happened at the same time.
     pub(crate) fn overlap(&self) -> Overlapped {
         self.overlap.sums()
     }
 
-    /// An extent's wanted bytes are in place.
+    /// An extent's requested bytes are in place.
     pub(crate) fn landed(&self, extent: &Extent, direct: bool) {
         let counter = if direct { &self.direct } else { &self.buffered };
         counter.fetch_add(extent.need - extent.head, Ordering::Relaxed);
@@ -237,13 +238,13 @@ impl<'a> Meter<'a> {
         self.tell_progress(false);
     }
 
-    /// So many bytes were copied to or from the page cache.
+    /// This many bytes were copied to or from the page cache.
     pub(crate) fn copied(&self, bytes: u64) {
         self.buffered.fetch_add(bytes, Ordering::Relaxed);
         self.tell_progress(false);
     }
 
-    /// A call that still runs has put so many bytes in place, which count when it has ended.
+    /// A call that is still running has put this many bytes in place; they count when it has ended.
     pub(crate) fn under_way(&self, bytes: u64) {
         self.under_way.store(bytes, Ordering::Relaxed);
         if bytes > 0 {
@@ -251,38 +252,37 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// How dmafile.ko says that it moved some of the bytes.
+    /// How dmafile.ko reports that it moved some of the bytes.
     pub(crate) fn add_mode(&self, mode: u32) {
         self.modes.fetch_or(mode, Ordering::Relaxed);
     }
 
-    /// How it moved all of them; 0 where it moved none.
+    /// How it moved all of them; 0 if it moved none.
     pub(crate) fn modes(&self) -> u32 {
         self.modes.load(Ordering::Relaxed)
     }
 
-    /// What lies between two places in memory is there: it has come, or nothing is to come where
-    /// zeros are.
+    /// Everything between two offsets in memory is in place: it has been read, or it is a hole.
     pub(crate) fn in_place(&self, at: u64, end: u64) {
         if let Some(landed) = &self.landed {
             landed.add(at, end);
         }
     }
 
-    /// Wakes those that wait for bytes: no more will come.
+    /// Wakes threads that wait for bytes: no more will arrive.
     pub(crate) fn over(&self) {
         if let Some(landed) = &self.landed {
             landed.over();
         }
     }
 
-    /// Waits until bytes beyond `have` are in place without a gap; how far they reach, or None
-    /// when no more will come.
+    /// Waits until bytes beyond `have` are in place without a gap; returns their end, or None if no
+    /// more will arrive.
     pub(crate) fn wait_landed(&self, have: u64) -> Option<u64> {
         self.landed.as_ref()?.wait(have)
     }
 
-    /// Bytes that came directly and through the page cache.
+    /// Bytes read directly and through the page cache.
     pub(crate) fn moved(&self) -> (u64, u64) {
         let direct = self.direct.load(Ordering::Relaxed);
         (direct, self.buffered.load(Ordering::Relaxed))
@@ -295,7 +295,7 @@ impl<'a> Meter<'a> {
         let now = self.now().as_nanos() as u64;
         let then = self.last_progress.load(Ordering::Relaxed);
         let due = now.saturating_sub(then) >= PROGRESS_EVERY.as_nanos() as u64;
-        // Whoever wins the exchange calls; the others go on moving bytes.
+        // Only the thread that wins the exchange calls; the others continue to move bytes.
         let won = || {
             let order = Ordering::Relaxed;
             self.last_progress
@@ -306,7 +306,7 @@ impl<'a> Meter<'a> {
             let (direct, buffered) = self.moved();
             let under_way = self.under_way.load(Ordering::Relaxed);
             let done = direct + buffered + under_way;
-            // Of a stream nobody knows the end.
+            // The total of a stream is unknown.
             let total = match self.total {
                 0 => done,
                 total => total,

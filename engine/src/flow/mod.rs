@@ -1,5 +1,5 @@
-//! What flows through one transfer: the extents still to be moved, how far the bytes have come, and
-//! when what happened.
+//! The data flow of one transfer: the extents still to be moved, how far the bytes are in place,
+//! and when what happened.
 
 pub(crate) mod clock;
 pub(crate) mod feed;

@@ -1,13 +1,14 @@
-//! What passed at the same time: reads in flight, allocation, and export.
+//! What happened at the same time: reads in flight, allocation, and export.
 
 use crate::sync::lock;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// From when to when, since the transfer began.
+/// Start and end, since the transfer began.
 pub(super) type Interval = (Duration, Duration);
 
-/// Records when reads were in flight, when memory was allocated and when what others import was made.
+/// Records when reads were in flight, when memory was allocated, and when dma-bufs were created over
+/// it.
 #[derive(Default)]
 pub(super) struct Overlap {
     reads: Mutex<Reads>,
@@ -19,18 +20,18 @@ pub(super) struct Overlap {
 struct Reads {
     in_flight: u64,
     since: Duration,
-    /// Intervals in which at least one was in flight, in ascending order.
+    /// Intervals during which at least one read was in flight, in ascending order.
     busy: Vec<Interval>,
 }
 
-/// How long each took, and how much of it passed while reads were in flight.
+/// How long each took, and how much of it happened while reads were in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overlapped {
-    /// Reads were in flight.
+    /// Time during which reads were in flight.
     pub io: Duration,
-    /// Memory was allocated meanwhile (AR-22).
+    /// Time of allocation while reads were in flight.
     pub allocated: Duration,
-    /// What others import was made meanwhile (AR-36).
+    /// Time of export while reads were in flight.
     pub exported: Duration,
 }
 
@@ -44,7 +45,7 @@ impl Overlap {
         reads.in_flight += 1;
     }
 
-    /// A read or copy has ended, well or not.
+    /// A read or copy has ended, successfully or not.
     pub(super) fn end(&self, now: impl FnOnce() -> Duration) {
         let mut reads = lock(&self.reads);
         reads.in_flight -= 1;
@@ -54,12 +55,12 @@ impl Overlap {
         }
     }
 
-    /// Reads were in flight in this interval, which begins after all others.
+    /// Reads were in flight during this interval, which begins after all others.
     pub(super) fn was_busy(&self, interval: Interval) {
         lock(&self.reads).busy.push(interval);
     }
 
-    /// Whether the reads that have begun have all ended, well or not: nothing is in flight now.
+    /// Whether nothing is in flight now.
     pub(super) fn idle(&self) -> bool {
         let reads = lock(&self.reads);
         reads.in_flight == 0 && !reads.busy.is_empty()
@@ -75,7 +76,7 @@ impl Overlap {
     }
 }
 
-/// How much of `these` passed in `busy` times, which ascend.
+/// How much of `these` is within the `busy` intervals, which ascend.
 fn within(busy: &[Interval], these: &[Interval]) -> Duration {
     let mut hidden = Duration::ZERO;
     // There are few of these, and few gaps between reads.

@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub name: &'static str,
-    /// One of the rows below; reads and copies have one for each that may be in flight.
+    /// One of the rows below; reads and copies have one per operation in flight.
     pub row: u64,
     pub start: Duration,
     pub length: Duration,
@@ -24,7 +24,7 @@ pub(crate) const ROW_VERIFY: u64 = 2;
 pub(crate) const ROW_READS: u64 = 16;
 pub(crate) const ROW_COPIES: u64 = 8192;
 
-/// Spans as a trace: complete events (`X`) in microseconds, a named row each.
+/// Converts spans to a trace: complete events (`X`) in microseconds, in named rows.
 pub(crate) fn render(spans: &[Span]) -> Value {
     let pid = std::process::id();
     let rows: BTreeSet<u64> = spans.iter().map(|span| span.row).collect();

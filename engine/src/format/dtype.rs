@@ -1,12 +1,13 @@
-//! What the elements of a tensor are.
+//! Types of tensor elements.
 
 use serde::Serialize;
 use strum::{Display, IntoStaticStr, VariantArray};
 
-/// Declares the types: their name, elements in a block, bits of a block.
+/// Declares the types: name, elements per block, bits per block.
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $elements:literal, $bits:literal;)+) => {
-        /// The type of a tensor's elements. Quantised ones come in blocks of several elements.
+        /// The type of a tensor's elements. Quantised types are stored in blocks of several
+        /// elements.
         #[derive(
             Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Display, IntoStaticStr, VariantArray,
         )]
@@ -17,14 +18,14 @@ macro_rules! dtypes {
         }
 
         impl Dtype {
-            /// Elements in a block; 1 where each stands for itself.
+            /// Elements per block; 1 for a type without blocks.
             pub fn block_elements(self) -> u64 {
                 match self {
                     $(Self::$variant => $elements),+
                 }
             }
 
-            /// Bits of a block: a multiple of 8, but for types narrower than a byte.
+            /// Bits per block: a multiple of 8, except for types narrower than a byte.
             pub fn block_bits(self) -> u64 {
                 match self {
                     $(Self::$variant => $bits),+
@@ -136,15 +137,16 @@ dtypes! {
 }
 
 impl Dtype {
-    /// Every type.
+    /// All types.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// Its name as the formats spell it: `BF16`, `Q4_K`.
+    /// Its name, as the file formats spell it: `BF16`, `Q4_K`.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The bytes of `elements` in a row; None where they end inside a block or byte, or overflow.
+    /// The size of `elements` consecutive elements in bytes; None if they end inside a block or
+    /// byte, or on overflow.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         if !elements.is_multiple_of(self.block_elements()) {
             return None;

@@ -1,7 +1,7 @@
-//! Model files: headers that name the tensors in them, read with bounds on everything.
+//! Model files: headers that name the tensors in them, parsed with limits on everything.
 //!
-//! A header is a stranger's: nothing in it is believed before it is checked, no count makes us
-//! allocate more than the header itself is long (times a small constant), and nothing panics.
+//! A header is not trusted: every value is checked before it is used, no count makes us allocate
+//! more than a small multiple of the header's own size, and nothing panics.
 
 mod dtype;
 mod gguf;
@@ -15,7 +15,8 @@ use std::io::{self, Read};
 
 pub use dtype::Dtype;
 
-/// The largest header that is read, in bytes: that of the safetensors format, for all formats.
+/// The largest header that is read, in bytes: the limit of the safetensors format, applied to all
+/// formats.
 pub const MAX_HEADER: u64 = 100_000_000;
 
 /// A format of model files.
@@ -30,20 +31,20 @@ pub enum Format {
     Gguf,
 }
 
-/// A tensor as the header of its file describes it. Every field has been checked: the bytes lie
-/// inside the file, are as many as dtype and shape need, and belong to no other tensor.
+/// A tensor as the header of its file describes it. Every field has been checked: its bytes are
+/// inside the file, match dtype and shape in number, and belong to no other tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
     /// Its name, unique in its file.
     pub name: String,
-    /// What its elements are.
+    /// Type of its elements.
     pub dtype: Dtype,
-    /// Elements by dimension, the slowest varying first (C order); empty for a scalar.
+    /// Sizes of its dimensions, the slowest-varying first (C order); empty for a scalar.
     pub shape: Vec<u64>,
-    /// Where its bytes start in the file.
+    /// Offset of its first byte in the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
@@ -78,28 +79,29 @@ pub enum Value {
     Lists(Vec<Value>),
 }
 
-/// What the header of one file says.
+/// The parsed header of one file.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Table {
     /// The format.
     pub format: Format,
-    /// Everything else that the header says, by name.
+    /// Everything else in the header, by name.
     pub metadata: BTreeMap<String, Value>,
-    /// Whether the header has metadata, which may be empty: safetensors files need not.
+    /// Whether the header has metadata, which may be empty; it is optional in safetensors files.
     pub has_metadata: bool,
     /// The tensors, in the order of their bytes in the file.
     pub tensors: Vec<Entry>,
-    /// Where the header ends and the tensors may begin.
+    /// Offset of the end of the header, where tensors may begin.
     pub data: u64,
 }
 
 impl Table {
-    /// Reads the header at the start of a file of `size` bytes; its first bytes tell the format.
-    /// The file may be read past its header, but never past `size`.
+    /// Parses the header at the start of a file of `size` bytes; the first bytes determine the
+    /// format. Bytes after the header may be read, but none beyond `size`.
     ///
     /// # Errors
-    /// EBADMSG for what is no sound model file, with the place in the header; what reading gives.
+    /// EBADMSG if it is not a valid model file, with the place in the header; any error of
+    /// reading.
     pub fn read(file: &mut impl Read, size: u64) -> Result<Self> {
         let mut file = file.take(size);
         let mut magic = [0; gguf::MAGIC.len()];
@@ -121,7 +123,7 @@ impl Table {
 enum Bad {
     /// It could not be read.
     Io(io::Error),
-    /// What is wrong with it.
+    /// It is invalid, with the reason.
     Unsound(String),
 }
 
@@ -136,9 +138,9 @@ impl Bad {
                 Self::new("the file ends inside its header").into_error()
             }
             Self::Io(error) => Error::os("cannot read the header", errno(error)),
-            Self::Unsound(why) => Error::new("not a sound model file", why)
+            Self::Unsound(why) => Error::new("not a valid model file", why)
                 .with_errno(Errno::BADMSG)
-                .with_remedy("fetch it again, or load it as plain bytes"),
+                .with_remedy("download it again, or load it as plain bytes"),
         }
     }
 }
@@ -147,8 +149,8 @@ fn fill(file: &mut impl Read, into: &mut [u8]) -> Result<(), Bad> {
     file.read_exact(into).map_err(Bad::Io)
 }
 
-/// How many elements a shape has; None where they are too many to count. That holds for empty
-/// tensors too: whoever computes strides multiplies the dimensions that are not 0.
+/// Number of elements of a shape; None if it overflows. Empty tensors are checked as well: code
+/// that computes strides multiplies all dimensions that are not 0.
 fn elements(shape: &[u64]) -> Option<u64> {
     let full = shape
         .iter()
@@ -157,8 +159,8 @@ fn elements(shape: &[u64]) -> Option<u64> {
     Some(if shape.contains(&0) { 0 } else { full })
 }
 
-/// Puts tensors into the order of their bytes, and refuses those that overlap or whose names are
-/// not unique. Formats may allow gaps: they are not looked at here.
+/// Sorts tensors by the order of their bytes, and refuses overlaps and duplicate names. Gaps are
+/// not checked here, because some formats allow them.
 fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
     let mut names = HashSet::new();
     for tensor in &tensors {
@@ -171,7 +173,7 @@ fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
     }
     tensors.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
     for pair in tensors.windows(2) {
-        // Each lies inside the file, so that its end does not wrap.
+        // Each is inside the file, so its end does not overflow.
         if pair[0].offset + pair[0].bytes > pair[1].offset {
             return Err(Bad::new(format!(
                 "the tensors {} and {} share bytes",
@@ -183,13 +185,13 @@ fn in_order(mut tensors: Vec<Entry>) -> Result<Vec<Entry>, Bad> {
     Ok(tensors)
 }
 
-/// A stranger's name for a message of one line.
+/// Quotes an untrusted name for a one-line message.
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", spelled(name, 64, "'"))
 }
 
-/// A text in which control characters and all but `plain` of quotes and backslashes are spelled
-/// out, cut where it becomes longer than `most` bytes.
+/// Escapes control characters, and quotes and backslashes except those in `plain`, and truncates
+/// the result to `most` bytes.
 fn spelled(text: &str, most: usize, plain: &str) -> String {
     let mut line = String::new();
     for char in text.chars() {
@@ -214,7 +216,7 @@ mod tests {
         Table::read(&mut &file[..], file.len() as u64)
     }
 
-    /// What a refused file is told.
+    /// The message for a refused file.
     pub(super) fn refusal(file: &[u8]) -> String {
         let error = read(file).expect_err("a file that has to be refused");
         assert_eq!(error.raw_os_error(), Some(libc::EBADMSG), "{error}");
@@ -223,7 +225,7 @@ mod tests {
         text
     }
 
-    /// What every reader of a table relies on.
+    /// Checks what every user of a table relies on.
     pub(super) fn assert_sound(table: &Table, size: u64) {
         let mut names = HashSet::new();
         let mut end = table.data;
@@ -259,7 +261,7 @@ mod tests {
         assert_eq!(quoted("it's \"so\""), r#""it's \"so\"""#);
         assert_eq!(quoted(&"x".repeat(64)).len(), 66);
         assert_eq!(quoted(&"x".repeat(1000)).len(), 69);
-        // What counts is how long it becomes.
+        // The limit applies to the escaped length.
         assert!(quoted(&"\u{7f}".repeat(64)).len() < 80);
         assert_eq!(spelled("it's \"so\"\r\n", 100, "'\""), r#"it's "so"\r\n"#);
         assert_eq!(spelled("\u{202e}", 100, ""), r"\u{202e}");

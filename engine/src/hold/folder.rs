@@ -1,5 +1,5 @@
-//! A folder that any loader reads as the model: the files that are held are links to their memory, the rest
-//! links to the originals.
+//! A folder that any loader can read as the model: held files are links to their memory, others are links
+//! to the originals.
 
 use super::set::Set;
 use crate::error::{Error, Result};
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 /// The file that marks a folder as made by this module: its links may be removed.
 const MARK: &str = ".dmafile-hold";
 
-/// The folder, which is removed when this is dropped.
+/// The folder; removed when this is dropped.
 pub(super) struct LinkFolder(PathBuf);
 
 impl LinkFolder {
-    /// Makes it. One that an earlier holder has left behind is replaced; any other that is there and not
-    /// empty is refused (EEXIST).
+    /// Creates it. A folder that an earlier holder left behind is replaced; any other existing folder that
+    /// is not empty is refused (EEXIST).
     pub(super) fn make(path: &Path, set: &Set, asked: &[PathBuf]) -> Result<Self> {
         let failed = |error: io::Error| {
             Error::os("cannot make the folder", errno(error)).at(path.display().to_string())
@@ -60,7 +60,7 @@ impl LinkFolder {
             for entry in fs::read_dir(std::path::absolute(beside)?)? {
                 let entry = entry?;
                 match symlink(entry.path(), self.0.join(entry.file_name())) {
-                    // It is held, or two folders have one of that name: the first counts.
+                    // It is held, or two folders have a file with this name: the first one counts.
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                     linked => linked?,
                 }
@@ -73,7 +73,7 @@ impl LinkFolder {
 impl Drop for LinkFolder {
     fn drop(&mut self) {
         clear(&self.0);
-        // It fails, and the folder stays, if it has other files in it.
+        // If the folder has other files, this fails, and the folder stays.
         let _ = fs::remove_dir(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Hold: the request, as a builder, and the holder that it becomes.
+//! The hold request, as a builder, and the holder that it starts.
 
 use super::folder::LinkFolder;
 use super::load::Wanted;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A builder of a hold: the files, how they are loaded, and where and to which users they are handed out.
+/// A builder for a hold: the files, how to load them, and where and to which users to serve them.
 ///
 /// ```no_run
 /// use dmafile::Hold;
@@ -46,8 +46,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// A hold of files and models: a model's folder or index stands for all of its files. Each file comes into
-    /// memory of its own, as it is.
+    /// Holds files and models; a model's folder or index stands for all of its files. Each file is loaded
+    /// completely into separate memory.
     pub fn of<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Self {
         Self {
             wanted: Wanted::new(paths.into_iter().map(Into::into).collect()),
@@ -63,15 +63,15 @@ impl Hold {
         }
     }
 
-    /// The name: 1 to 64 letters, digits, `.`, `_` and `-`, a letter or digit first. Default the
-    /// name of the folder, or that of the file without its ending, where there is only one.
+    /// The name: 1 to 64 letters, digits, `.`, `_` and `-`, starting with a letter or digit. Default: the name
+    /// of the folder, or of the file without its extension, if there is only one.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The path of the socket; default its name in `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`.
-    /// Its folder must not be writable by all users.
+    /// The path of the socket; default: the name's socket in `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile`
+    /// for root. Its folder must not be writable by all users.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self
@@ -83,105 +83,104 @@ impl Hold {
         self
     }
 
-    /// The size of its pages; default [`Pages::Auto`], which leaves the hugetlb pool alone
-    /// ([`Load::exact_size`]).
+    /// The page size; default [`Pages::Auto`], which does not use hugetlb pages here ([`Load::exact_size`]).
     pub fn pages(mut self, pages: Pages) -> Self {
         self.wanted.pages = pages;
         self
     }
 
-    /// Computes a checksum of each file while it is loaded, as [`Load::verify`] does.
+    /// Computes a checksum of each file while loading it, as [`Load::verify`] does.
     pub fn verify(mut self, verify: Verify) -> Self {
         self.wanted.verify = Some(verify);
         self
     }
 
-    /// Leaves a memfd open for writing by all who take it; its size is sealed all the same. Default false:
-    /// nobody can change the bytes. dma-bufs have no seals, and can always be written to.
+    /// Lets every process that takes a memfd write to it; only its size is sealed. Default false: no process
+    /// can change the bytes. dma-bufs cannot be sealed, and are always writable.
     pub fn writable(mut self, writable: bool) -> Self {
         self.wanted.writable = writable;
         self
     }
 
-    /// The permissions of the socket: users that may write to it may take what is held. Default 0600, with a
-    /// [`Hold::group`] 0660.
+    /// The permissions of the socket: users that may write to it may take the files. Default 0600, or 0660
+    /// with a [`Hold::group`].
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = Some(mode);
         self
     }
 
-    /// The group of the socket, by number.
+    /// The group ID of the socket.
     pub fn group(mut self, gid: u32) -> Self {
         self.group = Some(gid);
         self
     }
 
-    /// Ends when no process has taken it or been connected for this long; default never.
+    /// Ends when no process has taken it or been connected for this long; default: never.
     pub fn idle(mut self, most: Duration) -> Self {
         self.idle = Some(most.min(super::LONGEST));
         self
     }
 
-    /// Makes a folder that any loader of this user reads as the model, as long as the holder runs: the files
-    /// that are held are links to their memory (`/proc/PID/fd/N`), the rest links to the originals. It must
-    /// be empty or not there.
+    /// Creates a folder that any loader of this user can read as the model while the holder runs: held files
+    /// are links to their memory (`/proc/PID/fd/N`), others are links to the originals. The folder must be
+    /// empty or not exist.
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = Some(folder.into());
         self
     }
 
-    /// Tells the service manager when it serves, and has it keep the descriptors for the next start
+    /// Notifies the service manager when it serves, and has it keep the descriptors for the next start
     /// (sd_notify(3)); default false.
     pub fn notify(mut self, notify: bool) -> Self {
         self.notify = notify;
         self
     }
 
-    /// Takes over descriptors that the process was started with (sd_listen_fds(3)): a socket to serve on,
-    /// and memory that the service manager has kept of an earlier start. If the files on the disk are the
-    /// same still, they are not read again. Default false.
+    /// Takes over the descriptors that the process was started with (sd_listen_fds(3)): a socket to serve on,
+    /// and memory that the service manager has kept from an earlier start. If none of the files has changed on
+    /// the disk, nothing is read again. Default false.
     pub fn inherit(mut self, inherit: bool) -> Self {
         self.inherit = inherit;
         self
     }
 
-    /// Takes the place of another holder at the same socket, which ends; what was taken from it stays with
-    /// those who have it. Default false.
+    /// Replaces another holder at the same socket, which ends. Processes that have taken its memory keep it.
+    /// Default false.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
     }
 
-    /// Has `with` set further options of each file's load. What a hold has for itself (`verify`, `cancel`,
-    /// `progress`) is set after it.
+    /// Calls `with` with each file's load, to set its options. The hold's own options (`verify`, `cancel`,
+    /// `progress`) are set afterwards.
     pub fn each(mut self, with: impl Fn(Load) -> Load + Send + 'static) -> Self {
         self.wanted.each = Box::new(with);
         self
     }
 
-    /// Lets `token` end the loads early.
+    /// Lets `token` cancel the loads.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.wanted.cancel = token;
         self
     }
 
-    /// As [`Load::progress`], of all files together.
+    /// As [`Load::progress`], for all files together.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.wanted.progress = Some(Box::new(progress));
         self
     }
 
-    /// How reasons name options; default as this crate does.
+    /// Sets how messages name options; default: as this crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.wanted.names = names;
         self
     }
 
-    /// Loads the files, and serves them on a thread.
+    /// Loads the files, and serves them from a thread.
     ///
     /// # Errors
-    /// As [`Load::run`], for each file; EADDRINUSE where another holder serves there; EPERM for a folder that
-    /// all users can write to; EEXIST for two files of the same name, and for a folder of links that is not
+    /// As [`Load::run`], for each file; EADDRINUSE if another holder serves there; EPERM for a folder that all
+    /// users can write to; EEXIST for two files with the same name, and for a folder of links that is not
     /// empty; ENOENT for [`Hold::notify`] without a service manager.
     pub fn start(mut self) -> Result<Holder> {
         self.wanted.check()?;
@@ -200,7 +199,7 @@ impl Hold {
             (None, None) => Some(place::own_folder()?.join(&name)),
         };
         if let Some(at) = &at {
-            // Before it loads for minutes.
+            // Checked before a load that may take minutes.
             place::check(at, self.replace)?;
         }
         let forgotten: Vec<_> = stored.iter().map(|(name, _)| name.clone()).collect();
@@ -237,7 +236,7 @@ impl Hold {
         let mut holder = Holder::serve(set, bound, self.idle, folder, manager.clone())?;
         holder.stored = is_stored;
         if let Some(other) = replaced {
-            // Its socket has no path any more, so that it does not matter if it fails to answer.
+            // Its socket has no path any more, so it does not matter if it does not answer.
             let _ = list::end(&other.0, &name);
         }
         if let Some(manager) = &manager {
@@ -264,7 +263,7 @@ impl Hold {
         Ok(name)
     }
 
-    /// The files behind links must be as they are on the disk.
+    /// Files behind links must be identical to those on the disk.
     fn check_folder(&self) -> Result<()> {
         let whole = matches!(self.wanted.kind, Kind::Memfd) && self.wanted.pages != Pages::Huge;
         if self.folder.is_some() && !whole {
@@ -274,12 +273,12 @@ impl Hold {
         Ok(())
     }
 
-    /// The socket among inherited descriptors, if there is one.
+    /// The socket among the inherited descriptors, if there is one.
     fn listener(&self, inherited: Vec<(String, OwnedFd)>) -> Result<Option<OwnedFd>> {
         for (name, fd) in inherited {
             match socket::is_listener(fd.as_fd()) {
                 Ok(true) => return Ok(Some(fd)),
-                // Memory that was kept for a hold of another name, and is no use to this one.
+                // Memory that was kept for a hold with another name: not usable here.
                 Ok(false) | Err(Errno::NOTSOCK) if name.starts_with("dmafile-") => {}
                 _ => {
                     return Err(Error::new(
@@ -296,9 +295,9 @@ impl Hold {
     }
 }
 
-/// Files that are held, and served on a thread until this is dropped.
+/// Files that are held, and served by a thread until this is dropped.
 ///
-/// What was taken stays with those who have it.
+/// Processes that have taken the memory keep it.
 #[must_use = "it ends where it is dropped"]
 #[derive(Debug)]
 pub struct Holder {
@@ -308,7 +307,7 @@ pub struct Holder {
     stored: bool,
     thread: Option<JoinHandle<Ended>>,
     stop: OwnedFd,
-    /// The process that the thread is of: forks have none.
+    /// The process that has the thread; a forked child does not.
     pid: u32,
 }
 
@@ -334,7 +333,7 @@ impl Holder {
             let (ended, set) = server.run();
             drop(folder);
             if let (Ended::Released, Some(manager)) = (ended, manager) {
-                // What it keeps of it goes with the service at the latest.
+                // The service manager drops it at the latest when the service ends.
                 let _ = store::forget(&manager, &set);
             }
             ended
@@ -357,29 +356,29 @@ impl Holder {
         &self.name
     }
 
-    /// The socket; empty for one that was inherited and has no path.
+    /// The path of the socket; empty for an inherited one without a path.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// The files, as they were when it began to serve.
+    /// The files, as they were when serving began.
     pub fn files(&self) -> &[HeldInfo] {
         &self.files
     }
 
-    /// The memory was kept by the service manager, and nothing was read.
+    /// Whether the memory was kept by the service manager, so that nothing was read.
     pub fn is_stored(&self) -> bool {
         self.stored
     }
 
-    /// Whether it still serves: it has not been released, nor idle for too long.
+    /// Whether it is still serving: it has neither been released nor been idle for too long.
     pub fn is_serving(&self) -> bool {
         self.thread
             .as_ref()
             .is_some_and(|thread| !thread.is_finished())
     }
 
-    /// A descriptor that stops it when a byte is written to it: for handlers of signals.
+    /// A descriptor that stops it when a byte is written to it: for signal handlers.
     ///
     /// # Errors
     /// EMFILE.
@@ -387,12 +386,12 @@ impl Holder {
         file::twin(self.stop.as_fd()).map_err(|errno| Error::os("cannot serve", errno))
     }
 
-    /// Waits until it ends, and says why it did.
+    /// Waits until it ends, and returns why.
     pub fn wait(mut self) -> Ended {
         self.join()
     }
 
-    /// Ends it.
+    /// Stops serving.
     pub fn stop(self) {}
 
     fn join(&mut self) -> Ended {
@@ -400,7 +399,7 @@ impl Holder {
             Some(thread) if std::process::id() == self.pid => {
                 thread.join().unwrap_or(Ended::Stopped)
             }
-            // A child of the process that serves: the thread is its parent's.
+            // In a forked child: the thread belongs to the parent.
             other => {
                 std::mem::forget(other);
                 Ended::Stopped

@@ -1,4 +1,4 @@
-//! The identity of a file, to find out whether it has changed.
+//! The identity of a file, for detecting changes.
 
 use crate::sys::{Errno, retry};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// What distinguishes a file from all others, and from an earlier or later state of itself.
+/// Distinguishes a file from all others, and from earlier and later states of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -17,20 +17,21 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// When its contents changed last, in nanoseconds since 1970.
+    /// Last change of its contents, in nanoseconds since 1970.
     pub mtime_ns: i64,
-    /// When it changed last in any way, in nanoseconds since 1970.
+    /// Last change of any kind, in nanoseconds since 1970.
     pub ctime_ns: i64,
 }
 
 impl FileIdentity {
-    /// Of an open file.
+    /// The identity of an open file.
     pub(super) fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map(|stat| Self::from(&stat))
     }
 
-    /// Of what a path leads to. A network file system may answer from its cache.
+    /// The identity of the file that a path refers to. A network file system may answer
+    /// from its cache.
     pub(super) fn at(path: &Path) -> Result<Self, Errno> {
         let flags = AtFlags::STATX_DONT_SYNC;
         retry(|| rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS))

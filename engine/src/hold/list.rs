@@ -1,4 +1,4 @@
-//! Listing what is held, and releasing it.
+//! Lists what is held, and releases it.
 
 use super::name;
 use super::place;
@@ -12,16 +12,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What a holder says of what it holds.
+/// A holder's description of what it holds.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holding {
     /// Its name.
     pub name: String,
-    /// The socket.
+    /// The path of the socket.
     #[serde(serialize_with = "crate::error::lossy")]
     pub at: PathBuf,
-    /// The holder's process; 0 is one of another PID namespace.
+    /// The holder's process ID; 0 means another PID namespace.
     pub pid: u32,
     /// Its user.
     pub uid: u32,
@@ -29,33 +29,33 @@ pub struct Holding {
     pub since: u64,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Nobody can change any of them.
+    /// Whether no process can change any of them.
     pub sealed: bool,
-    /// Some of them have changed on the disk since.
+    /// Whether any of them has changed on the disk since.
     pub changed: bool,
     /// The files.
     pub files: Vec<HeldInfo>,
-    /// How many processes have taken it and are connected.
+    /// Number of processes that have taken it and are connected.
     pub takers: usize,
-    /// Up to a thousand of these.
+    /// Up to a thousand of them.
     pub some_takers: Vec<Taker>,
 }
 
-/// A process that has taken what is held.
+/// A process that has taken held files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Taker {
-    /// The process; 0 is one of another PID namespace.
+    /// The process ID; 0 means another PID namespace.
     pub pid: u32,
     /// Its user when it connected.
     pub uid: u32,
 }
 
-/// What is held at a socket, or at all of those of this user and of root. Sockets without a
-/// holder, and those that are not for this user, are left out where none is named.
+/// Lists what is held at one socket, or at all sockets of this user and of root. Without `at`,
+/// sockets that have no holder or that this user may not use are skipped.
 ///
 /// # Errors
-/// As [`Take::run`](super::Take::run), of a socket that is named.
+/// As [`Take::run`](super::Take::run), if `at` is given.
 pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
     if let Some(at) = at {
         return Ok(vec![ask(at)?]);
@@ -83,10 +83,11 @@ pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
     Ok(all)
 }
 
-/// Ends a hold. What was taken stays with those who have it.
+/// Ends a hold. Processes that have taken the memory keep it.
 ///
 /// # Errors
-/// EPERM for another user than the holder's and root; else as [`Take::run`](super::Take::run).
+/// EPERM unless this process belongs to the holder's user or to root; otherwise as
+/// [`Take::run`](super::Take::run).
 pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
     name::check(name)?;
     let places = match at {

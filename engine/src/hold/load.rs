@@ -1,4 +1,4 @@
-//! Files on their way into a hold.
+//! Loads files for a hold.
 
 use super::identity::FileIdentity;
 use super::protocol::{Digest, HeldInfo, MOST_FILES};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 type EachFn = Box<dyn Fn(Load) -> Load + Send>;
 
-/// What is to be loaded, and how.
+/// What to load, and how.
 pub(super) struct Wanted {
     pub paths: Vec<PathBuf>,
     pub kind: Kind,
@@ -57,7 +57,7 @@ impl Wanted {
         }
     }
 
-    /// Checks what needs no file.
+    /// Checks everything that does not depend on files.
     pub(super) fn check(&self) -> Result<()> {
         if self.paths.is_empty() {
             return Err(Error::usage("paths", "name a file or a model to hold"));
@@ -80,13 +80,13 @@ impl Wanted {
             )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
-                "a hold makes memory of its own for each file",
+                "a hold allocates separate memory for each file",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Opens the files, in the order in which they are held.
+    /// Opens the files, in the order in which they will be held.
     pub(super) fn open(&self) -> Result<Vec<Open>> {
         let mut all: Vec<Open> = Vec::new();
         let mut names = HashMap::new();
@@ -94,7 +94,7 @@ impl Wanted {
             for path in files(path)? {
                 let place = || path.display().to_string();
                 let failed = |errno| Error::os("cannot open", errno).at(place());
-                // A link may lead elsewhere later, and a folder be another one.
+                // Resolved now: later, a link may point elsewhere and a folder may be replaced.
                 let path =
                     std::path::absolute(&path).map_err(|error| failed(crate::sys::errno(error)))?;
                 let fd = file::open(&path, false).map_err(failed)?;
@@ -120,13 +120,14 @@ impl Wanted {
             .is_some_and(|verify| verify.expected.is_some())
             && all.len() > 1
         {
-            let why = "a digest is of one file, and these are several";
+            let why = "a digest can be compared for one file only, and these are several";
             return Err(Error::usage(Opt::Verify, why));
         }
         Ok(all)
     }
 
-    /// Loads the files, each into memory of its own, and calls `keep` with each that is sealed.
+    /// Loads the files, each into separate memory, and calls `keep` with each one after sealing
+    /// it.
     pub(super) fn load(
         &mut self,
         files: Vec<Open>,
@@ -145,7 +146,7 @@ impl Wanted {
                 .names(self.names)
                 .to(self.kind.clone())
                 .pages(self.pages)
-                // Readers of files stumble over what lies behind the last byte.
+                // Programs that read it as a file would not expect bytes after its end.
                 .exact_size(true);
             let mut load = (self.each)(load).cancel(self.cancel.clone());
             if let Some(verify) = &self.verify {
@@ -169,7 +170,8 @@ impl Wanted {
         Ok(members)
     }
 
-    /// Takes over memory with the bytes of the files, and calls `keep` with each that is sealed.
+    /// Takes over memory that contains the bytes of the files, and calls `keep` with each one
+    /// after sealing it.
     pub(super) fn adopt(
         &self,
         files: Vec<Open>,
@@ -186,7 +188,7 @@ impl Wanted {
                 .map_err(|why| failed(Errno::PROTO).with_why(why))?;
             if FileIdentity::at(&path) != Ok(identity) {
                 return Err(failed(Errno::STALE)
-                    .with_why("the file has changed meanwhile")
+                    .with_why("the file changed during the load")
                     .with_remedy("try again"));
             }
             let source = Source::of(&path, fd)?;
@@ -199,7 +201,7 @@ impl Wanted {
         Ok(members)
     }
 
-    /// The digest of a buffer with all bytes of a source, where one is wanted.
+    /// The digest of a buffer with all bytes of a source, if one is requested.
     fn digest(&self, source: &Source, buffer: &Buffer) -> Result<Option<Digest>> {
         let Some(verify) = &self.verify else {
             return Ok(None);
@@ -223,7 +225,7 @@ impl Wanted {
     /// Loads the files as a set.
     pub(super) fn set(&mut self, name: &str) -> Result<Set> {
         let files = self.open()?;
-        // What is handed out are descriptors: nothing stays mapped here.
+        // Only descriptors are served: nothing stays mapped here.
         let members = self.load(files, |_, _| {})?;
         Ok(Set {
             name: name.to_string(),

@@ -1,9 +1,9 @@
-//! Files that one process holds in memory and others take by descriptor.
+//! Files that one process holds in memory, and that others take by descriptor.
 //!
-//! [`Hold`] loads each file into a buffer of its own, seals it, and serves it on a Unix socket; [`Held`] is
-//! what another process takes there: the same memory, not a copy. The kernel counts references to it, so
-//! that it stays with its takers when the holder ends. [`Shared`] does without a holder: the first of several
-//! processes loads, and each one that has the memory passes it on.
+//! [`Hold`] loads each file into a separate buffer, seals it, and serves it on a Unix socket. With [`Held`]
+//! another process takes it: the same memory, not a copy. The kernel counts references to the memory, so it
+//! stays with its takers when the holder ends. [`Shared`] needs no holder: the first of several processes
+//! loads the files, and every process that has the memory passes it on.
 
 mod folder;
 mod holder;
@@ -23,7 +23,7 @@ mod take;
 
 use std::time::Duration;
 
-/// Longer than anybody waits; what is added to the time of day stays in its range.
+/// Longer than any useful wait, and short enough that adding it to the current time does not overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 pub use holder::{Hold, Holder};

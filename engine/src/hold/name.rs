@@ -3,11 +3,11 @@
 use crate::error::{Error, Result};
 use std::path::Path;
 
-/// Longest name, in bytes.
+/// The maximum length of a name in bytes.
 const LONGEST: usize = 64;
 
-/// Checks that a name can be that of a file and of a descriptor that systemd keeps: letters, digits, `.`,
-/// `_` and `-`, the first of them a letter or digit.
+/// Checks that a name is valid as a file name and as the name of a descriptor that systemd keeps:
+/// letters, digits, `.`, `_` and `-`, starting with a letter or digit.
 pub(super) fn check(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let first = name.bytes().next();
@@ -24,8 +24,8 @@ pub(super) fn check(name: &str) -> Result<()> {
     Err(Error::usage("name", why))
 }
 
-/// The name of what a path without links holds, where none is given: that of the file without its ending,
-/// or of the folder.
+/// The default name for a path without links: that of the file without its extension, or that of the
+/// folder.
 pub(super) fn of(path: &Path) -> Option<String> {
     let name = match path.is_dir() {
         true => path.file_name(),
@@ -35,7 +35,7 @@ pub(super) fn of(path: &Path) -> Option<String> {
     check(&name).is_ok().then_some(name)
 }
 
-/// Checks that what a peer calls a file is a plain file name.
+/// Checks that a file's name from a peer is a plain file name.
 pub(super) fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..")
         && name.len() <= 255

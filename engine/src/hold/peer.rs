@@ -1,7 +1,7 @@
-//! One connection to a holder, and what it may ask for.
+//! One connection to a holder, and what it may request.
 //!
-//! A peer may have one answer under way at a time, a few requests, and little time, until it has taken what is
-//! held. After that it may not ask for anything more, and counts as a taker for as long as it is connected.
+//! Until it has taken the files, a peer may have one answer in flight at a time, a limited number of requests,
+//! and limited time. After that it may not request anything, and counts as a taker while it is connected.
 
 use super::protocol::{Answer, LONGEST_ANSWER, LONGEST_REQUEST, Op, Request, VERSION};
 use super::set::{Member, Set};
@@ -12,60 +12,60 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a peer may be connected without having taken what is held.
+/// How long a peer may be connected without having taken the files.
 pub(super) const LIFE: Duration = Duration::from_secs(10);
-/// How often it may ask, requests for further files apart.
+/// Maximum number of requests, not counting those for further files.
 const MOST_REQUESTS: u32 = 64;
-/// How long a send is put off that the kernel refused for too many descriptors under way.
+/// How long to wait before retrying a send that the kernel refused because too many descriptors are in flight.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most files that an answer to `list` has.
+/// Maximum number of files in an answer to `list`.
 const MOST_LISTED: usize = 128;
-/// Most takers that an answer lists.
+/// Maximum number of takers in an answer.
 const MOST_TAKERS: usize = 1000;
 
 /// A connection.
 pub(super) struct Peer {
     pub who: Credentials,
     socket: OwnedFd,
-    /// When it is dropped.
+    /// When it is disconnected.
     pub deadline: Option<Instant>,
     requests: u32,
-    /// What it asked for last, and up to which file it has got that.
+    /// Its last request, and the number of files that it has received for it.
     sent: Option<(Op, usize)>,
-    /// It has got all of them.
+    /// It has received all files.
     pub took: bool,
     answer: Option<Pending>,
-    /// No send before.
+    /// Time before which nothing is sent.
     pause: Option<Instant>,
 }
 
-/// An answer that is not sent yet.
+/// An answer that has not been sent yet.
 struct Pending {
     bytes: Vec<u8>,
-    /// The files whose descriptors go with it.
+    /// The files whose descriptors are sent with it.
     members: Range<usize>,
     then: Step,
 }
 
-/// What becomes of a peer.
+/// What happens to a peer next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It stays.
     Stay,
-    /// It has got the last file just now.
+    /// It has just received the last file.
     Took,
-    /// It goes.
+    /// It is disconnected.
     Drop,
-    /// It goes, and with it the hold.
+    /// It is disconnected, and the hold ends.
     Release,
 }
 
-/// What an answer may need to know.
+/// The state that an answer may need.
 pub(super) struct Around<'a> {
     pub set: &'a Set,
-    /// Who serves.
+    /// The user of the holder.
     pub owner: u32,
-    /// Who has taken it.
+    /// The processes that have taken the files.
     pub takers: &'a [(u32, u32)],
 }
 
@@ -87,7 +87,7 @@ impl Peer {
         self.socket.as_fd()
     }
 
-    /// What to poll its socket for: a request, or room for an answer.
+    /// The events to poll its socket for: a request, or room for an answer.
     pub(super) fn waits_for(&self, now: Instant) -> PollFlags {
         match (&self.answer, self.pause) {
             (None, _) => PollFlags::IN,
@@ -96,15 +96,15 @@ impl Peer {
         }
     }
 
-    /// When it has to be looked at even if its socket is not ready.
+    /// When it must be served even if its socket is not ready.
     pub(super) fn alarm(&self) -> Option<Instant> {
         self.pause.or(self.deadline)
     }
 
-    /// Refuses it at once.
+    /// Refuses it immediately.
     pub(super) fn refuse(socket: BorrowedFd<'_>, errno: Errno, why: &str) {
         if let Ok(bytes) = serde_json::to_vec(&Answer::refusal(errno, why)) {
-            // It is dropped either way.
+            // It is disconnected whether or not this succeeds.
             let _ = socket::send(socket, &bytes, &[], false);
         }
     }
@@ -121,14 +121,14 @@ impl Peer {
         self.say(around.set, now)
     }
 
-    /// The answer to the next request; none where nothing has come.
+    /// The answer to the next request; None if none has arrived.
     fn hear(&mut self, around: &Around<'_>) -> Result<Option<Pending>, ()> {
         let mut bytes = [0; LONGEST_REQUEST];
         let refuse =
             |errno, why: &str| Some(Pending::new(&Answer::refusal(errno, why), Step::Drop));
         let bytes = match socket::receive_bytes(self.socket.as_fd(), &mut bytes) {
             Ok(0) => return Err(()),
-            // It has all that there is to ask for.
+            // It has everything that can be requested.
             Ok(_) if self.took => return Err(()),
             Ok(got) => &bytes[..got],
             Err(Errno::AGAIN) => return Ok(None),
@@ -136,13 +136,10 @@ impl Peer {
             Err(_) => return Err(()),
         };
         let Ok(request) = serde_json::from_slice::<Request>(bytes) else {
-            return Ok(refuse(
-                Errno::PROTO,
-                "the request is not one that dmafile knows",
-            ));
+            return Ok(refuse(Errno::PROTO, "the request is unknown"));
         };
         if request.v != VERSION {
-            return Ok(refuse(Errno::PROTO, "the request is of another version"));
+            return Ok(refuse(Errno::PROTO, "the request has another version"));
         }
         let goes_on = request.from > 0 && self.sent == Some((request.op, request.from));
         if !goes_on {
@@ -160,7 +157,7 @@ impl Peer {
         }
         Ok(match request.op {
             Op::Take | Op::List if request.from != 0 && !goes_on => {
-                refuse(Errno::INVAL, "files are asked for in their order")
+                refuse(Errno::INVAL, "files must be requested in order")
             }
             Op::Take | Op::List => Some(self.files(around, request.op, request.from)),
             Op::Release if ![0, around.owner].contains(&self.who.uid) => {
@@ -213,7 +210,7 @@ impl Peer {
         }
     }
 
-    /// Sends the answer, if there is room for it.
+    /// Sends the answer, if the socket has room for it.
     fn say(&mut self, set: &Set, now: Instant) -> Step {
         let Some(pending) = &self.answer else {
             return Step::Stay;
@@ -224,7 +221,7 @@ impl Peer {
         match socket::send(self.socket.as_fd(), &pending.bytes, &fds, false) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Step::Stay,
-            // What peers have not received yet counts, too, those of others (unix(7)).
+            // Descriptors that other peers have not received yet count, too, even other users' (unix(7)).
             Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
                 self.pause = Some(now + PAUSE);
                 return Step::Stay;

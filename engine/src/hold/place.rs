@@ -1,4 +1,4 @@
-//! Where sockets are, which users could have put them there, and how a socket gets to its path.
+//! Where sockets are, which users could have put them there, and how a socket is placed at its path.
 
 use crate::error::{Error, Result};
 use crate::sys::place::look_up;
@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 /// Where root's sockets are.
 const OF_ROOT: &str = "/run/dmafile";
 
-/// How many peers may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const WAITING: i32 = 1024;
 
 pub(super) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The folder for this user's sockets, made where it is missing: `/run/dmafile` for root, which others
-/// may enter, and `$XDG_RUNTIME_DIR/dmafile` for all others.
+/// The folder for this user's sockets, created if necessary: `/run/dmafile` for root, which others may
+/// enter, and `$XDG_RUNTIME_DIR/dmafile` for other users.
 pub(super) fn own_folder() -> Result<PathBuf> {
     let (folder, mode) = match user() {
         0 => (PathBuf::from(OF_ROOT), 0o755),
@@ -31,7 +31,7 @@ pub(super) fn own_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Makes a folder that only this user can write to.
+/// Creates a folder that only this user can write to.
 pub(super) fn make(folder: &Path, mode: u32) -> Result<()> {
     let made = fs::DirBuilder::new().mode(mode).create(folder);
     if let Err(error) = made.as_ref()
@@ -55,13 +55,13 @@ fn of_user() -> Result<PathBuf> {
     }
 }
 
-/// Where sockets are looked for: those of this user, then those of root.
+/// Where to look for sockets: first those of this user, then those of root.
 pub(super) fn folders() -> Vec<PathBuf> {
     let own = of_user().ok().filter(|_| user() != 0);
     own.into_iter().chain([OF_ROOT.into()]).collect()
 }
 
-/// Refuses a folder that users other than root, this one and `owner` can write to.
+/// Refuses a folder that users other than root, this user and `owner` can write to.
 fn trust(folder: &Path, owner: u32) -> Result<()> {
     let place = || folder.display().to_string();
     let failed =
@@ -93,7 +93,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether a socket can be made there: what would only be found out after a long load.
+/// Checks whether a socket can be created there, before a long load.
 pub(super) fn check(path: &Path, replace: bool) -> Result<()> {
     trust(folder_of(path), user())?;
     match !replace && answers(path) {
@@ -109,7 +109,7 @@ fn in_use(path: &Path) -> Error {
         .with_remedy("release it, replace it, or use another name")
 }
 
-/// Connects to a socket, after a look at its place.
+/// Connects to a socket, after checking its folder.
 pub(super) fn connect(what: &str, path: &Path) -> Result<OwnedFd> {
     let failed = |errno| cannot_connect(what, errno, path);
     let found = fs::metadata(path).map_err(|error| failed(errno(error)))?;
@@ -130,7 +130,7 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
             .with_why("its holder has ended")
             .with_remedy("start dmafile hold again"),
         Errno::ACCESS => error
-            .with_why("the socket is not for this user")
+            .with_why("this user may not use the socket")
             .with_remedy("ask its owner for --mode and --group"),
         Errno::PROTOTYPE | Errno::NOTSOCK => error
             .with_why("it is not the socket of a holder")
@@ -139,11 +139,11 @@ pub(super) fn cannot_connect(what: &str, errno: Errno, path: &Path) -> Error {
     }
 }
 
-/// A listening socket, whose file is removed when this is dropped.
+/// A listening socket; its file is removed when this is dropped.
 pub(super) struct Bound {
     pub path: PathBuf,
     listener: OwnedFd,
-    /// The inode of its file; None of one that was inherited.
+    /// The inode of its file; None for an inherited socket.
     inode: Option<u64>,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Access {
 }
 
 impl Bound {
-    /// One that was inherited. Its calls do not wait from now on, in all processes that have it.
+    /// An inherited socket. It becomes non-blocking, in all processes that have it.
     pub(super) fn inherited(listener: OwnedFd) -> Result<Self> {
         rustix::io::ioctl_fionbio(&listener, true)
             .map_err(|errno| Error::os("cannot use an inherited descriptor", errno))?;
@@ -169,9 +169,9 @@ impl Bound {
         })
     }
 
-    /// Makes a socket with its permissions, and renames it to its path in one step. A socket that is there
-    /// is replaced if no process listens to it. If one does, EADDRINUSE, unless it is to be `replace`d:
-    /// then the path by which that process can still be reached is returned as well.
+    /// Creates a socket with its permissions, and renames it atomically to its path. An existing socket is
+    /// replaced if no process listens on it. If one does, the result is EADDRINUSE, unless `replace` is
+    /// set: then the path at which that process can still be reached is returned as well.
     pub(super) fn new(
         path: &Path,
         access: Access,
@@ -216,7 +216,7 @@ impl Bound {
         if !replace && answers(path) {
             return Err(in_use(path));
         }
-        // Exchanged rather than replaced: another process may have put its own there meanwhile.
+        // An exchange, so that a socket that another process has put there in between is not lost.
         rename(RenameFlags::EXCHANGE).map_err(failed)?;
         let alive = answers(&beside.0);
         if alive && !replace {
@@ -244,7 +244,7 @@ impl Drop for Bound {
     }
 }
 
-/// Whether a process listens.
+/// Whether a process listens on it.
 fn answers(path: &Path) -> bool {
     match socket::connect(path) {
         Ok(_) => true,
@@ -252,13 +252,13 @@ fn answers(path: &Path) -> bool {
     }
 }
 
-/// A name beside that of a socket, which is removed when this is dropped.
+/// A temporary name next to that of a socket; removed when this is dropped.
 pub(super) struct Beside(pub PathBuf);
 
 impl Beside {
     fn new(folder: &Path, name: &OsStr) -> Self {
         use std::hash::{BuildHasher, RandomState};
-        // Only this user writes to the folder, but two processes may at once.
+        // Only this user can write to the folder, but two of its processes may do so at once.
         let random = RandomState::new().hash_one(std::process::id());
         let mut own = OsString::from(".");
         own.push(name);

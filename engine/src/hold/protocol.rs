@@ -1,7 +1,7 @@
 //! The messages on the socket: one JSON object each (SOCK_SEQPACKET, unix(7)).
 //!
-//! Each request gets one answer. An answer to `take` has the descriptors of the files it lists attached; where
-//! they are more than fit, the taker asks again for those behind.
+//! Each request gets one answer. An answer to `take` carries the descriptors of the files that it lists; if
+//! not all fit, the taker requests the remaining ones.
 
 use super::identity::FileIdentity;
 use crate::verify::Verified;
@@ -10,25 +10,25 @@ use std::path::PathBuf;
 
 /// The version of these messages.
 pub(super) const VERSION: u32 = 1;
-/// The longest request, in bytes.
+/// The maximum length of a request in bytes.
 pub(super) const LONGEST_REQUEST: usize = 4 << 10;
-/// The longest answer, in bytes.
+/// The maximum length of an answer in bytes.
 pub(super) const LONGEST_ANSWER: usize = 64 << 10;
-/// Most files of a hold.
+/// The maximum number of files in a hold.
 pub(super) const MOST_FILES: usize = 10_000;
-/// Most descriptors of an answer with several files: descriptors that are sent and not received yet count
-/// against the holder's limit on open files.
+/// The maximum number of descriptors in an answer with several files: descriptors that have been sent but not
+/// received count against the holder's limit on open files.
 pub(super) const MOST_DESCRIPTORS: usize = 16;
 
-/// What a peer may ask for.
+/// The type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Op {
-    /// Descriptors and where the bytes lie in them.
+    /// Requests the descriptors, and where the bytes are in them.
     Take,
-    /// The files, and the processes that have taken them.
+    /// Requests the list of files, and the processes that have taken them.
     List,
-    /// An end of the hold.
+    /// Ends the hold.
     Release,
 }
 
@@ -38,10 +38,10 @@ pub(super) enum Op {
 pub(super) struct Request {
     pub v: u32,
     pub op: Op,
-    /// The name of the hold; only `list` works without.
+    /// The name of the hold; optional only for `list`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The first file that is wanted; those before it have come.
+    /// The first file to send; those before it have been received.
     #[serde(default)]
     pub from: usize,
 }
@@ -50,7 +50,7 @@ pub(super) struct Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub v: u32,
-    /// Why there is no other.
+    /// The reason, if the request was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Refusal>,
     #[serde(default)]
@@ -58,13 +58,13 @@ pub(super) struct Answer {
     /// When it was loaded, in seconds since 1970.
     #[serde(default)]
     pub since: u64,
-    /// How many files there are in all.
+    /// Total number of files.
     #[serde(default)]
     pub total: usize,
-    /// How many peers have taken it and are still connected.
+    /// Number of peers that have taken it and are still connected.
     #[serde(default)]
     pub takers: usize,
-    /// Some of those.
+    /// Some of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_takers: Vec<(u32, u32)>,
     /// Files from [`Request::from`] on.
@@ -80,7 +80,7 @@ pub(super) struct Refusal {
 }
 
 impl Answer {
-    /// One that says nothing.
+    /// An answer without content.
     pub(super) fn empty() -> Self {
         Self {
             v: VERSION,
@@ -104,32 +104,32 @@ impl Answer {
     }
 }
 
-/// A file that is held, as its holder describes it.
+/// A held file, as its holder describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HeldInfo {
     /// Its name, without a folder; unique in its hold.
     pub name: String,
-    /// Where it was loaded from; in JSON what of it is no UTF-8 is replaced.
+    /// The path it was loaded from; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
     /// The kind of memory, as the command line names it.
     pub kind: String,
-    /// The pages it got, as in [`Report::pages`](crate::Report::pages).
+    /// Its page size, as in [`Report::pages`](crate::Report::pages).
     pub pages: String,
-    /// How many bytes the file has.
+    /// The size of the file in bytes.
     pub bytes: u64,
     /// Where they start in the memory.
     pub offset: u64,
-    /// Nobody can change them: the memory is sealed against writing.
+    /// Whether no process can change them: the memory is sealed against writing.
     pub sealed: bool,
-    /// Which file it was when it was loaded.
+    /// The identity of the file when it was loaded.
     pub identity: FileIdentity,
-    /// The digest that was computed while it was loaded.
+    /// The digest computed during the load.
     pub digest: Option<Digest>,
-    /// The file has changed since, or another one lies in its place.
+    /// Whether the file has changed since, or was replaced.
     pub changed: bool,
-    /// How many descriptors the memory has: one, but for several dma-bufs.
+    /// Number of descriptors of the memory: one, except for several dma-bufs.
     pub descriptors: usize,
 }
 
@@ -141,7 +141,7 @@ pub struct Digest {
     pub algorithm: String,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
-    /// It was compared with an expected one, and equal.
+    /// Whether it was compared with an expected digest, and equal.
     pub matched: bool,
 }
 

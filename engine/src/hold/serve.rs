@@ -1,4 +1,4 @@
-//! The loop of a holder: one thread for all peers, which waits for none of them.
+//! The main loop of a holder: one thread serves all peers, and never blocks on one of them.
 
 use super::peer::{Around, Peer, Step};
 use super::place::Bound;
@@ -10,11 +10,11 @@ use rustix::time::Timespec;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How many peers of one user may be connected that have not taken anything yet.
+/// Maximum number of connected peers per user that have not taken anything yet.
 const MOST_ASKING: usize = 256;
-/// How many are accepted before the others get their turn.
+/// Maximum number of connections accepted before other peers are served.
 const MOST_AT_ONCE: usize = 16;
-/// How long to wait with the next accept after one failed for lack of descriptors.
+/// How long to wait before the next accept after one failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a holder ended.
@@ -25,7 +25,7 @@ pub enum Ended {
     Stopped,
     /// Its owner, or root, released what it held.
     Released,
-    /// No process had it or took it for as long as [`Hold::idle`](super::Hold::idle) says.
+    /// No process had it or took it for the time set with [`Hold::idle`](super::Hold::idle).
     Idle,
 }
 
@@ -33,16 +33,16 @@ pub enum Ended {
 pub(super) struct Server {
     set: Set,
     bound: Bound,
-    /// Readable, or closed at its other end, when the loop is to stop.
+    /// Becomes readable, or is closed at the other end, to stop the loop.
     stop: OwnedFd,
     idle: Option<Duration>,
     owner: u32,
-    /// How many peers there may be in all.
+    /// Maximum number of peers.
     most: usize,
     peers: Vec<Peer>,
-    /// When a process last took what is held, or let go of it.
+    /// When a process last took or released the files.
     last: Instant,
-    /// No accept before.
+    /// Time before which no connection is accepted.
     pause: Option<Instant>,
 }
 
@@ -84,7 +84,7 @@ impl Server {
         (end, self.set)
     }
 
-    /// Waits until something can be done.
+    /// Waits until there is something to do.
     fn wait(&self) -> Ready {
         let now = Instant::now();
         let accepts = self.peers.len() < self.most && self.pause.is_none_or(|until| now >= until);
@@ -118,7 +118,7 @@ impl Server {
         let count = match rustix::event::poll(&mut fds, most.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
-            // No memory: it may have some in a moment.
+            // Out of memory, perhaps only for a moment.
             Err(_) => {
                 std::thread::sleep(PAUSE);
                 0
@@ -132,7 +132,8 @@ impl Server {
         }
     }
 
-    /// Gives each peer that is ready its turn, and drops those whose time is up. Whether it was released.
+    /// Serves every peer that is ready, and disconnects those whose time is up. Returns whether it was
+    /// released.
     fn serve(&mut self, ready: &[bool], now: Instant) -> bool {
         let took = self.peers.iter().filter(|peer| peer.took);
         let takers: Vec<_> = took.map(|peer| (peer.who.pid, peer.who.uid)).collect();
@@ -168,7 +169,7 @@ impl Server {
         for _ in 0..MOST_AT_ONCE.min(self.most - self.peers.len()) {
             let socket = match socket::accept(self.bound.listener().as_fd()) {
                 Ok(socket) => socket,
-                // It went away again.
+                // It disconnected again.
                 Err(Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => return,
                 Err(_) => {
@@ -181,7 +182,8 @@ impl Server {
             };
             let same = self.peers.iter().filter(|peer| peer.who.uid == who.uid);
             let asking = same.clone().filter(|peer| !peer.took).count();
-            // Half is left to others, but for the owner, who could stop the holder as well.
+            // Half of the connections are reserved for other users, except from the owner, who could stop
+            // the holder anyway.
             let others = who.uid != self.owner && who.uid != 0;
             if asking >= MOST_ASKING || (others && same.count() >= self.most / 2) {
                 Peer::refuse(
@@ -196,7 +198,7 @@ impl Server {
     }
 }
 
-/// What can be done without waiting.
+/// What can be done without blocking.
 struct Ready {
     stop: bool,
     listener: bool,

@@ -21,18 +21,18 @@ pub(super) struct Set {
 /// One of them.
 pub(super) struct Member {
     pub info: HeldInfo,
-    /// What is handed out.
+    /// The descriptors to send.
     pub fds: Vec<OwnedFd>,
 }
 
-/// The time, in seconds since 1970.
+/// The current time, in seconds since 1970.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
 
 impl Set {
-    /// The files from number `from` on that one answer carries: at least one, where there is one.
+    /// The files from index `from` on that fit into one answer: at least one, if there is one.
     pub(super) fn batch(&self, from: usize) -> &[Member] {
         let rest = self.members.get(from..).unwrap_or_default();
         let mut sum = 0;
@@ -46,8 +46,8 @@ impl Set {
 }
 
 impl Member {
-    /// A file in a buffer that is full. Nobody can change its size, and unless it is `writable` its bytes,
-    /// as far as memory of its kind can be sealed.
+    /// A file in a filled buffer. Its size is sealed, and unless it is `writable` its bytes, too, as far
+    /// as memory of its kind can be sealed.
     pub(super) fn new(
         path: PathBuf,
         identity: FileIdentity,
@@ -78,7 +78,7 @@ impl Member {
         Self::of(info, buffer)
     }
 
-    /// The same of a buffer that is as `info` says.
+    /// The same for a buffer that `info` describes.
     pub(super) fn of(mut info: HeldInfo, buffer: &Buffer) -> Result<Self> {
         let failed = |errno| Error::os("cannot hold", errno).at(info.file.display().to_string());
         let mut all: Vec<BorrowedFd<'_>> = buffer.dma_bufs().iter().map(|one| one.fd).collect();
@@ -104,7 +104,7 @@ impl Member {
         Ok(Self { info, fds })
     }
 
-    /// Its description now, with a look at the file.
+    /// Its description now, after checking whether the file has changed.
     pub(super) fn now(&self) -> HeldInfo {
         let now = FileIdentity::at(&self.info.file);
         HeldInfo {
@@ -118,16 +118,16 @@ impl Member {
     }
 }
 
-/// A descriptor of a memfd to hand out, which takes no further seals. What is sealed is handed out open
-/// for reading alone: kernels before 6.7 refuse a shared mapping of it that could become writable.
+/// A descriptor of a memfd to send, which accepts no further seals. A sealed memfd is sent open for
+/// reading only: kernels before 6.7 refuse a shared mapping of it that could become writable.
 fn seal_seals(fd: BorrowedFd<'_>, sealed: bool) -> Result<OwnedFd, Errno> {
     match memfd::seal(fd, rustix::fs::SealFlags::SEAL) {
-        // It has them all already, or was received open for reading.
+        // It already has all seals, or was received open for reading.
         Ok(()) | Err(Errno::PERM) => {}
         Err(errno) => return Err(errno),
     }
     match sealed {
-        // Without /proc there is no such descriptor.
+        // Without /proc there is no read-only descriptor.
         true => memfd::read_only(fd).or_else(|_| file::twin(fd)),
         false => file::twin(fd),
     }

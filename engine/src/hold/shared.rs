@@ -1,9 +1,10 @@
-//! Memory that several processes share without a holder: the first one loads, the others take.
+//! Memory that several processes share without a holder: the first one loads it, the others take it.
 //!
-//! Each process that has the memory serves it at a socket of its own, in a folder that is named by what was
-//! asked for. A process that wants it locks that folder, takes the memory from any process that answers there
-//! or else loads it, begins to serve it, and unlocks the folder. So as long as a process has the memory, others
-//! can take it. If a process dies, the kernel unlocks the folder; it frees the memory with the last process.
+//! Each process that has the memory serves it at its own socket, in a folder whose name is derived from the
+//! request. A process that wants the memory locks that folder, takes the memory from any process that answers
+//! there or else loads it, begins to serve it, and unlocks the folder. So as long as any process has the
+//! memory, others can take it. If a process dies, the kernel unlocks the folder; it frees the memory with the
+//! last process.
 
 use super::holder::Holder;
 use super::load::{Open, Wanted};
@@ -26,10 +27,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often a lock is tried for.
+/// Interval at which the lock is tried.
 const STEP: Duration = Duration::from_millis(5);
 
-/// A builder of files that several processes of one user share in memory.
+/// A builder for files that several processes of one user share in memory.
 ///
 /// ```no_run
 /// use dmafile::Shared;
@@ -56,14 +57,14 @@ impl Shared {
         }
     }
 
-    /// The folder by which processes find each other, made where it is missing; default `shared` in
-    /// `$XDG_RUNTIME_DIR/dmafile`, as root in `/run/dmafile`. It must be this user's own.
+    /// The folder in which processes find each other, created if necessary; default: `shared` in
+    /// `$XDG_RUNTIME_DIR/dmafile`, or in `/run/dmafile` for root. It must belong to this user.
     pub fn at(mut self, folder: impl Into<PathBuf>) -> Self {
         self.at = Some(folder.into());
         self
     }
 
-    /// How long to wait for another process that loads; default not at all.
+    /// How long to wait for another process that is loading; default: not at all.
     pub fn wait(mut self, most: Duration) -> Self {
         self.wait = most.min(super::LONGEST);
         self
@@ -81,7 +82,7 @@ impl Shared {
         self
     }
 
-    /// As [`Hold::verify`](super::Hold::verify); who takes it relies on the process that loaded it.
+    /// As [`Hold::verify`](super::Hold::verify); processes that take the memory rely on the one that loaded it.
     pub fn verify(mut self, verify: Verify) -> Self {
         self.wanted.verify = Some(verify);
         self
@@ -99,30 +100,30 @@ impl Shared {
         self
     }
 
-    /// Lets `token` end the loads, and the wait for another process, early.
+    /// Lets `token` cancel the loads, and the wait for another process.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.wanted.cancel = token;
         self
     }
 
-    /// As [`Hold::progress`](super::Hold::progress), where this process loads.
+    /// As [`Hold::progress`](super::Hold::progress), if this process loads.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.wanted.progress = Some(Box::new(progress));
         self
     }
 
-    /// How reasons name options; default as this crate does.
+    /// Sets how messages name options; default: as this crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.wanted.names = names;
         self
     }
 
-    /// Takes the memory from a process that has it, or loads it. From then on this process passes it on, by a
-    /// thread, until the last of its files is dropped.
+    /// Takes the memory from a process that has it, or loads it. From then on a thread of this process passes
+    /// it on, until the last of its files is dropped.
     ///
     /// # Errors
-    /// As [`Load::run`], where this process loads; ETIMEDOUT where another one has not loaded it within
-    /// `wait`; ENOENT where XDG_RUNTIME_DIR is not set, except for root.
+    /// As [`Load::run`], if this process loads; ETIMEDOUT if another one has not loaded it within `wait`;
+    /// ENOENT if XDG_RUNTIME_DIR is not set, except for root.
     pub fn run(self) -> Result<Held> {
         match self.find()? {
             Found::Held(held) => Ok(held),
@@ -130,8 +131,8 @@ impl Shared {
         }
     }
 
-    /// Takes the memory from a process that has it, as [`Shared::run`] does. Where none has it, the files may
-    /// also come from elsewhere than their disk: other processes wait as long as the [`Vacant`] lives.
+    /// Takes the memory from a process that has it, as [`Shared::run`] does. If none has, the caller may also
+    /// get the bytes from elsewhere than the disk: other processes wait while the [`Vacant`] exists.
     ///
     /// # Errors
     /// As [`Shared::run`].
@@ -163,7 +164,8 @@ impl Shared {
         }))
     }
 
-    /// The same for all processes that ask for the same: the same files, in the same state, with the same options.
+    /// The same for all processes with the same request: the same files, in the same state, with the same
+    /// options.
     fn key(&self, files: &[Open]) -> String {
         let Wanted {
             kind,
@@ -185,16 +187,16 @@ impl Shared {
     }
 }
 
-/// What [`Shared::find`] finds.
+/// The result of [`Shared::find`].
 pub enum Found {
     /// Another process has the files in memory.
     Held(Held),
-    /// None has: they are to be brought into memory by this process.
+    /// No process has: this one must bring them into memory.
     Vacant(Vacant),
 }
 
-/// Files that no process has in memory yet. Others that ask for them wait until this one has filled it, or
-/// has dropped it.
+/// Files that no process has in memory yet. Other processes that ask for them wait until this one has filled
+/// it, or has dropped it.
 #[must_use = "other processes wait for it"]
 pub struct Vacant {
     wanted: Wanted,
@@ -218,25 +220,25 @@ impl Vacant {
         self.share(members, own)
     }
 
-    /// The files, and how many bytes each has.
+    /// The path and size in bytes of each file.
     pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         let files = self.files.iter();
         files.map(|file| (&*file.path, file.identity.size))
     }
 
-    /// Lets `token` end [`Vacant::fill`] early.
+    /// Lets `token` cancel [`Vacant::fill`].
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.wanted.cancel = token;
         self
     }
 
-    /// Takes over memory with the bytes of the files: for each a memfd of its size, which cannot shrink
-    /// (F_SEAL_SHRINK). It is sealed here against all changes, unless [`Shared::writable`] was asked for, and
-    /// compared with its digest, where [`Shared::verify`] was.
+    /// Takes over memory that contains the bytes of the files: for each file a memfd of its size that cannot
+    /// shrink (F_SEAL_SHRINK). It is sealed here against all changes, unless [`Shared::writable`] is set, and
+    /// compared with its digest, if [`Shared::verify`] is set.
     ///
     /// # Errors
-    /// EPROTO for anything but such a memfd, EBUSY for one that is mapped for writing, EBADMSG for a wrong
-    /// digest, ESTALE for a file that has changed meanwhile.
+    /// EPROTO for anything else than such a memfd, EBUSY if it is mapped for writing, EBADMSG for a wrong
+    /// digest, ESTALE if a file has changed since.
     pub fn fill(mut self, memory: Vec<OwnedFd>) -> Result<Held> {
         let files = std::mem::take(&mut self.files);
         let mut own: Vec<(Buffer, HeldInfo)> = Vec::new();
@@ -252,7 +254,7 @@ impl Vacant {
     }
 }
 
-/// A name that no other socket of this process has had.
+/// For a socket name that this process has not used before.
 fn now_in_ns() -> u128 {
     let since = std::time::UNIX_EPOCH.elapsed();
     since.map_or(0, |since| since.as_nanos())
@@ -273,7 +275,7 @@ fn pass_on(place: &Path, key: &str, members: Vec<Member>) -> Result<Holder> {
     Holder::serve(set, bound, None, None, None)
 }
 
-/// Takes the files from a process that has them. Sockets of processes that have ended are removed.
+/// Takes the files from a process that has them. Removes sockets of processes that have ended.
 fn look_around(folder: &Path, key: &str, cancel: &CancelToken) -> Option<Held> {
     for entry in fs::read_dir(folder).ok()?.flatten() {
         let path = entry.path();
@@ -285,7 +287,7 @@ fn look_around(folder: &Path, key: &str, cancel: &CancelToken) -> Option<Held> {
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
                 let _ = fs::remove_file(&path);
             }
-            // It is just ending, or is stopped; or the token is set, which the load finds, too.
+            // It is just ending, or is stopped; or the token is set, which the load will notice.
             Err(_) => {}
         }
     }
@@ -295,7 +297,7 @@ fn look_around(folder: &Path, key: &str, cancel: &CancelToken) -> Option<Held> {
 /// The name of the file that is locked.
 const LOCK: &str = "lock";
 
-/// A lock on a folder, until it is dropped.
+/// A lock on a folder, released when dropped.
 struct Lock {
     file: File,
 }
@@ -322,7 +324,7 @@ impl Lock {
                 .map_err(|error| failed(errno(error)))?;
             match mark(file.as_fd()) {
                 Ok(()) if is_at(&file, &path) => return Ok(Self { file }),
-                // It was removed meanwhile.
+                // The file was removed while we waited.
                 Ok(()) => continue,
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(failed(errno)),
@@ -341,7 +343,7 @@ impl Lock {
     }
 }
 
-/// Whether a path leads to this open file.
+/// Whether a path refers to this open file.
 fn is_at(file: &File, path: &Path) -> bool {
     let (own, there) = (file.metadata(), fs::metadata(path));
     own.is_ok_and(|own| {

@@ -1,5 +1,5 @@
-//! What the service manager keeps for the next start of a holder: the descriptors, and a table of what they
-//! are, in a memfd.
+//! What the service manager keeps for the next start of a holder: the descriptors, and a memfd with a table
+//! that describes them.
 
 use super::identity::FileIdentity;
 use super::load::Wanted;
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// The longest table, in bytes.
+/// The maximum length of the table in bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// What the descriptors are.
+/// Describes the descriptors.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
     v: u32,
     since: u64,
     writable: bool,
-    /// The paths that were asked for, and what decided which files they are.
+    /// The requested paths, with the identity of whatever determines which files they stand for.
     roots: Vec<(PathBuf, FileIdentity)>,
     files: Vec<HeldInfo>,
 }
@@ -34,8 +34,8 @@ fn name_of(name: &str, what: impl std::fmt::Display) -> String {
     format!("dmafile-{name}-{what}")
 }
 
-/// The paths as they were asked for, and with a folder its indexes: as long as all are the same, they stand
-/// for the same files. Only looked at, not read.
+/// The requested paths, and for a folder its indexes: as long as all of them are unchanged, they stand for
+/// the same files. Uses stat, reads nothing.
 fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
     let mut all = Vec::new();
     let mut add = |path: &Path| {
@@ -63,7 +63,7 @@ fn roots(paths: &[PathBuf]) -> Option<Vec<(PathBuf, FileIdentity)>> {
     Some(all)
 }
 
-/// Has the manager keep what is held.
+/// Makes the manager keep the files.
 pub(super) fn keep(manager: &Manager, set: &Set, wanted: &Wanted) -> Result<()> {
     let failed = |errno| Error::os("cannot store the descriptors", errno);
     let table = Table {
@@ -90,7 +90,7 @@ pub(super) fn keep(manager: &Manager, set: &Set, wanted: &Wanted) -> Result<()> 
     manager.store(&name_of(&set.name, "table"), &fd)
 }
 
-/// Has the manager close all that it keeps for a hold.
+/// Makes the manager close everything that it keeps for a hold.
 pub(super) fn forget(manager: &Manager, set: &Set) -> Result<()> {
     let count = set.members.iter().map(|member| member.fds.len()).sum();
     for number in 0..count {
@@ -99,7 +99,7 @@ pub(super) fn forget(manager: &Manager, set: &Set) -> Result<()> {
     manager.forget(&name_of(&set.name, "table"))
 }
 
-/// What the manager has kept for a hold of this name, without what it keeps otherwise.
+/// Removes and returns what the manager has kept for a hold with this name.
 pub(super) fn own(name: &str, fds: &mut Vec<(String, OwnedFd)>) -> Vec<(String, OwnedFd)> {
     let prefix = name_of(name, "");
     let is_own = |what: &str| what == "table" || what.parse::<usize>().is_ok();
@@ -110,7 +110,7 @@ pub(super) fn own(name: &str, fds: &mut Vec<(String, OwnedFd)>) -> Vec<(String, 
     own
 }
 
-/// That as it was held, where all of it is still what was asked for and its files are the same.
+/// The kept files, if they are what is requested and unchanged on the disk.
 pub(super) fn find(name: &str, own: Vec<(String, OwnedFd)>, wanted: &Wanted) -> Option<Set> {
     let prefix = name_of(name, "");
     let own = own.into_iter();
@@ -150,14 +150,14 @@ fn read(fd: BorrowedFd<'_>) -> Option<Table> {
     serde_json::from_slice(&text).ok()
 }
 
-/// A file again, if it is the one that was loaded, and its memory is what the table says.
+/// A kept file, if it is the one that was loaded, and its memory matches the table.
 fn again(info: HeldInfo, fds: Vec<OwnedFd>, wanted: &Wanted) -> Option<Member> {
     let same = FileIdentity::at(&info.file) == Ok(info.identity);
     let kind = info.kind == wanted.kind.to_string();
     let digest = match (&wanted.verify, &info.digest) {
         (None, _) => true,
         (Some(_), None) => false,
-        // The file's name was compared when it was loaded; another one would be another file.
+        // The file's name was compared when it was loaded; under another name it would be another file.
         (Some(Verify { hub: true, .. }), Some(known)) => known.matched,
         (Some(verify), Some(known)) => {
             let expected = verify.expected.as_ref();

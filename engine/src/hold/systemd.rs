@@ -1,5 +1,5 @@
-//! systemd's protocols: descriptors it starts a service with (sd_listen_fds(3)), and what a service tells it
-//! (sd_notify(3)).
+//! systemd's protocols: descriptors that it starts a service with (sd_listen_fds(3)), and notifications from
+//! a service (sd_notify(3)).
 
 use crate::error::{Error, Result};
 use crate::sys::{Errno, file, socket};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The first descriptor (SD_LISTEN_FDS_START).
 const FIRST: i32 = 3;
 
-/// The descriptors that this process was started with, and their names. The first call takes them.
+/// The descriptors that this process was started with, and their names. Only the first call returns them.
 pub(super) fn inherited() -> Result<Vec<(String, OwnedFd)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
@@ -31,15 +31,15 @@ pub(super) fn inherited() -> Result<Vec<(String, OwnedFd)>> {
     Ok(all)
 }
 
-/// A connection to the service manager, where there is one.
+/// A connection to the service manager.
 #[derive(Clone)]
 pub(super) struct Manager(PathBuf);
 
 impl Manager {
-    /// The one that NOTIFY_SOCKET names.
+    /// The manager that NOTIFY_SOCKET names.
     ///
     /// # Errors
-    /// ENOENT where it names none.
+    /// ENOENT if it is not set.
     pub(super) fn of_environment() -> Result<Self> {
         let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
         name.map(|name| Self(name.into())).ok_or_else(|| {
@@ -49,20 +49,20 @@ impl Manager {
         })
     }
 
-    /// Sends it lines, with descriptors attached.
+    /// Sends lines, with descriptors attached.
     pub(super) fn tell(&self, lines: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
         socket::send_datagram(&self.0, lines.as_bytes(), fds)
             .map_err(|errno| Error::os("cannot notify", errno).at(self.0.display().to_string()))
     }
 
-    /// Has it keep a descriptor under a name, until [`Manager::forget`].
+    /// Makes it keep a descriptor under a name, until [`Manager::forget`].
     pub(super) fn store(&self, name: &str, fd: impl AsFd) -> Result<()> {
-        // Of a memfd there is nothing to wait for.
+        // FDPOLL=0, because a memfd never signals an event.
         let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
         self.tell(&lines, &[fd.as_fd()])
     }
 
-    /// Has it close what it keeps under a name.
+    /// Makes it close what it keeps under a name.
     pub(super) fn forget(&self, name: &str) -> Result<()> {
         self.tell(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[])
     }

@@ -1,4 +1,4 @@
-//! Taking what is held.
+//! Takes files that another process holds.
 
 use super::holder::Holder;
 use super::name;
@@ -16,15 +16,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take of a holder that is there.
+/// How long a holder may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long an answer may take where the process that made the socket has ended: another may have inherited it
-/// and serve it.
+/// How long to wait for an answer if the process that created the socket has ended: another process may have
+/// inherited it and serve it.
 const DOUBT: Duration = Duration::from_millis(500);
-/// How often a holder, and the token, are looked at.
+/// Interval at which the holder and the token are checked.
 const STEP: Duration = Duration::from_millis(10);
 
-/// A builder of a take: which hold, where, and how long to wait for it.
+/// A builder for a take: the name, the socket, and how long to wait.
 #[must_use = "nothing is taken before `run`"]
 pub struct Take {
     name: String,
@@ -35,8 +35,8 @@ pub struct Take {
 
 /// Files in memory that another process loaded, taken from its holder.
 ///
-/// The memory stays for as long as a process has it, also when the holder ends. Until this is dropped the
-/// holder counts this process among its takers.
+/// The memory exists for as long as any process has it, even if the holder ends. Until this is dropped the
+/// holder counts this process as a taker.
 #[derive(Debug)]
 pub struct Held {
     name: String,
@@ -44,7 +44,7 @@ pub struct Held {
     from: From,
 }
 
-/// One of them.
+/// One of these files.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct HeldFile {
@@ -52,23 +52,23 @@ pub struct HeldFile {
     pub name: String,
     /// The memory.
     pub buffer: Buffer,
-    /// How its holder describes it.
+    /// Its description by the holder.
     pub info: HeldInfo,
-    /// Whether this process has its huge pages mapped as such, where the memory has any: None where it
-    /// has none, or this can't be found out.
+    /// Whether this process maps its huge pages as such, if it has any: None if it has none, or if that cannot
+    /// be found out.
     pub huge: Option<bool>,
-    /// Keeps the connection, or a share of passing it on, as long as the memory is in use.
+    /// Keeps the connection to the holder, or this process's own service, for as long as the memory is in use.
     _from: Arc<Kept>,
 }
 
-/// Where it came from.
+/// The source of the memory.
 #[derive(Clone, Debug)]
 struct From {
     at: PathBuf,
     who: Credentials,
 }
 
-/// What lasts as long as the memory is in use here.
+/// What must exist for as long as the memory is in use here.
 pub(super) enum Kept {
     /// The holder counts the connection.
     Connection { socket: OwnedFd },
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Kept {
 }
 
 impl Held {
-    /// Takes what is held under a name.
+    /// Takes the files that are held under a name.
     ///
     /// ```no_run
     /// use dmafile::Held;
@@ -112,18 +112,18 @@ impl Held {
         &self.name
     }
 
-    /// Its files, in the order in which their holder loaded them.
+    /// Its files, in the order in which the holder loaded them.
     pub fn files(&self) -> &[HeldFile] {
         &self.files
     }
 
-    /// The files alone.
+    /// Only the files.
     pub fn into_files(self) -> Vec<HeldFile> {
         self.files
     }
 
-    /// A second descriptor of the connection to its holder, which programs that this process executes
-    /// inherit: the holder knows them as having taken it. None where this process serves it itself.
+    /// A second descriptor of the connection to the holder, to be inherited by programs that this process
+    /// executes: the holder then counts them as takers. None if this process serves the memory itself.
     ///
     /// # Errors
     /// EMFILE.
@@ -137,17 +137,17 @@ impl Held {
         Ok(Some(twin))
     }
 
-    /// The socket it was taken at.
+    /// The path of the socket that it was taken from.
     pub fn at(&self) -> &Path {
         &self.from.at
     }
 
-    /// The process that served it and its user; process 0 is one of another PID namespace.
+    /// The process that served it, and its user; process 0 means another PID namespace.
     pub fn holder(&self) -> (u32, u32) {
         (self.from.who.pid, self.from.who.uid)
     }
 
-    /// What this process has loaded itself.
+    /// Files that this process has loaded itself.
     pub(super) fn own(name: String, files: Vec<(Buffer, HeldInfo)>, holder: Holder) -> Self {
         let from = From {
             at: holder.at().to_path_buf(),
@@ -167,7 +167,7 @@ impl Held {
         }
     }
 
-    /// The same, passed on by this process from now on.
+    /// The same, served by this process from now on.
     pub(super) fn passed_on(mut self, holder: Holder) -> Self {
         let kept = Arc::new(Kept::Serving { _holder: holder });
         for file in &mut self.files {
@@ -193,33 +193,33 @@ impl HeldFile {
 }
 
 impl Take {
-    /// The socket; default the one with this name of this user, or else of root.
+    /// The path of the socket; default: the name's socket of this user, or else of root.
     pub fn at(mut self, socket: impl Into<PathBuf>) -> Self {
         self.at = Some(socket.into());
         self
     }
 
-    /// How long to wait until something is held there; default not at all.
+    /// How long to wait until something is held there; default: not at all.
     pub fn wait(mut self, most: Duration) -> Self {
         self.wait = most.min(super::LONGEST);
         self
     }
 
-    /// Lets `token` end the wait early, for a hold or for an answer.
+    /// Lets `token` end the wait, for a holder or for its answer.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
     }
 
-    /// Takes it: maps the memory, reads nothing.
+    /// Takes the files: maps their memory, and reads nothing.
     ///
-    /// The holder is not trusted: what comes must be memory of the kind that it says, that cannot shrink,
-    /// and hold the bytes of each file.
+    /// The holder is not trusted: its memory must be of the kind that it claims, must not be able to shrink,
+    /// and must contain the bytes of each file.
     ///
     /// # Errors
-    /// ENOENT or ECONNREFUSED where nothing is held under that name, also after `wait`; EACCES where the
-    /// socket is not for this user; EPERM where another user could have put it there; EPROTO for an answer that is
-    /// not sound; ETIMEDOUT for none in 10 seconds; EMFILE where this process has no room for the descriptors.
+    /// ENOENT or ECONNREFUSED if nothing is held under that name after `wait`; EACCES if this user may not use
+    /// the socket; EPERM if another user could have put it there; EPROTO for an invalid answer; ETIMEDOUT for
+    /// no answer within 10 seconds; EMFILE if this process has too many open descriptors.
     pub fn run(self) -> Result<Held> {
         name::check(&self.name)?;
         let places = match &self.at {
@@ -252,7 +252,7 @@ impl Take {
     }
 }
 
-/// Nothing is held there, yet or any more.
+/// Whether nothing is held there, yet or any more.
 fn is_absent(error: &Error) -> bool {
     [
         libc::ENOENT,
@@ -265,7 +265,7 @@ fn is_absent(error: &Error) -> bool {
     .contains(&error.raw_os_error())
 }
 
-/// Takes it once.
+/// Makes one attempt.
 pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) -> Result<Held> {
     let mut talk = Talk::begin("cannot take", at, until, cancel)?;
     let mut files: Vec<(Buffer, HeldInfo)> = Vec::new();
@@ -292,7 +292,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
             break;
         }
         if count == 0 || files.len() > answer.total {
-            return Err(talk.unsound("it has another number of files than it says"));
+            return Err(talk.unsound("it has a different number of files than it says"));
         }
     }
     let mut names = HashSet::new();
@@ -300,7 +300,7 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
         .iter()
         .find(|(_, info)| !name::is_plain(&info.name) || !names.insert(info.name.clone()))
     {
-        let why = format!("{:?} is no name of a file, or of two", info.name);
+        let why = format!("{:?} is not a valid file name, or appears twice", info.name);
         return Err(talk.unsound(&why));
     }
     let from = From {
@@ -319,13 +319,13 @@ pub(super) fn take(at: &Path, name: &str, until: Instant, cancel: &CancelToken) 
     })
 }
 
-/// Whether a process has ended; unknown of one of another PID namespace, which is 0.
+/// Whether a process has ended; false for one in another PID namespace (0).
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-        // It is readable for one that is not waited for yet (pidfd_open(2)).
+        // A pidfd is readable when its process has ended, even before it is reaped (pidfd_open(2)).
         Ok(process) => file::wait_readable(process.as_fd(), Duration::ZERO) == Ok(true),
         Err(errno) => errno == Errno::SRCH,
     }
@@ -342,7 +342,7 @@ pub(super) struct Talk {
 }
 
 impl Talk {
-    /// Connects; errors say that they can't do `what`. The last answer has come by `until`, or in reasonable
+    /// Connects. `what` names the operation in errors. The last answer must arrive by `until`, or in reasonable
     /// time, unless `cancel` ends the wait.
     pub(super) fn begin(
         what: &'static str,
@@ -353,7 +353,7 @@ impl Talk {
         let until = until.max(Instant::now() + PATIENCE);
         let socket = loop {
             match place::connect(what, at) {
-                // Many wait to be accepted.
+                // The queue of connections is full.
                 Err(error)
                     if error.raw_os_error() == Some(libc::EAGAIN)
                         && Instant::now() < until
@@ -376,7 +376,7 @@ impl Talk {
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     pub(super) fn ask(
         &mut self,
         op: Op,
@@ -394,13 +394,13 @@ impl Talk {
         let failed = |errno| {
             let error = Error::os(self.what, errno).at(self.at.display().to_string());
             match errno {
-                Errno::MFILE => error.with_why("not all of its descriptors could be taken"),
+                Errno::MFILE => error.with_why("not all of its descriptors could be received"),
                 Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED => {
                     error.with_why("its holder has ended")
                 }
                 Errno::TIMEDOUT => error
                     .with_why("its holder does not answer")
-                    .with_remedy("see whether it still runs"),
+                    .with_remedy("check whether it is still running"),
                 _ => error,
             }
         };
@@ -424,7 +424,7 @@ impl Talk {
                 && asked.elapsed() >= DOUBT
                 && has_ended(self.who.pid)
             {
-                // A process that it forked keeps the socket open, and never answers.
+                // A process that the holder forked keeps the socket open, and never answers.
                 return Err(failed(Errno::CONNREFUSED));
             }
         };
@@ -450,7 +450,7 @@ impl Talk {
     pub(super) fn unsound(&self, why: &str) -> Error {
         Error::new(
             self.what,
-            format!("the holder's answer is not sound: {why}"),
+            format!("the holder's answer is not valid: {why}"),
         )
         .with_errno(Errno::PROTO)
         .at(self.at.display().to_string())

@@ -1,4 +1,4 @@
-//! What this machine can do, what it cannot, and the command that would change it.
+//! What this machine supports, what it does not, and how to change that.
 //!
 //! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
 
@@ -13,31 +13,31 @@ use serde::Serialize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::IntoStaticStr)]
 #[serde(into = "&'static str")]
 #[strum(serialize_all = "lowercase")]
 #[non_exhaustive]
 pub enum Health {
-    /// As good as it gets.
+    /// As good as possible.
     Good,
-    /// It works, and could work better.
+    /// It works, but could work better.
     Fair,
     /// It is not available here.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What.
+    /// What was checked.
     pub name: &'static str,
-    /// How it came out.
+    /// The result.
     pub health: Health,
     /// What was found.
     pub found: String,
-    /// The command, or the setting, that would improve it.
+    /// The command or setting that would improve it.
     pub remedy: Option<String>,
 }
 
@@ -57,10 +57,10 @@ impl Check {
     }
 }
 
-/// Looks at this machine as this process may see it, and at the file system of `path`.
+/// Checks this machine, as this process sees it, and the file system of `path`.
 ///
 /// # Errors
-/// Where `path` cannot be looked at.
+/// If `path` cannot be inspected.
 pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     let host = Host::probe();
     let mut checks = vec![
@@ -135,7 +135,7 @@ fn kernel(host: &Host) -> Check {
         "Linux {release}, {} processors, pages of {}",
         host.cpus, host.page
     );
-    // MADV_POPULATE_WRITE came with 5.14: tried, not compared.
+    // MADV_POPULATE_WRITE exists from 5.14 on; it is tried, not derived from the version.
     let populates = Mapping::anon(host.page as usize, host.page as usize)
         .and_then(|map| map.region().populate(0, host.page));
     match populates {
@@ -145,7 +145,7 @@ fn kernel(host: &Host) -> Check {
             Health::Fair,
             format!("{found}; cannot allocate ahead"),
         )
-        .remedy("Linux 5.14 or later has MADV_POPULATE_WRITE"),
+        .remedy("Linux 5.14 or later, which has MADV_POPULATE_WRITE"),
     }
 }
 
@@ -160,7 +160,7 @@ fn io_uring(host: &Host) -> Check {
 fn premap(host: &Host) -> Check {
     let name = "pre-mapped buffers";
     if host.premaps {
-        let found = "io_uring maps memory for a disk once, where the disk's driver does";
+        let found = "io_uring can map memory for a disk once, if the disk's driver can";
         return Check::new(name, Health::Good, found);
     }
     let found = "no: this kernel's io_uring has no extended buffer update";
@@ -183,7 +183,7 @@ fn memlock(host: &Host) -> Check {
         }
         Some(limit) => {
             let found = format!(
-                "{} MiB; registered buffers want {} MiB, loads read into plain ones",
+                "{} MiB; registered buffers need {} MiB, so loads read into plain ones",
                 limit >> 20,
                 need >> 20
             );
@@ -203,13 +203,13 @@ fn thp(host: &Host) -> Check {
             Health::Good,
             format!("{setting}, of {} KiB", host.thp_size >> 10),
         ),
-        Some(setting) => Check::new(name, Health::Fair, format!("switched off ({setting})"))
+        Some(setting) => Check::new(name, Health::Fair, format!("disabled ({setting})"))
             .remedy("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
         None => Check::new(name, Health::Missing, "not in this kernel, or hidden"),
     }
 }
 
-/// What `shmem_enabled` says hardly matters: a memfd is collapsed on request.
+/// `shmem_enabled` hardly matters: a memfd is collapsed on request.
 fn memfd_thp(host: &Host) -> Check {
     let name = "huge pages for memfd";
     let setting = host.shmem_thp.as_deref().unwrap_or("not there");
@@ -233,7 +233,7 @@ fn memfd_thp(host: &Host) -> Check {
             let errno = errno_name(errno.raw_os_error());
             let found = format!("MADV_COLLAPSE fails ({errno}; shmem_enabled: {setting})");
             Check::new(name, Health::Fair, found).remedy(
-                "Linux 6.1 or later collapses; before that: \
+                "Linux 6.1 or later, which can collapse them; before that: \
                  echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
             )
         }
@@ -294,7 +294,7 @@ fn udmabuf(host: &Host) -> Check {
     }
 }
 
-/// Up to this limit, in MiB, a udmabuf is larger than most models.
+/// With this limit, in MiB, or above, a udmabuf can hold most models.
 const UDMABUF_ENOUGH: u64 = 65536;
 
 fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
@@ -307,7 +307,7 @@ fn udmabuf_that_opens(size: u64, list: u64, vmaps_wrong: bool) -> Check {
         ));
     }
     if vmaps_wrong {
-        found += "; drivers that vmap one see wrong bytes where it lies on huge pages";
+        found += "; drivers that vmap one see wrong bytes if it is on huge pages";
         health = Health::Fair;
         let remedy = "Linux 6.17 or later, or thp pages for importers without vmap";
         remedies.push(remedy.to_string());
@@ -325,7 +325,7 @@ fn heaps(host: &Host) -> Vec<Check> {
     if nodes.is_empty() {
         let found = format!("no {}", dmabuf::HEAPS);
         return vec![Check::new(name, Health::Missing, found).remedy(
-            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (Debian's 6.12 is one; in a container, its \
+            "a kernel with CONFIG_DMABUF_HEAPS_SYSTEM (such as Debian's 6.12; in a container, its \
              host's nodes); on other kernels dmafile.ko makes dma-bufs",
         )];
     }
@@ -371,7 +371,7 @@ fn dmafile_ko() -> Check {
     let mut found = error.with_remedy("").to_string();
     let is_there = Path::new(ko::NODE).exists();
     if !is_there && !Path::new("/dev/udmabuf").exists() && dmabuf::heaps().is_empty() {
-        found += "; without heaps and udmabuf it is the way to a dma-buf here";
+        found += "; without heaps and udmabuf this is the only way to get a dma-buf here";
     }
     let health = match is_there {
         true => Health::Fair,
@@ -424,7 +424,7 @@ fn container(host: &Host) -> Check {
     }
 }
 
-/// A file tells most. Of a directory, the largest of its files speaks for the rest.
+/// A file says most. For a directory, its largest file is used.
 fn file_system(path: &Path, host: &Host) -> Result<Check> {
     const MOST: usize = 4096;
     let name = "file system";
@@ -444,7 +444,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
             })
             .max();
         let Some((_, largest)) = largest else {
-            let found = format!("{}: no file in it to try with", path.display());
+            let found = format!("{}: it has no file to try with", path.display());
             return Ok(Check::new(name, Health::Fair, found).remedy("dmafile doctor FILE"));
         };
         file = largest;
@@ -458,7 +458,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
                 "{at}: {fs}, direct I/O in multiples of {} ({source})",
                 facts.align
             );
-            // A kernel that maps nothing has a line of its own.
+            // A kernel that cannot map buffers once has a separate line.
             match &facts.premap_refused {
                 _ if !host.premaps => {}
                 None => found += "; memory can be mapped once for its disk",
@@ -469,7 +469,7 @@ fn file_system(path: &Path, host: &Host) -> Result<Check> {
         Some(why) => {
             let rest = match (facts.in_memory, facts.drops_behind) {
                 (true, _) => "",
-                (_, true) => "; what reads bring into the page cache can be dropped behind them",
+                (_, true) => "; reads can drop from the page cache what they brought in",
                 (_, false) => "; reads fill the page cache",
             };
             let found = format!("{at}: {fs}, no direct I/O: {why}{rest}");

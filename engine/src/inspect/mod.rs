@@ -1,4 +1,4 @@
-//! What this machine can do, and what is pinned on it.
+//! What this machine supports, and what is pinned on it.
 
 pub(crate) mod doctor;
 pub mod pins;

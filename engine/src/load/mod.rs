@@ -1,4 +1,4 @@
-//! Load: the request, as a builder.
+//! The load request, as a builder.
 
 mod report;
 mod run;
@@ -33,7 +33,7 @@ impl Origin {
     }
 }
 
-/// A load in the making: a file, and how its bytes should come into memory.
+/// A builder for a load: a file, and how to load it.
 ///
 /// ```no_run
 /// use dmafile::{CancelToken, Io, Kind, Load, Pages};
@@ -64,24 +64,24 @@ pub struct Load {
 }
 
 impl Load {
-    /// A load of the whole of `path` into a memfd, everything else left to the plan.
+    /// Loads the whole file at `path` into a memfd; the plan chooses everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self::with_origin(Origin::Path(path.into()))
     }
 
-    /// A load of open files.
+    /// A load of files that are already open.
     pub(crate) fn of(source: Arc<Source>, reach: Reach) -> Self {
         let mut load = Self::with_origin(Origin::Open(source));
         load.request.reach = reach;
         load
     }
 
-    /// It is of all that its origin has.
+    /// Whether it loads everything that its origin has.
     pub(crate) fn is_whole(&self) -> bool {
         self.request.is_whole()
     }
 
-    /// The kind of memory that was asked for.
+    /// The requested kind of memory.
     pub(crate) fn kind(&self) -> &Kind {
         &self.request.kind
     }
@@ -105,21 +105,21 @@ impl Load {
         self
     }
 
-    /// The size of its pages; default [`Pages::Auto`].
+    /// The page size; default [`Pages::Auto`].
     pub fn pages(mut self, pages: Pages) -> Self {
         self.request.pages = pages;
         self
     }
 
-    /// Whether a memfd shall end where the bytes do, as programs expect that open it as a file:
-    /// [`Pages::Auto`] then leaves the hugetlb pool alone, whose memory comes in whole pages. Default
+    /// Whether a memfd must end where the bytes end, as programs expect that open it as a file.
+    /// [`Pages::Auto`] then does not use hugetlb pages, because they would round its size up. Default
     /// false.
     pub fn exact_size(mut self, exact: bool) -> Self {
         self.request.exact_size = exact;
         self
     }
 
-    /// How bytes move; default [`Method::Auto`].
+    /// The method that moves the bytes; default [`Method::Auto`].
     pub fn method(mut self, method: Method) -> Self {
         self.request.method = method;
         self
@@ -131,54 +131,56 @@ impl Load {
         self
     }
 
-    /// First byte of the file that is wanted; default 0.
+    /// First byte of the file to load; default 0.
     pub fn offset(mut self, bytes: u64) -> Self {
         self.request.offset = bytes;
         self
     }
 
-    /// How many bytes are wanted, at least 1; default to the end of the file.
+    /// Number of bytes to load, at least 1; default: up to the end of the file.
     pub fn length(mut self, bytes: u64) -> Self {
         self.request.length = Some(bytes);
         self
     }
 
-    /// How much of the buffer is allocated before its reads begin, in bytes: at least a block;
-    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER). The first and the last ones are smaller.
+    /// Maximum size of a chunk ("gather") in bytes. Memory is allocated in chunks, each while the
+    /// previous one is being read; the first and the last ones are smaller. At least one block;
+    /// default [`DEFAULT_GATHER`](crate::DEFAULT_GATHER).
     pub fn gather(mut self, bytes: u64) -> Self {
         self.request.gather = Some(bytes);
         self
     }
 
-    /// The size of one operation in bytes, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a
-    /// multiple of the file's direct alignment; default left to the plan.
+    /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's
+    /// direct I/O alignment; default: chosen by the plan.
     pub fn block(mut self, bytes: u64) -> Self {
         self.request.block = Some(bytes);
         self
     }
 
-    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default left
-    /// to the plan.
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen
+    /// by the plan.
     pub fn queue_depth(mut self, operations: u32) -> Self {
         self.request.queue_depth = Some(operations);
         self
     }
 
-    /// When pages come into being; default [`Allocation::Auto`].
+    /// When pages are allocated; default [`Allocation::Auto`].
     pub fn allocation(mut self, allocation: Allocation) -> Self {
         self.request.allocation = allocation;
         self
     }
 
-    /// Computes a checksum while the bytes come; where one is expected and differs, the load
-    /// fails (EBADMSG) and nothing is handed out.
+    /// Computes a checksum while the bytes arrive. If one is expected and differs, the load fails
+    /// (EBADMSG) and returns nothing.
     #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
         self
     }
 
-    /// Whether to refuse early what exceeds available memory or a cgroup's limit; default true.
+    /// Whether to refuse early a load that exceeds available memory or a cgroup's limit; default
+    /// true.
     pub fn check_memory(mut self, check: bool) -> Self {
         self.request.check_memory = check;
         self
@@ -190,21 +192,22 @@ impl Load {
         self
     }
 
-    /// Lets `token` end the load early.
+    /// Lets `token` cancel the load.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
     }
 
-    /// Calls `progress` now and then, at most 30 times a second, from the threads that move the
-    /// bytes, and once at the end. It should return soon.
+    /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at
+    /// the end. It should return quickly.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// Checks what needs neither the file nor this machine: that values are in range, and that no two
-    /// options exclude each other. [`Load::plan`] and [`Load::run`] begin with it.
+    /// Checks everything that depends neither on the file nor on this machine: that values are in
+    /// range, and that options do not exclude each other. [`Load::plan`] and [`Load::run`] do this
+    /// first.
     ///
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).
@@ -212,14 +215,14 @@ impl Load {
         self.request.check()
     }
 
-    /// How reasons name options; default as this crate does. For programs that show them under names
-    /// of their own.
+    /// Sets how messages name options, for programs whose options have other names; default: as this
+    /// crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Calls `show` with the plan once it is made, before anything is moved.
+    /// Calls `show` with the plan, before any byte is moved.
     pub fn on_plan(mut self, show: impl FnOnce(&Plan) + Send + 'static) -> Self {
         self.on_plan = Some(Box::new(show));
         self

@@ -1,4 +1,4 @@
-//! What comes of a load: the buffer, and an account of how it went.
+//! The result of a load: the buffer, and a report.
 
 use super::run::Decided;
 use crate::buffer::{Buffer, DmaBuf};
@@ -14,13 +14,13 @@ use crate::verify::Verified;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A whole load: the buffer and how it went.
+/// A completed load: the buffer and its report.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Loaded {
     /// The memory.
     pub buffer: Buffer,
-    /// The account.
+    /// How the load went.
     pub report: Report,
 }
 
@@ -32,65 +32,63 @@ fn none_one_or_all<S: serde::Serializer>(all: &[Verified], to: S) -> Result<S::O
     }
 }
 
-/// A part of a buffer, in bytes from its first.
+/// A range of a buffer, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Extent {
-    /// Where it begins.
+    /// Its offset.
     pub at: u64,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
 }
 
-/// How a load went. Serialised, it is the JSON that the command prints.
+/// The report of a load. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// Bytes of files (or of chosen tensors) that were wanted, and are there.
+    /// Number of requested bytes (of files, or of selected tensors), all of which are in the buffer.
     pub bytes: u64,
     /// Where they start in the buffer.
     pub offset: u64,
-    /// Wall time from open to hand-over.
+    /// Wall-clock time from opening the file until the buffer is returned.
     pub seconds: f64,
     /// The method that moved the last byte.
     pub method: Method,
-    /// Direct, buffered, or auto where some bytes came each way.
+    /// Direct, buffered, or auto if some bytes were read each way.
     pub io: Io,
     /// Kind of memory.
     pub kind: String,
-    /// The pages it got: `4k`, `thp`, `huge`, or `thp+4k` where huge pages ran out; `exporter` where
-    /// the exporter of a dma-buf chose them, `existing` in memory that was there already.
+    /// The page size it got: `base`, `thp`, `huge`, or `thp+base` if memory was too fragmented;
+    /// `exporter` if the exporter of a dma-buf chose it; `existing` for memory that existed before.
     pub pages: String,
-    /// Seconds by phase: `open`, `plan`, `alloc`, `submit`, `wait`, `copy`, `verify`, `export`,
-    /// `total`. Phases overlap, and those that several threads work in are summed over them.
+    /// Seconds by phase: `open`, `plan`, `alloc`, `submit`, `wait`, `copy`, `verify`, `export`, `total`.
+    /// Phases overlap. A phase that runs in several threads is the sum over them.
     pub phases: BTreeMap<&'static str, f64>,
-    /// Processor time.
+    /// CPU time.
     pub cpu: Cpu,
-    /// Seconds in which reads were in flight: T(I/O).
+    /// Seconds during which reads were in flight: T(I/O).
     pub io_seconds: f64,
-    /// Seconds of allocation that passed while reads were in flight. The smaller of T(I/O) and
-    /// `phases.alloc` is hidden entirely when this equals it.
-    // AR-22.
+    /// Seconds of allocation during which reads were in flight. If this equals the smaller of T(I/O) and
+    /// `phases.alloc`, that one is hidden completely.
     pub hidden: f64,
-    /// Seconds of `phases.export` that passed while reads were in flight: a udmabuf is made of pages
-    /// that reads are still on their way to.
-    // AR-36.
+    /// Seconds of `phases.export` during which reads were in flight: a udmabuf is created while the last
+    /// reads into its pages are in flight.
     pub hidden_export: f64,
-    /// Bytes that came from the disk directly.
+    /// Bytes read directly from the disk.
     pub bytes_direct: u64,
-    /// Bytes that were copied from the page cache.
+    /// Bytes copied from the page cache.
     pub bytes_buffered: u64,
-    /// Bytes of holes, which were not read.
+    /// Bytes in holes, which were not read.
     pub bytes_hole: u64,
-    /// Where each file lies in the buffer, where a load of a model has several.
+    /// Where each file is in the buffer, if a model has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<Shard>,
     /// The dma-bufs that the buffer consists of, in the order of their descriptors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dma_bufs: Vec<Extent>,
-    /// What was decided, and what was given up on the way.
+    /// What was decided, and which methods were tried and given up.
     pub reasons: Vec<Reason>,
-    /// The checksums that were asked for, one a file; in JSON null for none, and an object for one.
+    /// The computed checksums, one per file; in JSON null for none, and an object for one.
     #[serde(serialize_with = "none_one_or_all")]
     pub verify: Vec<Verified>,
     #[serde(skip)]
@@ -156,7 +154,7 @@ impl Report {
         }
     }
 
-    /// The timeline in the Chrome trace format, where [`Load::trace`](crate::Load::trace) asked for one.
+    /// The timeline in the Chrome trace format, if [`Load::trace`](crate::Load::trace) requested it.
     pub fn trace(&self) -> Option<&serde_json::Value> {
         self.trace.as_ref()
     }

@@ -1,4 +1,4 @@
-//! One load from its request to its report: look, decide, make, move, report.
+//! One load, from request to report: inspect, plan, create the memory, move the bytes, report.
 
 use super::Load;
 use super::report::{Loaded, Report};
@@ -21,14 +21,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What was looked at. Nothing is made yet, and nothing moved but what had to be tried.
+/// What was found. Nothing has been allocated yet, and nothing moved except for probing.
 struct Seen {
     source: Peeked,
     file: File,
     host: Host,
     target: Target,
     layout: Layout,
-    /// When the file was open and the target found, since the load began.
+    /// Time from the start of the load until the file was open and the target known.
     opened: Duration,
 }
 
@@ -43,8 +43,8 @@ pub(super) struct Decided {
     opened: Duration,
 }
 
-/// An open source whose residency may be peeked at: what misses brought into the page cache goes with
-/// the load that peeked, however it ends.
+/// An open source whose page cache is sampled by non-blocking reads. Pages that a miss brought into
+/// the page cache are dropped when the load ends, however it ends.
 struct Peeked(Arc<Source>);
 
 impl Deref for Peeked {
@@ -58,19 +58,19 @@ impl Deref for Peeked {
 impl Drop for Peeked {
     fn drop(&mut self) {
         if self.0.has_misses() {
-            // The load has ended early, and they may still be on their way.
+            // The load has ended early, and these reads may still be in flight.
             std::thread::sleep(LANDING);
             self.0.forget_misses();
         }
     }
 }
 
-/// How long single pages take from a disk, and no longer than an error may take.
+/// How long a disk may take to read single pages; an error is delayed by at most this much.
 const LANDING: Duration = Duration::from_millis(20);
 
 impl Load {
-    /// What would be done and why. Opens the file and tries what the machine offers; moves
-    /// nothing, but for one block where direct I/O can only be found out by reading.
+    /// Returns what would be done, and why. Opens the file and probes the machine; reads nothing,
+    /// except one block if that is the only way to find out whether direct I/O works.
     ///
     /// # Errors
     /// As [`Load::run`], as far as they can be foreseen.
@@ -79,15 +79,15 @@ impl Load {
         Ok(decided.plan)
     }
 
-    /// Loads into memory that it allocates.
+    /// Loads into newly allocated memory.
     ///
     /// # Errors
-    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything
-    /// else, with the errno of the call that failed: ENOENT, EACCES, EISDIR and their like for
-    /// the file, ENODATA for an empty file or one that is truncated during the load, EIO from the
-    /// disk, ENOMEM where memory is short, EOPNOTSUPP for a method that cannot fill the memory,
-    /// EBADMSG for a wrong digest. Nothing is left behind, except in an `fd:N` that was being
-    /// filled: its contents are undefined then.
+    /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else,
+    /// with the errno of the call that failed: ENOENT, EACCES, EISDIR and similar for the file,
+    /// ENODATA if it is empty or is truncated during the load, EIO from the disk, ENOMEM if there is
+    /// not enough memory, EOPNOTSUPP for a method that does not work with the memory, EBADMSG for a
+    /// wrong digest. Nothing is left behind, except that the contents of an `fd:N` that was being
+    /// filled are undefined.
     pub fn run(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
@@ -122,19 +122,18 @@ impl Load {
         })
     }
 
-    /// Loads into memory of the caller, whose first byte becomes the first wanted byte of the
-    /// file; what lies behind the last one is zeroed.
+    /// Loads into the caller's memory. The first requested byte of the file goes to the first byte of
+    /// `memory`. What follows the last one is zeroed.
     ///
-    /// Direct reads land in memory whose address is congruent with the offset in the file, modulo
-    /// the file's direct alignment (a page-aligned buffer and `offset(0)` are); elsewhere they are
-    /// copied on from a small ring ([`Method::Bounce`]), and the plan says so.
+    /// Direct reads require that the address and the offset in the file are equal modulo the file's
+    /// direct I/O alignment, as for a page-aligned buffer and `offset(0)`. Otherwise the bytes are
+    /// copied from a small ring ([`Method::Bounce`]), and the plan says so.
     ///
-    /// Do not fork during the load, on Linux before 6.5: a direct read into private memory may land
-    /// in the child's copy of it (open(2), O_DIRECT).
+    /// Before Linux 6.5, do not fork during the load: a direct read into private memory may end up in
+    /// the child's copy of it (see O_DIRECT in open(2)).
     ///
     /// # Errors
-    /// As [`Load::run`]; EINVAL where `memory` is too small. After an error its contents are
-    /// undefined.
+    /// As [`Load::run`]; EINVAL if `memory` is too small. After an error its contents are undefined.
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;
@@ -195,7 +194,7 @@ impl Load {
         ))
     }
 
-    /// Looks and decides, and shows the plan.
+    /// Inspects, decides, and shows the plan.
     fn prepare(&mut self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Decided> {
         let seen = self.look(target, clock, log)?;
         let decided = self.decide(seen, log)?;
@@ -205,7 +204,7 @@ impl Load {
         Ok(decided)
     }
 
-    /// Opens the file, and looks at it, at this machine and at the target unless it is known.
+    /// Opens the file and inspects it, this machine, and the target if that is not known yet.
     fn look(&self, target: Option<Target>, clock: &Clock, log: &Reasons) -> Result<Seen> {
         let request = &self.request;
         self.check()?;
@@ -255,14 +254,14 @@ impl Load {
         let (start, end) = (plan.offset, plan.offset + plan.bytes);
         let checks = match &self.verify {
             Some(_) if matches!(request.reach, Reach::Only(_)) => {
-                let why = "chosen tensors have no digest of their own: load whole files";
+                let why = "--verify needs whole files; it cannot be combined with chosen tensors";
                 return Err(Error::usage(Opt::Verify, why));
             }
             Some(verify) => Check::all(verify, &source, start, end)?,
             None => Vec::new(),
         };
         if let Some(check) = checks.iter().find(|check| check.by_name) {
-            let why = "expected as the Hugging Face cache names the file";
+            let why = "expected from the file's name in the Hugging Face cache";
             log.add("verify", check.algorithm, why);
         }
         plan.reasons = log.list();
@@ -330,10 +329,10 @@ fn asks_for_residency(request: &Request) -> bool {
     request.io == Io::Auto && method
 }
 
-/// Memory, its outcome, and the pages it got with a remark on them.
+/// Memory, its outcome, and the page size it got with a remark.
 type Made = (Box<dyn Filled>, Outcome, (String, Option<String>));
 
-/// Makes memory, and moves the bytes into it.
+/// Creates the memory, and moves the bytes into it.
 fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<Made> {
     let Work {
         plan, meter, log, ..
@@ -380,7 +379,7 @@ mod tests {
         let peeked = Peeked(Arc::clone(&source));
         peeked.no_readahead();
         assert!(!peeked.peek(0, LEN - 1));
-        // They have come, however slow the disk is.
+        // These reads are complete, however slow the disk is.
         for at in [0, LEN - 1] {
             let (fd, at) = source.buffered(at);
             crate::sys::file::pread_all(fd, &mut [0], at).unwrap();

@@ -1,6 +1,6 @@
-//! `bounce`: direct reads into a small ring of blocks, and one copy from there to where the bytes
-//! belong. For memory that direct reads cannot land in: the mappings of dma-bufs, and memory whose
-//! address does not fit the offset in the file. No page cache comes into being.
+//! `bounce`: direct reads into a small ring of blocks, then one copy from there to the final place.
+//! For memory that direct reads cannot go into: the mappings of dma-bufs, and memory whose address
+//! does not fit the offset in the file. The page cache is not used.
 
 use super::fill::{read_direct, vanished};
 use super::pool::crowd;
@@ -10,20 +10,20 @@ use crate::flow::feed::{Extent, Lane};
 use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, file};
 
-/// A ring from which one thread reads ahead and copies on: fewer blocks would leave the disk idle
-/// during a copy.
+/// With fewer blocks per thread, which reads ahead and copies, the disk would be idle during a
+/// copy.
 const SLOTS_PER_WORKER: u64 = 2;
-/// Where a ring may begin and end so that transparent huge pages hold it and nothing else: they are
-/// pinned whole, and the disk takes more of them at once.
+/// Alignment of the start and size of a ring, so that it consists only of transparent huge pages:
+/// they are pinned as a whole, and the disk accepts more of them at once.
 const HUGE: u64 = 2 << 20;
 
-/// The blocks that reads land in, and where their bytes go from there.
+/// The blocks that are read into, and where their bytes go from there.
 #[derive(Clone, Copy)]
 pub(super) struct Bounce<'m> {
     blocks: Region<'m>,
     block: u64,
     align: u64,
-    /// What is read is for.
+    /// The job that the bytes are read for.
     job: &'m Job<'m>,
 }
 
@@ -32,11 +32,11 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     match job.rung.registered {
         true => {
             let slots = u64::from(job.plan.tuning.queue_depth).min(blocks);
-            // Rings on huge pages of their own.
+            // Each ring on separate huge pages.
             let rings = (slots * job.plan.tuning.block / HUGE).min(slots / SLOTS_PER_WORKER);
             let workers = (job.plan.tuning.threads as u64).min(rings).max(1);
             crowd(job.plan.node, workers as usize, |row| {
-                // The first ones get what does not divide evenly.
+                // The first ones get the remainder.
                 let own = (slots + workers - 1 - row) / workers;
                 in_ring(job, own, job.plan.tuning.block, |inner, bounce| {
                     uring::bounced(inner, bounce, own, row * slots.div_ceil(workers))
@@ -63,7 +63,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     }
 }
 
-/// Reads one extent that direct reads cannot land in, in one of the two lanes.
+/// Reads one extent that direct reads cannot put into place, in one of the two lanes.
 pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
     let align = job.plan.tuning.align;
     let block = (extent.file % align + extent.need).next_multiple_of(align);
@@ -73,7 +73,7 @@ pub(super) fn once(job: &Job<'_>, extent: &Extent) -> Result<(), Stop> {
     })
 }
 
-/// Makes a ring of `slots` blocks for as long as `reads` takes, with a job that reads into it.
+/// Creates a ring of `slots` blocks for the duration of `reads`, with a job that reads into it.
 fn in_ring(
     job: &Job<'_>,
     slots: u64,
@@ -91,9 +91,9 @@ fn in_ring(
     };
     let ring = ring.map_err(cannot)?;
     let blocks = ring.region();
-    // Advice: it is as good as any where there are none.
+    // Only advice: the ring works without huge pages.
     let _ = blocks.want_huge();
-    // Before Linux 6.5 a fork could part a page from the read that fills it.
+    // Before Linux 6.5 a fork could separate a page from the read that fills it.
     blocks.leave_out_of_forks(true);
     let inner = Job {
         region: blocks,
@@ -112,8 +112,8 @@ fn in_ring(
 }
 
 impl Bounce<'_> {
-    /// What to read into a block, for an extent: whole units of the file's direct alignment.
-    /// Extents end where blocks of the file do, so that rounded out they still fit.
+    /// What to read into a block for an extent: whole units of the file's direct I/O alignment.
+    /// Extents end where blocks of the file do, so they still fit when rounded up.
     pub(super) fn place(&self, slot: u64, extent: &Extent) -> Extent {
         let head = extent.file % self.align;
         let need = head + extent.need;
@@ -127,7 +127,7 @@ impl Bounce<'_> {
         }
     }
 
-    /// Copies the bytes of an extent from its block to where they belong.
+    /// Copies the bytes of an extent from its block to their final place.
     pub(super) fn copy(&self, slot: u64, extent: &Extent) -> Result<(), Stop> {
         let from = slot * self.block + extent.file % self.align;
         let to = &self.job.region;
@@ -142,7 +142,7 @@ impl Bounce<'_> {
             match file::copy_mapped(&self.blocks, from + done, to, at, left) {
                 Ok(0) | Err(Errno::FAULT) => return Err(vanished(at).into()),
                 Ok(got) => done += got,
-                // A sandbox: buffered reads need no such copy.
+                // A sandbox; buffered reads do not need this copy.
                 Err(errno) => {
                     let error = Error::os("cannot copy to the buffer (process_vm_readv)", errno);
                     return Err(Stop::Refused(error));

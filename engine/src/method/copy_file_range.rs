@@ -1,6 +1,6 @@
 //! `copy-file-range`: the kernel moves bytes between the file and the pages of the buffer, which has a
-//! descriptor: a memfd or a dma-buf. On kernels with the series in kernel/linux-6.12 (CF-3 to CF-8);
-//! others answer EXDEV or EINVAL.
+//! descriptor: a memfd or a dma-buf. Works on kernels with the series in kernel/linux-6.12; others
+//! return EXDEV or EINVAL.
 
 use super::fill::{cut_short, failed};
 use super::{Job, Stop, work};
@@ -13,7 +13,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         Some(dma_buf) => dma_buf.fd(),
         None => job.target()?,
     };
-    // One call after the other: within one the kernel keeps many reads in flight.
+    // One call after another: within a call the kernel has many reads in flight.
     work(job, Lane::Main, 0, |extent| {
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
@@ -33,7 +33,8 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// Whether an errno says that there is no such copy here; EPERM and ENOSYS are a seccomp filter's.
+/// Whether an errno means that the kernel cannot do this copy; EPERM and ENOSYS come from a seccomp
+/// filter.
 fn is_refusal(errno: Errno) -> bool {
     let refusals = [
         Errno::XDEV,

@@ -1,4 +1,4 @@
-//! What every method does with the answer to a read.
+//! How every method handles the result of a read.
 
 use super::{Job, Stop};
 use crate::error::Error;
@@ -8,17 +8,18 @@ use crate::options::Io;
 use crate::source::Source;
 use crate::sys::{Errno, file, retry};
 
-/// What is left to do for an extent of which `got` bytes came.
+/// What remains to be done for an extent after reading `got` bytes.
 pub(super) enum Rest {
-    /// All that is wanted is there.
+    /// All requested bytes have been read.
     Nothing,
-    /// This much is still to be read in the same way.
+    /// This remains to be read in the same mode.
     Again(Extent),
-    /// The rest does not start where a direct read may.
+    /// The rest does not start at an offset where a direct read may.
     Buffered(Extent),
 }
 
-/// Judges a read. The file's end inside the wanted range means that it was cut short.
+/// Evaluates the result of a read. An end of file inside the requested range means that it was
+/// truncated.
 pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> Result<Rest, Stop> {
     if got >= extent.need {
         return Ok(Rest::Nothing);
@@ -26,8 +27,8 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
     if got == 0 {
         return Err(Stop::Failed(cut_short(job.source, extent.file)));
     }
-    // A short read is legal (a signal, a network file system): go on from where it stopped, for
-    // direct reads from the last place that is aligned.
+    // A short read is legal (a signal, a network file system): continue where it stopped; direct
+    // reads continue from the last aligned offset.
     let skip = if direct {
         got - got % job.plan.tuning.align
     } else {
@@ -47,7 +48,7 @@ pub(super) fn judge(job: &Job<'_>, extent: &Extent, got: u64, direct: bool) -> R
     })
 }
 
-/// Reads an extent to its end through the page cache.
+/// Reads an extent completely through the page cache.
 pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Stop> {
     loop {
         let (fd, offset) = job.source.buffered(extent.file);
@@ -65,13 +66,13 @@ pub(super) fn read_buffered(job: &Job<'_>, mut extent: Extent) -> Result<(), Sto
     }
 }
 
-/// Reads an extent to its end past the page cache. EINVAL means that direct I/O does not work here
-/// after all: the extent is then to be moved in another way, whole.
+/// Reads an extent completely, bypassing the page cache. EINVAL means that direct I/O does not
+/// work here after all: the whole extent must then be moved by another method.
 pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
     let mut left = extent;
     loop {
         let (fd, offset) = job.input(left.file)?;
-        // The kernel moves at most MAX_RW_COUNT at once; a block is far smaller.
+        // The kernel moves at most MAX_RW_COUNT bytes per call; a block is much smaller.
         let got = match retry(|| file::pread(fd, &job.region, left.at, left.len, offset)) {
             Ok(got) => got,
             Err(errno) if is_refusal(errno) => return Err(refused(job.source, errno)),
@@ -85,12 +86,12 @@ pub(super) fn read_direct(job: &Job<'_>, extent: Extent) -> Result<(), Stop> {
     }
 }
 
-/// Whether an errno says that direct I/O is not to be had, rather than that the disk failed.
+/// Whether an errno means that direct I/O is not supported, rather than that the disk failed.
 pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
 }
 
-/// Direct I/O was promised at open and refused at a read.
+/// Direct I/O was accepted at open, but refused at a read.
 pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
     Stop::NotDirect(
         Error::os("direct read refused", errno)
@@ -104,28 +105,28 @@ pub(super) fn refused(source: &Source, errno: Errno) -> Stop {
     )
 }
 
-/// A read at `offset` that failed for good.
+/// A read at `offset` that failed permanently.
 pub(super) fn failed(source: &Source, offset: u64, errno: Errno) -> Error {
     Error::os("cannot read", errno).at(source.place(offset))
 }
 
-/// Memory whose owner has cut it short, at byte `at` of it.
+/// Memory that its owner truncated, at byte `at`.
 pub(super) fn vanished(at: u64) -> Error {
-    let why = "its owner has cut it short while it was filled";
+    let why = "its owner truncated it while it was being filled";
     Error::new("cannot write to the buffer", why)
         .with_errno(Errno::FAULT)
         .at(format!("byte {at}"))
         .with_remedy("seal it against that (F_SEAL_SHRINK)")
 }
 
-/// The file ended where its size at open promised more.
+/// The file ended before its size at open.
 pub(crate) fn cut_short(source: &Source, offset: u64) -> Error {
     let size = source.size_at(offset);
     Error::new(
         "cannot read",
-        format!("the file was cut short while it was loaded, from {size} bytes"),
+        format!("the file was truncated while it was being loaded, from {size} bytes"),
     )
     .with_errno(Errno::NODATA)
     .at(source.place(offset))
-    .with_remedy("load it again when nobody writes to it")
+    .with_remedy("load it again when nothing writes to it")
 }

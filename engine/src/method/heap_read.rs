@@ -1,7 +1,7 @@
-//! `heap-read`: a heap allocates a dma-buf and reads a whole file into it meanwhile, on kernels with
-//! DMA_HEAP_ALLOC_AND_READ_FILE (the series in kernel/linux-6.12; AR-6 to AR-12).
+//! `heap-read`: a heap allocates a dma-buf and reads a whole file into it in the same call, on
+//! kernels with DMA_HEAP_ALLOC_AND_READ_FILE (the series in kernel/linux-6.12).
 //!
-//! The call can't be ended early, but by a fatal signal, and tells nothing while it runs.
+//! Only a fatal signal ends the call early, and it reports no progress.
 
 use super::fill::{cut_short, is_refusal, refused};
 use super::{Fused, Stop};
@@ -42,19 +42,19 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
         Errno::NOTTY | Errno::PERM | Errno::ACCESS => refuse("the heap refuses", errno),
         errno if is_refusal(errno) && direct => refused(source, errno),
         errno if is_refusal(errno) => refuse("the heap refuses", errno),
-        // It does not tell where.
+        // The call does not report where it failed.
         errno => Stop::Failed(Error::os("cannot read", errno).at(source.whole())),
     })?;
     meter.add(Phase::Wait, start);
     meter.span("heap", ROW_READS, start, 0, plan.bytes);
     cancelled()?;
-    // The kernel has read all that there was. Beyond what was asked for there is to be nothing.
+    // The kernel has read up to the end of the file. Nothing may follow the requested bytes.
     let size = source.size_now(0)?;
     if size < plan.bytes {
         return Err(Stop::Failed(cut_short(source, size)));
     }
     if size > plan.bytes {
-        let error = Error::new("cannot use the buffer", "the file has grown meanwhile");
+        let error = Error::new("cannot use the buffer", "the file grew during the load");
         return Err(Stop::Refused(error.at(source.whole())));
     }
     let extent = Extent {

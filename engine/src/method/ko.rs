@@ -1,5 +1,5 @@
-//! `module`: dmafile.ko moves the bytes, between the file and the pages behind its own dma-bufs: a
-//! whole run of them in one call, many gathers in flight, nothing pinned, mapped or copied.
+//! `module`: dmafile.ko moves the bytes between the file and the pages behind its own dma-bufs: a
+//! whole run in one call, many chunks in flight, nothing pinned, mapped or copied.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Fused, Job, Stop};
@@ -19,14 +19,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// How often a running call is looked at: for progress, and to end it.
+/// Interval at which a running call is checked: for progress, and to cancel it.
 const LOOK: Duration = Duration::from_millis(10);
-/// A call of less is over before anybody looks.
+/// A smaller call ends before it would be checked.
 const SHORT: u64 = 4 << 20;
-/// How much the module allocates before its first read (FIRST_GATHER of kernel/core/io.c).
+/// Size of the module's first chunk (FIRST_GATHER in kernel/core/io.c).
 const FIRST_GATHER: u64 = 2 << 20;
 
-/// Moves the main lane into a buffer that exists.
+/// Moves the main lane into an existing buffer.
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let dma_buf = job
         .dma_buf
@@ -36,7 +36,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let mut next = job.feed.wait(Lane::Main);
     while let Some(first) = next.take() {
         let mut run = vec![first];
-        // What follows without a gap is moved by the same call.
+        // Adjacent extents are moved by the same call.
         while let Take::Extent(extent) = job.feed.take(Lane::Main) {
             let last = run[run.len() - 1];
             if (extent.file, extent.at) == (last.file + last.need, last.at + last.need) {
@@ -74,7 +74,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Moves one range of a run by one call: how many bytes came, and what ended it early.
+/// Moves one range of a run by one call; returns how many bytes were moved, and what ended it early.
 fn part(
     job: &Job<'_>,
     (node, ko): (&OwnedFd, &Ko),
@@ -123,7 +123,7 @@ fn part(
     }
 }
 
-/// Allocates and reads in one call: a gather is read while the next one is allocated.
+/// Allocates and reads in one call: each chunk is read while the next one is allocated.
 pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     let Fused {
         plan,
@@ -184,9 +184,9 @@ pub(super) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     Ok(fd)
 }
 
-/// A range in parts that one call moves each, and whether it shall be refused where `O_DIRECT` cannot
-/// do all of a part without a copy. Asked for by name, it must, but for blocks of which only a part is
-/// wanted, and where file and buffer are not congruent.
+/// Splits a range into parts that one call can move, each with a flag that says whether to refuse it
+/// if `O_DIRECT` cannot move it without a copy. If direct I/O was requested, it is refused, except for
+/// blocks of which only a part is requested, and if file and buffer differ modulo the block size.
 fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
     let congruent = range.file % align == range.at % align;
     if !must_be_direct || !congruent {
@@ -210,7 +210,7 @@ fn parts(range: Range, must_be_direct: bool, align: u64) -> Vec<(Range, bool)> {
     .collect()
 }
 
-/// No other way than past the page cache is left by `--io`.
+/// Whether the I/O mode leaves only direct I/O.
 fn must_be_direct(plan: &Plan) -> bool {
     plan.ladder.iter().all(|rung| rung.direct)
 }
@@ -218,7 +218,7 @@ fn must_be_direct(plan: &Plan) -> bool {
 fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
     How {
         gather: match plan.tuning.gather == ko.gather {
-            // Nobody asked for another: no more than this, and less for what is small.
+            // The default chunk size: no more than this, and less for small ranges.
             true => 0,
             false => plan.tuning.gather.next_multiple_of(map::page_size()),
         },
@@ -227,15 +227,15 @@ fn how(plan: &Plan, ko: &Ko, strict: bool) -> How {
     }
 }
 
-/// Gives back what was not moved: `done` bytes of these extents, which follow each other, were.
+/// Returns what was not moved to the feed: `done` bytes of these adjacent extents were.
 fn put_back(feed: &Feed, run: &[Extent], done: u64) {
-    // The last one that is given back comes first.
+    // The feed hands out the last returned extent first.
     for extent in rest(run, done).into_iter().rev() {
         feed.put_back(extent);
     }
 }
 
-/// What is left of extents of which the first `done` bytes were moved.
+/// The rest of extents of which the first `done` bytes were moved.
 fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
     let mut left = Vec::new();
     for extent in run {
@@ -254,7 +254,7 @@ fn rest(run: &[Extent], mut done: u64) -> Vec<Extent> {
     left
 }
 
-/// Times of a call, by phase, and what it says of how bytes came.
+/// Records the times of a call by phase, and how the bytes were moved.
 fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
     meter.add_time(Phase::Submit, moved.submit);
     meter.add_time(Phase::Wait, moved.wait);
@@ -263,19 +263,19 @@ fn account(meter: &Meter<'_>, moved: &Moved, range: Range, start: Duration) {
     meter.span("dmafile.ko", ROW_READS, start, range.file, moved.bytes);
 }
 
-/// Looks after a call while it runs.
+/// Monitors a call while it runs.
 struct Watch<'a> {
     source: &'a Source,
     meter: &'a Meter<'a>,
     cancel: &'a CancelToken,
-    /// What is filled is there already: others may go on with what has landed, or end it all.
+    /// Set if the buffer already exists: others may use what is in place, or cancel the call.
     feed: Option<&'a Feed>,
     ko: &'a Ko,
     range: Range,
 }
 
 impl Watch<'_> {
-    /// Runs a call, and tells those who wait how far it is.
+    /// Runs a call, and reports its progress.
     fn over<T>(&self, call: impl FnOnce(&Progress) -> T) -> T {
         let progress = Progress::default();
         if self.range.len <= SHORT {
@@ -288,9 +288,9 @@ impl Watch<'_> {
         std::thread::scope(|scope| {
             let (progress, over) = (&progress, &over);
             let spawn = std::thread::Builder::new().name("dmafile-watch".to_string());
-            // Where no thread is to be had (RLIMIT_NPROC), nobody sees how far it is.
+            // If no thread can be created (RLIMIT_NPROC), there is no progress.
             let _watcher = spawn.spawn_scoped(scope, move || self.look(progress, over));
-            // In a panic too: the scope waits for the other thread.
+            // Also on a panic: the scope waits for the other thread.
             let _ends = Ends(over);
             call(progress)
         })
@@ -320,11 +320,11 @@ impl Watch<'_> {
             ended = sync::wait_for(&over.1, ended, LOOK);
         }
         drop(ended);
-        // From here on it is counted.
+        // From here on the bytes are counted as moved.
         self.meter.under_way(0);
     }
 
-    /// Why a call ended, `bytes` after the range's first.
+    /// Why a call ended, `bytes` after the start of the range.
     fn stop(&self, errno: Errno, bytes: u64, direct: bool) -> Stop {
         let at = self.range.file + bytes;
         let place = self.source.place(at);
@@ -335,7 +335,7 @@ impl Watch<'_> {
             Errno::NOMEM | Errno::FBIG | Errno::MFILE => {
                 ko::cannot_allocate(errno, self.ko).at(place)
             }
-            // A dma-buf of somebody else after all, or a security policy.
+            // Another exporter's dma-buf after all, or a security policy.
             Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS => {
                 let error = Error::os("dmafile.ko refuses", errno).at(place);
                 return Stop::Refused(error);
@@ -345,7 +345,7 @@ impl Watch<'_> {
     }
 }
 
-/// Says that a call is over.
+/// Signals that a call has ended.
 struct Ends<'a>(&'a (Mutex<bool>, Condvar));
 
 impl Drop for Ends<'_> {
@@ -375,7 +375,7 @@ mod tests {
         let all = parts(whole, true, 4096);
         assert_eq!(all.iter().map(|(part, _)| part.len).sum::<u64>(), 20_000);
         assert_eq!(all, want);
-        // Beside their place there is no block that is not copied.
+        // File and buffer differ modulo the block size: every block is copied.
         let askew = range(0, 1, 8192);
         assert_eq!(parts(askew, true, 4096), [(askew, false)]);
         // Less than a block.

@@ -1,5 +1,5 @@
-//! `mmap`: copy from a mapping of the file, as many loaders do. A file cut short meanwhile gives
-//! an error and not SIGBUS.
+//! `mmap`: copies from a mapping of the file, as many loaders do. If the file is truncated during the
+//! load, the result is an error and not SIGBUS.
 
 use super::fill::{cut_short, failed};
 use super::{Job, Stop, work};
@@ -33,8 +33,8 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// A page of the mapping could not be had: the file ends before it, or the disk failed. Or else one of
-/// the buffer's.
+/// A page of the mapping could not be read: the file ends before it, or the disk failed; or it is a
+/// page of the buffer.
 fn fault(job: &Job<'_>, offset: u64) -> Error {
     if let Some(Err(error)) = job.descriptor.map(|target| job.still_whole(target)) {
         return error;

@@ -1,7 +1,7 @@
-//! Ways of moving bytes, one file each.
+//! The methods that move bytes, one file each.
 //!
-//! A method takes extents from the feed until it is drained and puts their bytes where they
-//! belong. It knows memory as a region and, where there is one, a descriptor; never as a kind.
+//! A method takes extents from the feed until it is drained and puts their bytes in place. It sees
+//! memory as a region and, if there is one, a descriptor; it does not depend on the kind of memory.
 
 mod bounce;
 mod copy_file_range;
@@ -33,18 +33,18 @@ pub(crate) use fill::cut_short;
 pub(crate) use pool::{copy_cached, crowd};
 pub(crate) use windows::{Map, Windows};
 
-/// What a method is given.
+/// The input of a method.
 #[derive(Clone, Copy)]
 pub(crate) struct Job<'a> {
     pub plan: &'a Plan,
     pub rung: Rung,
     pub source: &'a Source,
     pub region: Region<'a>,
-    /// A touch of it by the CPU raises no signal at any time; otherwise it goes by the descriptor.
+    /// CPU accesses never raise a signal; otherwise the memory is accessed through its descriptor.
     pub never_faults: bool,
-    /// The buffer's descriptor, for methods that write into one.
+    /// The buffer's descriptor, for methods that write to one.
     pub descriptor: Option<BorrowedFd<'a>>,
-    /// The dma-buf that the buffer is, where it is one, and whose turn it is to touch it.
+    /// The dma-buf, if the buffer is one, with the lock that says who may access it.
     pub dma_buf: Option<&'a Turns>,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
@@ -52,20 +52,20 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// The descriptor through which this rung reads a byte of the source, and where the byte lies
-    /// in that file.
+    /// The descriptor through which this method reads a byte of the source, and the byte's offset in
+    /// that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Error> {
         let input = self.source.input(self.rung.direct, at);
         input.map_err(|why| Error::new("no direct I/O", why).at(self.source.place(at)))
     }
 
-    /// The descriptor of the buffer, for methods that write into it.
+    /// The descriptor of the buffer, for methods that write to it.
     fn target(&self) -> Result<BorrowedFd<'a>, Error> {
         self.descriptor
             .ok_or_else(|| Error::new("no descriptor", "this method writes into one"))
     }
 
-    /// The CPU reads or writes the region, which may be a device's meanwhile.
+    /// Calls `touch`, in which the CPU reads or writes the region, when no device is accessing it.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Error> {
         match self.dma_buf {
             Some(turns) => turns.touch(touch).map_err(|errno| {
@@ -75,8 +75,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writing to a descriptor would make it long again, and as if nothing were lost, where its owner
-    /// has cut it short.
+    /// Checks that the owner has not truncated the memory: writing to its descriptor would extend it
+    /// again and hide the loss.
     fn still_whole(&self, target: BorrowedFd<'_>) -> Result<(), Error> {
         if self.never_faults {
             return Ok(());
@@ -88,12 +88,12 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Why a method ended before its time.
+/// Why a method ended early.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The transfer has failed.
     Failed(Error),
-    /// This way does not work here; what was not moved is back in the feed. The next rung may.
+    /// This method does not work here; what was not moved is back in the feed, for the next one.
     Refused(Error),
     /// As `Refused`, and no direct read will work.
     NotDirect(Error),
@@ -105,7 +105,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// Moves the main lane of the feed by one rung of the ladder.
+/// Moves the main lane of the feed with one method.
 pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
     match job.rung.method {
         Method::Auto => unreachable!("the plan has decided"),
@@ -126,19 +126,19 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Stop> {
     }
 }
 
-/// What a fused call is given: one that allocates a buffer and reads a file into it.
+/// The input of a fused call, which allocates a buffer and reads a file into it.
 pub(crate) struct Fused<'a> {
     pub plan: &'a Plan,
     pub source: &'a Source,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
-    /// Allocation comes before the first read.
+    /// Everything must be allocated before the first read.
     pub in_order: bool,
 }
 
 impl<'a> Fused<'a> {
-    /// The descriptor through which the plan's first rung reads a byte of the source, and where the
-    /// byte lies in that file.
+    /// The descriptor through which the plan's first method reads a byte of the source, and the
+    /// byte's offset in that file.
     fn input(&self, at: u64) -> Result<(BorrowedFd<'a>, u64), Stop> {
         let refused = |why| Error::new("no direct I/O", why).at(self.source.whole());
         let input = self.source.input(self.plan.first().direct, at);
@@ -146,8 +146,8 @@ impl<'a> Fused<'a> {
     }
 }
 
-/// Allocates and reads in one call of the plan's first rung: a gather is read while the next one is
-/// allocated.
+/// Allocates and reads in one call of the plan's first method: each chunk is read while the next one
+/// is allocated.
 pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     match fused.plan.first().method {
         Method::HeapRead => heap_read::fused(fused),
@@ -155,8 +155,8 @@ pub(crate) fn fused(fused: &Fused<'_>) -> Result<OwnedFd, Stop> {
     }
 }
 
-/// Takes extents one after the other until there are none, or one fails. `step` moves an extent
-/// and says whether its bytes came directly.
+/// Takes extents one after another until there are none, or one fails. `step` moves an extent and
+/// returns whether its bytes were read directly.
 fn work(
     job: &Job<'_>,
     lane: Lane,
@@ -191,7 +191,7 @@ fn work(
             }
             Err(stop) => {
                 match &stop {
-                    // The other workers and lanes need not go on.
+                    // The other workers and lanes must stop, too.
                     Stop::Failed(error) => job.feed.stop(Some(error.clone())),
                     Stop::Refused(_) | Stop::NotDirect(_) => job.feed.put_back(extent),
                 }

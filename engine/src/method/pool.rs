@@ -1,5 +1,5 @@
-//! `threads` and `read`: pread(2) by one or several workers; and the copy lane, which takes from
-//! the page cache what sits there.
+//! `threads` and `read`: pread(2) by one or several workers; and the copy lane, which copies from
+//! the page cache what is there.
 
 use super::fill::{read_buffered, read_direct};
 use super::{Job, Stop, bounce, work};
@@ -20,8 +20,8 @@ pub(super) fn run(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
     })
 }
 
-/// Copies what sits in the page cache, with `workers` threads. What has left it meanwhile is
-/// read as the rung reads.
+/// Copies what is in the page cache, with `workers` threads. What has been evicted since is read by
+/// the plan's method.
 pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
     crowd(job.plan.node, workers, |row| {
         work(job, Lane::Copy, row, |extent| copy(job, extent))
@@ -31,12 +31,12 @@ pub(crate) fn copy_cached(job: &Job<'_>, workers: usize) -> Result<(), Stop> {
 fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     let mut left = *extent;
     loop {
-        // Where nothing is cached, all there is to copy are parts of blocks that direct reads cannot
-        // land in; and asking for them would start a read ahead.
+        // If nothing is cached, there are only parts of blocks to copy that direct reads cannot put
+        // into place; trying them without blocking would only start a read-ahead.
         if job.plan.to_copy == 0 {
             break;
         }
-        // Errors, EAGAIN above all, mean only that the bytes must come another way.
+        // Any error, usually EAGAIN, only means that the bytes must be read by another method.
         let (fd, offset) = job.source.buffered(left.file);
         let got = job
             .touch(|| file::pread_cached(fd, &job.region, left.at, left.len, offset))?
@@ -69,8 +69,8 @@ fn copy(job: &Job<'_>, extent: &Extent) -> Result<bool, Stop> {
     }
 }
 
-/// Runs `each` on this thread and `workers - 1` others, and joins their ends: a failure counts
-/// more than a refusal.
+/// Runs `each` in this thread and `workers - 1` others, and combines the results: a failure takes
+/// precedence over a refusal.
 ///
 /// New memory comes from `node`.
 pub(crate) fn crowd(
@@ -87,7 +87,7 @@ pub(crate) fn crowd(
                 each(row)
             })
         };
-        // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+        // Fewer threads than requested (EAGAIN under RLIMIT_NPROC) do the same work.
         let others: Vec<_> = (1..workers as u64)
             .map_while(|row| spawn(row).ok())
             .collect();

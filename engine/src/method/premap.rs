@@ -1,6 +1,6 @@
-//! `premap`: the disk writes into memory that is DMA-mapped once for it, on kernels that map buffers so
-//! (kernel/linux-6.12, PM-1 to PM-12). A dma-buf is mapped as a whole and reached without its pages, so
-//! that there is no copy where its mapping cannot be pinned. Of other memory windows are mapped.
+//! `premap`: the disk writes into memory that is DMA-mapped for it once, on kernels that support that
+//! (kernel/linux-6.12). A dma-buf is mapped as a whole, without access to its pages, so no copy is needed
+//! even if its mapping cannot be pinned. For other memory, windows are mapped.
 
 use super::{Job, Stop, uring};
 use crate::error::Error;
@@ -17,7 +17,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let lent = dma_buf
         .lend()
         .map_err(|errno| refused("cannot hand the dma-buf to a device", errno))?;
-    // Its ring ends with it, and with the ring every mapping.
+    // Its ring ends here, and with the ring every mapping.
     let done = uring::mapped(job, dma_buf.fd());
     match (done, lent.take_back()) {
         (Err(Stop::Failed(error)), _) => Err(Stop::Failed(error)),
@@ -28,12 +28,12 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     }
 }
 
-/// Another way will do.
+/// Falls back to the next method.
 fn refused(what: &str, errno: Errno) -> Stop {
     Stop::Refused(Error::os(what, errno))
 }
 
-/// A part of the dma-buf: what the blocks of a file land in. Bytes from the dma-buf's first.
+/// The range of the dma-buf that the blocks of a file are read into, in bytes from the dma-buf's start.
 #[derive(Clone, Copy)]
 struct Window {
     start: u64,
@@ -42,7 +42,7 @@ struct Window {
     in_flight: u32,
 }
 
-/// A dma-buf that is mapped. It has a slot for each file, as a mapping is for one.
+/// A mapped dma-buf. It has a slot for each file, because a mapping is for one.
 pub(super) struct Mapped<'a> {
     dma_buf: BorrowedFd<'a>,
     slots: Vec<Window>,
@@ -55,7 +55,7 @@ impl<'a> Mapped<'a> {
         dma_buf: BorrowedFd<'a>,
     ) -> Result<Self, Stop> {
         let size = dmabuf::size(dma_buf);
-        let size = size.map_err(|errno| refused("cannot ask about the dma-buf", errno))?;
+        let size = size.map_err(|errno| refused("cannot query the dma-buf", errno))?;
         let files = job.source.files();
         if files.len() > MOST_SLOTS {
             return Err(refused("too many files to map a dma-buf for", Errno::MFILE));
@@ -67,7 +67,7 @@ impl<'a> Mapped<'a> {
         Ok(Self { dma_buf, slots })
     }
 
-    /// The slot for reads of the file with this number, mapped now if it is not yet.
+    /// The slot for reads of the file with this number; maps it if necessary.
     pub(super) fn cover(&mut self, ring: &mut Ring<'_>, file: usize) -> Result<usize, Errno> {
         if !self.slots[file].mapped {
             self.unmap_idle(ring)?;
@@ -80,7 +80,7 @@ impl<'a> Mapped<'a> {
         Ok(file)
     }
 
-    /// Where in a slot's window a byte of memory lies.
+    /// The offset of a byte of memory in a slot's window.
     pub(super) fn offset(&self, slot: usize, at: u64) -> u64 {
         at - self.slots[slot].start
     }
@@ -90,8 +90,8 @@ impl<'a> Mapped<'a> {
         self.slots[slot].in_flight -= 1;
     }
 
-    /// A mapping takes in all of the dma-buf, however small its window is. Reads go on from file to file:
-    /// what was mapped for those before is done with.
+    /// Unmaps windows without reads. A mapping covers all of the dma-buf, however small its window is.
+    /// Files are read in order, so earlier ones are not needed any more.
     fn unmap_idle(&mut self, ring: &mut Ring<'_>) -> Result<(), Errno> {
         for (slot, window) in self.slots.iter_mut().enumerate() {
             if window.mapped && window.in_flight == 0 {
@@ -103,11 +103,12 @@ impl<'a> Mapped<'a> {
     }
 }
 
-/// What the blocks of a file land in, which is `[start, end)` of the source, in a dma-buf of `size` bytes.
+/// The range of a dma-buf of `size` bytes that the blocks of the file `[start, end)` of the source are
+/// read into.
 fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> Window {
     let align = plan.tuning.align;
     let (first, last) = (plan.offset, plan.offset + plan.bytes);
-    // A file that nothing is wanted of has a window that nothing is read into.
+    // A file of which nothing is requested has a window that is never used.
     let start = start.clamp(first, last);
     let end = end.clamp(start, last);
     let from = (start - first + plan.lead).saturating_sub(start % align);
@@ -120,8 +121,8 @@ fn window(plan: &Plan, (start, end): (u64, u64), size: u64) -> Window {
     }
 }
 
-/// Whether `[start, end)` of the source, a part of one file, has a hole: there the kernel has nothing to
-/// read but zeros to write, and of what is mapped it has no pages.
+/// Whether `[start, end)` of the source, a part of one file, has a hole: the kernel would have to write
+/// zeros there, but has no pages of the mapped memory.
 pub(super) fn has_hole(source: &Source, start: u64, end: u64) -> bool {
     source.data(start, end, 0) != [(start, end)]
 }
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
     use crate::load::Load;
 
-    /// A plan for a range of a file, and its window for the file `[start, end)` of the source.
+    /// The window for the file `[start, end)` of the source, with a plan for a range of it.
     fn window_of(offset: u64, length: u64, lead: u64, file: (u64, u64), size: u64) -> (u64, u64) {
         let dir = crate::source::folder_on_disk();
         let path = dir.path().join("file");
@@ -146,13 +147,13 @@ mod tests {
     #[test]
     fn windows_hold_all_blocks_of_a_file_and_lie_in_the_dma_buf() {
         const MIB: u64 = 1 << 20;
-        // All of one file, whose last block reaches beyond its end.
+        // All of one file, whose last block extends beyond its end.
         assert_eq!(window_of(0, 5000, 0, (0, 5000), 8192), (0, 8192));
-        // Whose last block ends where the dma-buf does.
+        // The last block ends where the dma-buf does.
         assert_eq!(window_of(0, 4096, 0, (0, 4096), 4096), (0, 4096));
         // A range that begins inside of a block.
         assert_eq!(window_of(9000, 100, 808, (0, MIB), 4096), (0, 4096));
-        // A part of somebody's dma-buf, to be written from byte 12288 on.
+        // A range of an existing dma-buf, from byte 12288 on.
         assert_eq!(window_of(8192, 4097, 12288, (0, MIB), MIB), (12288, 20480));
         // The second one of two files.
         let second = (2 * MIB, 2 * MIB + 777);
@@ -160,7 +161,7 @@ mod tests {
             window_of(0, 2 * MIB + 777, 0, second, 4 * MIB),
             (2 * MIB, 2 * MIB + 4096)
         );
-        // One that a range does not reach.
+        // A file that the range does not include.
         assert_eq!(window_of(0, MIB, 0, second, 4 * MIB), (MIB, MIB));
     }
 }

@@ -1,4 +1,4 @@
-//! `sendfile`: the kernel copies from the page cache into the buffer's descriptor (AR-5c).
+//! `sendfile`: the kernel copies from the page cache into the buffer's descriptor.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Job, Stop, work};
@@ -10,9 +10,9 @@ use crate::sys::pipe;
 use std::os::fd::AsFd;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
-    // It writes at the position, which whoever has the descriptor shares: so one of our own.
+    // It writes at the file position, which all duplicates of a descriptor share: so reopen it.
     let own = pipe::reopen(job.target()?).map_err(|errno| {
-        let error = Error::os("the buffer cannot be opened once more", errno);
+        let error = Error::os("the buffer cannot be opened again", errno);
         Stop::Refused(error.with_remedy(message![
             "mount /proc, or use ",
             Opt::Method.set(Method::Splice),
@@ -26,7 +26,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         pipe::seek(to, extent.at).map_err(|errno| fail(done, errno))?;
         while done < extent.need {
             job.still_whole(to)?;
-            // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
+            // Direct reads use whole blocks; what exceeds the requested range is zeroed later.
             match pipe::sendfile(to, from, offset + done, extent.len - done) {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
                 Ok(got) => done += got,

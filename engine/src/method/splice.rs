@@ -1,4 +1,4 @@
-//! `splice`: as `sendfile`, with a larger pipe of our own in between (AR-5c).
+//! `splice`: as `sendfile`, through a separate, larger pipe.
 
 use super::fill::{cut_short, failed, is_refusal, refused};
 use super::{Job, Stop, work};
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::flow::feed::Lane;
 use crate::sys::pipe::Pipe;
 
-/// An ordinary user's largest pipe (/proc/sys/fs/pipe-max-size).
+/// An unprivileged user's largest pipe (/proc/sys/fs/pipe-max-size).
 const PIPE: usize = 1 << 20;
 
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
@@ -17,7 +17,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
         let (from, offset) = job.input(extent.file)?;
         let mut done = 0;
         while done < extent.need {
-            // Direct reads keep to whole blocks; what lies past the wanted range is zeroed later.
+            // Direct reads use whole blocks; what exceeds the requested range is zeroed later.
             let mut held = match pipe.fill(from, offset + done, extent.len - done) {
                 Ok(0) => return Err(cut_short(job.source, extent.file + done).into()),
                 Ok(got) => got,

@@ -1,5 +1,5 @@
-//! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and
-//! registered buffers in windows where the pin limit allows. `bounce` and `premap` read by it too.
+//! `uring`: one ring, one thread, reads in flight up to the queue depth; a registered file, and windows
+//! of registered buffers if the limit on pinned memory allows. `bounce` and `premap` use it, too.
 
 use super::bounce::{self, Bounce};
 use super::fill::{Rest, failed, is_refusal, judge, read_buffered, read_direct, refused};
@@ -17,27 +17,27 @@ use crate::sys::usage::Bell;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The token of the bell; reads are numbered from 0.
+/// The token of the wake-up event; reads are numbered from 0.
 const BELL: u64 = u64::MAX;
 
-/// How often a read into mapped memory is submitted again that the kernel turns away (EAGAIN), as it does
-/// now and then while a device is reset.
+/// How often a read into mapped memory is retried after EAGAIN, which the kernel returns occasionally
+/// while a device is being reset.
 const MOST_TRIES: u32 = 100;
 
 /// A read in flight.
 #[derive(Clone, Copy)]
 struct Flight {
-    /// What was taken from the feed.
+    /// The extent as taken from the feed.
     whole: Extent,
-    /// What is left to be read of it after short reads, and where it lands.
+    /// What remains to be read after short reads, and where it goes.
     left: Extent,
     slot: Option<usize>,
-    /// How often the kernel has turned it away.
+    /// How often the kernel has refused it.
     tries: u32,
     start: Duration,
 }
 
-/// What is registered for reads to land in.
+/// What is registered to be read into.
 enum Slots<'a> {
     Nothing,
     Windows(Windows),
@@ -49,23 +49,23 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     pump(job, None, None, depth, ROW_READS, job.feed.bell.as_ref())
 }
 
-/// Reads into a dma-buf that is mapped, and not by its addresses.
+/// Reads into a mapped dma-buf, without using its addresses.
 pub(super) fn mapped(job: &Job<'_>, dma_buf: BorrowedFd<'_>) -> Result<(), Stop> {
     let depth = job.plan.tuning.queue_depth;
     let bell = job.feed.bell.as_ref();
     pump(job, None, Some(dma_buf), depth, ROW_READS, bell)
 }
 
-/// Reads into the blocks of a ring, as many at once as it has, and copies on what has landed. Several
-/// threads may do so, each with a ring of its own, whose rows of the trace begin at `row`.
+/// Reads into the blocks of a ring, as many at once as it has, and copies what has been read. Several
+/// threads may do so, each with a separate ring, whose rows of the trace begin at `row`.
 pub(super) fn bounced(
     job: &Job<'_>,
     bounce: &Bounce<'_>,
     slots: u64,
     row: u64,
 ) -> Result<(), Stop> {
-    // One at most can listen to the bell, as whoever hears it hushes it; the others notice memory
-    // that is added when their next read has landed.
+    // Only one thread can wait for the event, because reading it resets it; the others notice new memory
+    // when their next read has completed.
     let bell = job.feed.bell.as_ref().filter(|_| row == 0);
     pump(job, Some(bounce), None, slots as u32, ROW_READS + row, bell)
 }
@@ -87,8 +87,8 @@ fn pump(
         None if job.rung.registered => {
             let map = match job.rung.method {
                 Method::Premap => Map::Yes,
-                // All that is read goes through the same blocks again and again. Other windows are read
-                // into once, and to map one takes as long as to map it read by read.
+                // Everything goes through the same blocks repeatedly. Other windows are read into only
+                // once, so mapping them in advance takes as long as mapping for each read.
                 Method::Bounce if job.plan.tuning.premaps => Map::IfPossible,
                 _ => Map::No,
             };
@@ -113,7 +113,7 @@ fn pump(
     };
     pump.run();
     if let (true, Some(bell)) = (pump.listening, bell) {
-        // The ring waits for all it was given when it is dropped, the bell included.
+        // When dropped, the ring waits for everything it was given, including the event.
         bell.ring();
     }
     pump.stop.map_or(Ok(()), Err)
@@ -121,17 +121,17 @@ fn pump(
 
 struct Pump<'a, 'j> {
     job: &'a Job<'j>,
-    /// Where the bytes go from where they land, if that is not where they belong.
+    /// Where the bytes go after the read, if it does not put them into place.
     bounce: Option<&'a Bounce<'a>>,
     bell: Option<&'a Bell>,
-    /// The first row of the trace that is its own.
+    /// The first of its rows in the trace.
     row: u64,
     ring: Ring<'a>,
     slots: Slots<'a>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     listening: bool,
-    /// Why nothing new is started; what is in flight is still waited for.
+    /// Why no more reads are started; reads in flight are still waited for.
     stop: Option<Stop>,
 }
 
@@ -173,7 +173,8 @@ impl Pump<'_, '_> {
         }
     }
 
-    /// Starts reads up to the queue depth. True when more is to come but its memory is not there.
+    /// Starts reads up to the queue depth. Returns true if there are more, but their memory is not
+    /// allocated yet.
     fn fill(&mut self) -> bool {
         let start = self.job.meter.now();
         let mut queued = false;
@@ -189,8 +190,8 @@ impl Pump<'_, '_> {
             queued = true;
         };
         if queued {
-            // Submitting here and not in the wait keeps the two times apart; an error shows
-            // again there.
+            // Submitting here and not in the wait keeps the two times separate; an error will occur again
+            // there.
             let _ = self.ring.submit();
             self.job.meter.add(Phase::Submit, start);
         }
@@ -212,8 +213,8 @@ impl Pump<'_, '_> {
         let slot = match covered {
             Ok(slot) => slot,
             Err(errno) => {
-                // The limit is shared with the user's other processes: it may be used up at
-                // any time. The next rung reads without registered buffers.
+                // The limit is shared with the user's other processes, so it may be exhausted at any
+                // time. The fallback reads without registered buffers.
                 self.job.feed.put_back(extent);
                 let error = Error::os("buffers cannot be registered", errno);
                 let error = match errno {
@@ -253,7 +254,7 @@ impl Pump<'_, '_> {
         self.flights[index] = Some(flight);
     }
 
-    /// Has the ring wake us when memory is added.
+    /// Makes the ring wake us when memory is added.
     fn listen(&mut self) {
         if let (Some(bell), false) = (self.bell, self.listening) {
             self.ring.listen(BELL, bell);
@@ -277,9 +278,9 @@ impl Pump<'_, '_> {
             Err(errno) if matches!(self.slots, Slots::DmaBuf(_)) => {
                 self.turned_away(&mut flight, errno)
             }
-            // A read in a worker thread may be cut short by a signal.
+            // A read in a kernel worker thread may be interrupted by a signal.
             Err(Errno::INTR) => Ok(Rest::Again(flight.left)),
-            // The ring will not wait for this one, so we do.
+            // The ring does not wait for this read, so do it here.
             Err(Errno::AGAIN) if direct => read_direct(job, flight.left).map(|()| Rest::Nothing),
             Err(Errno::AGAIN) => read_buffered(job, flight.left).map(|()| Rest::Nothing),
             Err(errno) if direct && is_refusal(errno) => Err(refused(job.source, errno)),
@@ -289,7 +290,7 @@ impl Pump<'_, '_> {
             Ok(Rest::Again(left)) if self.stop.is_none() => {
                 return self.queue(index, Flight { left, ..flight });
             }
-            // Nothing new is started after a stop: the extent is moved again, whole.
+            // Nothing is started after a stop: the whole extent is moved again.
             Ok(Rest::Again(_)) => {
                 self.retire(index, &flight);
                 job.feed.put_back(flight.whole);
@@ -317,7 +318,7 @@ impl Pump<'_, '_> {
         }
     }
 
-    /// A read into a mapped dma-buf that the kernel did not do.
+    /// Handles a read into a mapped dma-buf that the kernel refused.
     fn turned_away(&self, flight: &mut Flight, errno: Errno) -> Result<Rest, Stop> {
         let job = self.job;
         let (start, end) = (
@@ -330,11 +331,11 @@ impl Pump<'_, '_> {
                 flight.tries += 1;
                 Ok(Rest::Again(flight.left))
             }
-            // The CPU would have to zero what has no pages.
+            // There are no pages that the CPU could zero.
             Errno::FAULT if premap::has_hole(job.source, start, end) => {
                 bounce::once(job, &flight.left).map(|()| Rest::Nothing)
             }
-            // The device, or the mapping, is gone; or the file is not read directly any more.
+            // The device or the mapping is gone; or the file cannot be read directly any more.
             Errno::AGAIN
             | Errno::FAULT
             | Errno::BADF
@@ -348,7 +349,7 @@ impl Pump<'_, '_> {
         }
     }
 
-    /// Takes what has landed to where it belongs.
+    /// Copies what has been read to its final place.
     fn copy_on(&self, index: usize, extent: &Extent) -> Result<(), Stop> {
         if let Some(bounce) = self.bounce {
             let start = self.job.meter.now();
@@ -373,10 +374,10 @@ impl Pump<'_, '_> {
         self.flights.len() - self.free.len()
     }
 
-    /// A failure counts more than a refusal, and the first of each is kept.
+    /// A failure takes precedence over a refusal, and only the first of each is kept.
     fn end(&mut self, stop: Stop) {
         if let Stop::Failed(error) = &stop {
-            // The other lane and the other rings need not go on.
+            // The other lane and the other rings must stop, too.
             self.job.feed.stop(Some(error.clone()));
         }
         match (&self.stop, &stop) {

@@ -1,11 +1,11 @@
-//! Windows of memory that are registered with a ring, one after the other as reads or writes advance.
+//! Windows of memory that are registered with a ring, one after another as reads or writes advance.
 
 use crate::flow::feed::Extent;
 use crate::plan::WINDOWS;
 use crate::sys::Errno;
 use crate::sys::uring::Ring;
 
-/// A range of the memory that is registered, and pinned while it is.
+/// A range of the memory that is registered, and pinned for that time.
 #[derive(Clone, Copy, Default)]
 struct Window {
     start: u64,
@@ -21,11 +21,11 @@ pub(crate) struct Windows {
     map: Map,
 }
 
-/// Whether windows are DMA-mapped when they are registered, for the file that is read or written.
+/// Whether windows are DMA-mapped, when they are registered, for the file that is read or written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Map {
     No,
-    /// Where that is refused, they are only registered.
+    /// If that is refused, they are only registered.
     IfPossible,
     Yes,
 }
@@ -41,9 +41,8 @@ impl Windows {
         })
     }
 
-    /// The window that covers an extent, registered now if none does. None where all are in use:
-    /// that extent is moved without.
-    /// `present` is how far memory is allocated.
+    /// The window that covers an extent, registered now if necessary. None if all are in use: that
+    /// extent is moved without. `present` is how far memory is allocated.
     pub(crate) fn cover(
         &mut self,
         ring: &mut Ring<'_>,
@@ -58,7 +57,7 @@ impl Windows {
             if self.slots[next].in_flight > 0 {
                 return Ok(None);
             }
-            // As far as data and allocated memory reach: registering would allocate the rest.
+            // Only up to the end of data and allocated memory: registering would allocate the rest.
             let reach = extent.run_end.min(present).min(start + self.largest);
             let reach = reach.max(end);
             self.fill(ring, next as u32, (start, reach - start), file)?;
@@ -73,7 +72,7 @@ impl Windows {
         Ok(Some(self.current))
     }
 
-    /// What a slot's window was named for has ended.
+    /// An operation in a slot's window has ended.
     pub(crate) fn landed(&mut self, slot: usize) {
         self.slots[slot].in_flight -= 1;
     }

@@ -1,11 +1,11 @@
-//! Checksums of a model's files, of bytes that come in several loads.
+//! Checksums of a model's files, computed over bytes that are loaded piece by piece.
 
 use super::Model;
 use crate::error::Result;
 use crate::verify::{Check, Hasher, Verified, Verify};
 
-/// The digests of all files of a model in the making: the bytes are handed in part by part, in the
-/// order of [`Model::load`]'s buffer.
+/// The digests of all files of a model, computed step by step: pass in the bytes part by part, in
+/// the order of [`Model::load`]'s buffer.
 ///
 /// ```no_run
 /// use dmafile::{Algorithm, Kind, Model, Verify};
@@ -19,15 +19,15 @@ use crate::verify::{Check, Hasher, Verified, Verify};
 pub struct Digests {
     /// Each file with its hasher.
     checks: Vec<(Check, Hasher)>,
-    /// How many bytes have been handed in.
+    /// Number of bytes passed in so far.
     at: u64,
 }
 
 impl Model {
-    /// Begins the digests of all files.
+    /// Starts the digests of all files.
     ///
     /// # Errors
-    /// Kind `Usage` for an expected digest where there are several files.
+    /// Kind `Usage` for an expected digest if there are several files.
     pub fn digests(&self, verify: &Verify) -> Result<Digests> {
         let checks = Check::all(verify, &self.source, 0, self.source.size())?;
         let begin = |check: Check| {
@@ -54,10 +54,10 @@ impl Digests {
         self.at = last;
     }
 
-    /// The digests, one a file, of what has been handed in.
+    /// Returns the digests of the bytes passed in, one per file.
     ///
     /// # Errors
-    /// EBADMSG for one that is not what is expected.
+    /// EBADMSG if one differs from the expected digest.
     pub fn finish(self) -> Result<Vec<Verified>> {
         let checks = self.checks.into_iter();
         checks

@@ -1,4 +1,4 @@
-//! A model: one or several files that hold named tensors.
+//! A model: one or more files that contain named tensors.
 
 #[cfg(feature = "checksums")]
 mod digests;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 pub use digests::Digests;
 pub use pattern::Pattern;
 
-/// How much [`Model::read_part`] reads in less time than a load takes to prepare, in bytes.
+/// Size in bytes below which [`Model::read_part`] is faster than a load, which must be planned first.
 pub const SMALL_READ: u64 = 256 << 10;
 
 /// A tensor of a model.
@@ -40,23 +40,23 @@ pub const SMALL_READ: u64 = 256 << 10;
 pub struct Tensor {
     /// Its name, unique in the model.
     pub name: String,
-    /// What its elements are.
+    /// Type of its elements.
     pub dtype: Dtype,
-    /// Elements by dimension, the slowest varying first (C order); empty for a scalar.
+    /// Sizes of its dimensions, the slowest-varying first (C order); empty for a scalar.
     pub shape: Vec<u64>,
-    /// The number of its file in [`Model::shards`].
+    /// Index of its file in [`Model::shards`].
     pub shard: usize,
-    /// Where its bytes start in that file.
+    /// Offset of its first byte in that file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// Where its bytes start among the wanted bytes of a buffer that [`Model::load`] or
-    /// [`Model::load_only`] fills.
+    /// Offset of its first byte within the requested bytes of a buffer from [`Model::load`] or
+    /// [`Model::load_only`].
     pub at: u64,
 }
 
-/// The headers of a model, read and checked; the files stay open, so that what is loaded later is
-/// what they describe.
+/// The validated headers of a model. Its files stay open, so that later loads read the files that the headers
+/// describe.
 ///
 /// ```no_run
 /// use dmafile::{Kind, Model};
@@ -79,23 +79,22 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of
-    /// a split GGUF (`…-00001-of-0000N.gguf`), or a folder with one of these. Only headers are
-    /// read.
+    /// Opens a model: a safetensors or GGUF file, a `*.safetensors.index.json`, the first file of a split GGUF
+    /// (`…-00001-of-0000N.gguf`), or a folder with one of these. Only headers are read.
     ///
     /// # Errors
-    /// EBADMSG for files that are no sound model or do not belong together, with the file and the
-    /// reason; EISDIR for a folder without one; EINVAL for one with several; else as [`Load::run`].
+    /// EBADMSG for files that are not a valid model or do not belong together, with the file and the reason;
+    /// EISDIR for a folder without a model; EINVAL for one with several; otherwise as [`Load::run`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let found = shards::find(path)?;
         Self::read(Source::open_all(path, &found.files)?, &found)
     }
 
-    /// Opens the files of one model, in this order. Errors that are of no file name the first.
+    /// Opens the files of one model, in this order. Errors that do not concern a single file name the first.
     ///
     /// # Errors
-    /// As [`Model::open`]; EINVAL for no file.
+    /// As [`Model::open`]; EINVAL if there are no files.
     pub fn open_files(files: &[PathBuf]) -> Result<Self> {
         let Some(first) = files.first() else {
             let why = "the list of files is empty";
@@ -105,12 +104,12 @@ impl Model {
         Self::read(Source::open_all(first, files)?, &found)
     }
 
-    /// A model whose files are in memory, each whole in a memfd of its own, in the order of the model's files:
-    /// what each is called, and its buffer. `path` is what the model is called in errors.
+    /// A model whose files are in memory, each completely in a separate memfd: the name and the buffer of each
+    /// file, in the order of the model's files. `path` names the model in errors.
     ///
     /// # Errors
     /// EOPNOTSUPP for a buffer that is not a whole file: private memory, dma-bufs, hugetlb pages, a part of a
-    /// file; else as [`Model::open`].
+    /// file; otherwise as [`Model::open`].
     #[cfg(feature = "hold")]
     pub fn of_buffers<'b>(
         path: impl AsRef<Path>,
@@ -147,10 +146,10 @@ impl Model {
         let mut headers = 0;
         for (shard, (file, start, size)) in source.files().enumerate() {
             let unsound = |why: String| {
-                Error::new("not a sound model", why)
+                Error::new("not a valid model", why)
                     .with_errno(Errno::BADMSG)
                     .at(file.display().to_string())
-                    .with_remedy("fetch all of its files again")
+                    .with_remedy("download all of its files again")
             };
             let (fd, _) = source.buffered(start);
             let mut reader = BufReader::new(Header { fd, at: 0 });
@@ -162,7 +161,7 @@ impl Model {
                 return Err(unsound(why));
             }
             found.check_split(shard, &table).map_err(unsound)?;
-            // The first says all there is to say of the model.
+            // The first file describes the whole model.
             let (format, metadata) = (table.format, table.metadata);
             let has_metadata = table.has_metadata;
             let model = model.get_or_insert_with(|| Self {
@@ -192,7 +191,7 @@ impl Model {
             let index = self.tensors.len();
             if self.by_name.insert(entry.name.clone(), index).is_some() {
                 let name = quoted(&entry.name);
-                return Err(format!("an earlier file has a tensor {name} too"));
+                return Err(format!("an earlier file also has a tensor {name}"));
             }
             self.tensors.push(Tensor {
                 name: entry.name,
@@ -207,13 +206,12 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a path stands for more than the file it names: a folder, an index, or the first file of
-    /// a split GGUF.
+    /// Whether a path stands for more than one file: a folder, an index, or the first file of a split GGUF.
     pub fn is_collection(path: impl AsRef<Path>) -> bool {
         shards::is_collection(path.as_ref())
     }
 
-    /// The path it was opened by.
+    /// The path it was opened with.
     pub fn path(&self) -> &Path {
         self.source.path()
     }
@@ -223,40 +221,40 @@ impl Model {
         self.format
     }
 
-    /// Its files, in the order in which they lie in a buffer.
+    /// Its files, in the order in which they are laid out in a buffer.
     pub fn shards(&self) -> Vec<Shard> {
         Shard::all(&self.source)
     }
 
-    /// Its tensors, in the order in which they lie in a buffer.
+    /// Its tensors, in the order of their bytes in a buffer.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// The tensor with this name.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// What the header of the first file says besides.
+    /// The rest of the first file's header.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
     }
 
-    /// Whether that header has metadata, which may be empty: safetensors files need not.
+    /// Whether that header has metadata, which may be empty; it is optional in safetensors files.
     pub fn has_metadata(&self) -> bool {
         self.has_metadata
     }
 
-    /// The tensors that at least one pattern names, in the order of the files.
+    /// The tensors that match at least one pattern, in the order of the files.
     ///
     /// # Errors
-    /// ENOENT for a pattern that names none.
+    /// ENOENT for a pattern that matches none.
     pub fn matching(&self, patterns: &[Pattern]) -> Result<Vec<&Tensor>> {
         let mut chosen = HashSet::new();
         for pattern in patterns {
             let mut any = false;
-            // A plain name is looked up, and not compared with all others.
+            // A plain name is looked up instead of being compared with all names.
             if let Some(&index) = pattern.exact().and_then(|name| self.by_name.get(name)) {
                 chosen.insert(index);
                 any = true;
@@ -273,7 +271,7 @@ impl Model {
                     Error::new("no such tensor", format!("nothing matches {pattern}"))
                         .with_errno(Errno::NOENT)
                         .at(self.path().display().to_string())
-                        .with_remedy("see what there is: dmafile show"),
+                        .with_remedy("list them with dmafile show"),
                 );
             }
         }
@@ -285,20 +283,19 @@ impl Model {
             .collect())
     }
 
-    /// A load of all files into one buffer, headers included, in flight together. Each file lies
-    /// in it as it is, from [`Shard::at`]; between two files there are zeros, which take no memory
-    /// but on huge pages and in dma-bufs.
+    /// Loads all files into one buffer, headers included, with their reads in flight together. Each file is
+    /// copied as it is to [`Shard::at`]. Between files there are zeros, which take no memory except on huge
+    /// pages and in dma-bufs.
     pub fn load(&self) -> Load {
         Load::of(Arc::clone(&self.source), Reach::Asked)
     }
 
-    /// A load of only the tensors that at least one pattern names, into a buffer in which they lie
-    /// as they would in that of [`Model::load`]. What nobody has asked for is not read and takes no
-    /// memory, but for small gaps, in dma-bufs and in an `fd:N` that is not empty (which is zeroed);
-    /// what is there in its place is either zero or the file's.
+    /// Loads only the tensors that match at least one pattern, at the same offsets as with [`Model::load`].
+    /// Anything else is not read and takes no memory, except for small gaps, in dma-bufs, and in an `fd:N`
+    /// that is not empty (which is zeroed). It is either zero or what the file has there.
     ///
     /// # Errors
-    /// As [`Model::matching`]; ENODATA where all of them are empty.
+    /// As [`Model::matching`]; ENODATA if all matching tensors are empty.
     pub fn load_only(&self, patterns: &[Pattern]) -> Result<Load> {
         let chosen = self.matching(patterns)?;
         let full = chosen.iter().filter(|tensor| tensor.bytes > 0);
@@ -315,10 +312,10 @@ impl Model {
         Ok(Load::of(Arc::clone(&self.source), Reach::Only(ranges)))
     }
 
-    /// A load of `len` bytes at `offset` of one tensor, alone in its buffer.
+    /// Loads `len` bytes at `offset` of one tensor, into a separate buffer.
     ///
     /// # Errors
-    /// EINVAL outside the tensor, ENODATA for no bytes.
+    /// EINVAL outside the tensor, ENODATA for 0 bytes.
     pub fn load_part(&self, tensor: &Tensor, offset: u64, len: u64) -> Result<Load> {
         let start = self.inside(tensor, offset, len)?;
         if len == 0 {
@@ -327,12 +324,11 @@ impl Model {
         Ok(Load::of(Arc::clone(&self.source), Reach::Part(start, len)))
     }
 
-    /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, at once and
-    /// without a plan: cheaper than a load for the little that a load would spend more time to
-    /// prepare than to read, up to [`SMALL_READ`] bytes.
+    /// Reads `into.len()` bytes at `offset` of one tensor through the page cache, immediately and without a
+    /// plan. Up to about [`SMALL_READ`] bytes this is faster than a load.
     ///
     /// # Errors
-    /// EINVAL outside the tensor; what reading gives, EIO where the file has been cut short.
+    /// EINVAL outside the tensor; EIO if the file was truncated; any error of the read.
     pub fn read_part(&self, tensor: &Tensor, offset: u64, into: &mut [u8]) -> Result<()> {
         let start = self.inside(tensor, offset, into.len() as u64)?;
         if into.is_empty() {
@@ -349,12 +345,12 @@ impl Model {
         })
     }
 
-    /// Where a part of a tensor starts among the bytes of the source.
+    /// Where a part of a tensor starts within the bytes of the source.
     fn inside(&self, tensor: &Tensor, offset: u64, len: u64) -> Result<u64> {
         let start = tensor.at.checked_add(offset);
         match (start, offset.checked_add(len)) {
             (Some(start), Some(end)) if end <= tensor.bytes => Ok(start),
-            _ => Err(self.refuse(tensor, "the range lies outside the tensor", Errno::INVAL)),
+            _ => Err(self.refuse(tensor, "the range is outside the tensor", Errno::INVAL)),
         }
     }
 
@@ -363,10 +359,10 @@ impl Model {
         Error::new("cannot load", why).with_errno(errno).at(place)
     }
 
-    /// A load of one tensor, alone in its buffer.
+    /// Loads one tensor into a separate buffer.
     ///
     /// # Errors
-    /// ENODATA for one without bytes.
+    /// ENODATA for an empty tensor.
     pub fn load_tensor(&self, tensor: &Tensor) -> Result<Load> {
         self.load_part(tensor, 0, tensor.bytes)
     }

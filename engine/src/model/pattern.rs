@@ -1,15 +1,15 @@
-//! Names of tensors, by name, glob or regular expression.
+//! Patterns for names of tensors: a name, a glob or a regular expression.
 
 use crate::error::{Error, Result};
 use crate::message::Opt;
 use std::fmt;
 use std::str::FromStr;
 
-/// Names of tensors: a name; a glob with `*`, `?`, `[…]` or `{…,…}`; or `re:` and a regular
-/// expression that the whole name matches (syntax of the crate `regex`, linear time). At most 1024
-/// bytes. In a glob `?` and `[…]` stand for one byte.
+/// A pattern for names of tensors: a name; a glob with `*`, `?`, `[…]` or `{…,…}`; or `re:` and a
+/// regular expression for the whole name (syntax of the crate `regex`, linear time). At most 1024
+/// bytes. In a glob `?` and `[…]` match one byte.
 ///
-/// A tensor that has exactly the text as its name is always named by it.
+/// A tensor whose name equals the text always matches.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -24,7 +24,7 @@ enum Matcher {
 }
 
 impl Pattern {
-    /// Exactly this name, whatever characters it has.
+    /// Matches exactly this name, whatever characters it contains.
     pub fn name(name: impl Into<String>) -> Self {
         Self {
             text: name.into(),
@@ -32,7 +32,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it names this tensor.
+    /// Whether it matches this name.
     pub fn matches(&self, name: &str) -> bool {
         name == self.text
             || match &self.matcher {
@@ -42,13 +42,13 @@ impl Pattern {
             }
     }
 
-    /// The one name it can match, if it is that kind.
+    /// The only name it can match, if there is one.
     pub(super) fn exact(&self) -> Option<&str> {
         matches!(self.matcher, Matcher::Name).then_some(&self.text)
     }
 }
 
-/// No name of a tensor is nearly as long, and what makes a matcher of it is recursive.
+/// Names of tensors are much shorter, and compiling a pattern is recursive.
 const LONGEST: usize = 1024;
 
 impl FromStr for Pattern {
@@ -56,22 +56,26 @@ impl FromStr for Pattern {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: String| {
-            // The libraries explain over several lines, the last of which says it.
+            // The libraries' messages have several lines; the last one has the cause.
             let why = why.lines().last().unwrap_or_default().trim().to_string();
-            Error::usage(Opt::Patterns, format!("'{text}' is no pattern: {why}"))
+            Error::usage(
+                Opt::Patterns,
+                format!("'{text}' is not a valid pattern: {why}"),
+            )
         };
         if text.len() > LONGEST {
             return Err(bad(format!("it is longer than {LONGEST} bytes")));
         }
         let matcher = if let Some(regex) = text.strip_prefix("re:") {
-            // Alone first: what is put around it must not complete it.
+            // First compiled alone: otherwise the parentheses could complete an invalid
+            // expression.
             let whole =
                 regex::Regex::new(regex).and_then(|_| regex::Regex::new(&format!("^(?:{regex})$")));
             Matcher::Regex(whole.map_err(|error| bad(error.to_string()))?)
         } else if text.contains(['*', '?', '[', '{']) {
             let glob = globset::GlobBuilder::new(text).build();
             let glob = glob.map_err(|error| bad(error.kind().to_string()))?;
-            // Its own way to compile panics where the expression becomes too large.
+            // The crate's own compile function panics if the expression becomes too large.
             let glob = regex::bytes::Regex::new(glob.regex());
             Matcher::Glob(glob.map_err(|error| bad(error.to_string()))?)
         } else {
@@ -104,7 +108,7 @@ mod tests {
         // A name may look like a glob.
         assert!(matches("a[0]", "a[0]") && matches("a[0]", "a0"));
         assert!(!matches("re:a|b", "ab"));
-        // What is large is refused or works, and neither panics nor takes the stack.
+        // A large pattern is refused or works; it neither panics nor overflows the stack.
         let (open, close) = ("{".repeat(500), "}".repeat(500));
         let deep = format!("{open}a{close}");
         for large in [

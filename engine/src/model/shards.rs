@@ -1,4 +1,4 @@
-//! Which files make up a model.
+//! Finds the files that a model consists of.
 
 use crate::error::{Error, Result};
 use crate::format::{Format, MAX_HEADER, Table, Value, quoted};
@@ -12,15 +12,15 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// The end of the name of an index of shards.
+/// The suffix of an index of shards.
 const INDEX: &str = ".safetensors.index.json";
 const SAFETENSORS: &str = ".safetensors";
 const GGUF: &str = ".gguf";
 
-/// The files of a model, and what must be true of them.
+/// The files of a model, and the conditions that they must meet.
 pub(super) struct Found {
     pub files: Vec<PathBuf>,
-    /// Tensors and the names of the files that an index says they are in.
+    /// Tensors, and the files that contain them according to the index.
     placed: BTreeMap<String, String>,
     index: PathBuf,
 }
@@ -32,7 +32,7 @@ struct Split<'p> {
     count: u32,
 }
 
-/// Whether a path stands for more than the file it names.
+/// Whether a path stands for more than one file.
 pub(super) fn is_collection(path: &Path) -> bool {
     path.is_dir()
         || name_of(path).is_some_and(|name| {
@@ -57,7 +57,7 @@ pub(super) fn find(path: &Path) -> Result<Found> {
     }
 }
 
-/// The model of a folder: by its index, or all of its safetensors files, or its one GGUF model.
+/// The model of a folder: its index, or all of its safetensors files, or its only GGUF model.
 fn in_folder(folder: &Path) -> Result<Found> {
     let place = || folder.display().to_string();
     let failed = |error| Error::os("cannot open", errno(error)).at(place());
@@ -65,7 +65,7 @@ fn in_folder(folder: &Path) -> Result<Found> {
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default();
-        // Names in another encoding are files too.
+        // File names need not be UTF-8.
         entries.push((name.to_string_lossy().into_owned(), path));
     }
     entries.sort();
@@ -91,7 +91,8 @@ fn in_folder(folder: &Path) -> Result<Found> {
         _ => return Err(several("models", &indexes)),
     }
     let tensors = ending(SAFETENSORS);
-    // The one that libraries look for; a folder may hold a copy in another shape beside it.
+    // The name that libraries look for; a folder may also contain the same model in another
+    // format.
     if let Some(whole) = tensors.iter().find(|(name, _)| name == "model.safetensors") {
         return Ok(Found::plain(vec![whole.1.clone()]));
     }
@@ -118,7 +119,7 @@ fn in_folder(folder: &Path) -> Result<Found> {
     }
 }
 
-/// Where a name says that it is one of several, all of them must be there.
+/// If a name says that the file is one of several, all of them must exist.
 fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<()> {
     let Some(split) = Split::of(name, SAFETENSORS) else {
         return Ok(());
@@ -130,19 +131,19 @@ fn whole_split(name: &str, path: &Path, there: &[&(String, PathBuf)]) -> Result<
     match same.count() as u32 {
         count if count == split.count => Ok(()),
         count => Err(Error::new(
-            "not a sound model",
+            "not a valid model",
             format!(
-                "only {count} of the {} files that its name tells of are there",
+                "only {count} of the {} files that its name promises are there",
                 split.count
             ),
         )
         .with_errno(Errno::NOENT)
         .at(path.display().to_string())
-        .with_remedy("fetch the others, or name one file")),
+        .with_remedy("download the others, or name one file")),
     }
 }
 
-/// The index that `transformers` and others write beside shards.
+/// The index that `transformers` and others write next to shards.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
@@ -151,11 +152,11 @@ struct Index {
 fn by_index(path: &Path) -> Result<Found> {
     let place = path.display().to_string();
     let unsound = |why: String| {
-        Error::new("not a sound index of shards", why)
+        Error::new("not a valid index of shards", why)
             .with_errno(Errno::BADMSG)
             .at(&place)
     };
-    // Whatever it is, opening it shall not wait.
+    // Non-blocking, because it may be a FIFO.
     let fd = file::open(path, false).map_err(|errno| Error::os("cannot open", errno).at(&place))?;
     let stat = file::stat(fd.as_fd());
     if !stat.is_ok_and(|stat| stat.kind == FileType::RegularFile) {
@@ -179,12 +180,15 @@ fn by_index(path: &Path) -> Result<Found> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut files = Vec::new();
     for name in names {
-        // Whoever wrote the index has no say over files elsewhere.
+        // An index must not refer to files in other folders.
         let plain = Path::new(name)
             .file_name()
             .is_some_and(|own| own == name.as_str());
         if !plain || name.contains(char::is_control) {
-            return Err(unsound(format!("{} is no plain file name", quoted(name))));
+            return Err(unsound(format!(
+                "{} is not a plain file name",
+                quoted(name)
+            )));
         }
         files.push(folder.join(name));
     }
@@ -204,7 +208,7 @@ impl Found {
         }
     }
 
-    /// Checks that a file is the one that it is taken for, if it says that it is one of several.
+    /// Checks that a file that claims to be one of several is the expected one.
     pub(super) fn check_split(&self, number: usize, table: &Table) -> Result<(), String> {
         let told = |key: &str| match table.metadata.get(key) {
             Some(Value::Unsigned(value)) => Some(*value),
@@ -218,11 +222,12 @@ impl Found {
         }
         if files > 1 && (count, no) != (Some(files), Some(number as u64)) {
             return Err(format!(
-                "its header does not say that it is number {} of {files} (split.no, split.count)",
+                "its header does not give it the number {} of {files} (split.no, split.count)",
                 number + 1
             ));
         }
-        // One of several by its name is loaded alone; under another name it would pass for whole.
+        // A split file that is loaded alone by its name; under another name it would pass for a
+        // whole model.
         let named = name_of(&self.files[number]).and_then(|name| Split::of(name, GGUF));
         match named {
             Some(_) => Ok(()),
@@ -234,17 +239,17 @@ impl Found {
         }
     }
 
-    /// Checks that every tensor is in the file that the index says.
+    /// Checks that every tensor is in the file that the index names.
     pub(super) fn check_places(&self, model: &Model) -> Result<()> {
         for (name, file) in &self.placed {
             let tensor = model.tensor(name);
             let found = tensor.and_then(|tensor| name_of(&self.files[tensor.shard]));
             if found != Some(file) {
                 let why = format!("{file} has no tensor {}", quoted(name));
-                return Err(Error::new("not a sound model", why)
+                return Err(Error::new("not a valid model", why)
                     .with_errno(Errno::BADMSG)
                     .at(self.index.display().to_string())
-                    .with_remedy("fetch all of its files again"));
+                    .with_remedy("download all of its files again"));
             }
         }
         Ok(())
@@ -268,13 +273,13 @@ impl<'p> Split<'p> {
         })
     }
 
-    /// The paths of all of them, up to the first that is not there.
+    /// The paths of all of them, up to the first that does not exist.
     fn files(&self, path: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
         for number in 1..=self.count {
             let name = format!("{}-{number:05}-of-{:05}{GGUF}", self.stem, self.count);
             files.push(path.with_file_name(name));
-            // To open it says so.
+            // Opening it reports the error.
             if !files.last().is_some_and(|file| file.exists()) {
                 break;
             }

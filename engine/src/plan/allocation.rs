@@ -1,4 +1,4 @@
-//! When the pages of a buffer come into being, and by how many threads.
+//! When the pages of a buffer are allocated, and by how many threads.
 
 use super::MOST_THREADS;
 use super::{Rung, SMALL_FILE};
@@ -7,7 +7,7 @@ use crate::facts::{File, Host};
 use crate::options::{Allocation, Kind, Method, Pages};
 use crate::request::Request;
 
-/// What is worth a thread that allocates.
+/// Amount of memory that is worth another allocating thread.
 const ALLOCATOR_SHARE: u64 = 32 << 20;
 
 /// Whether a thread allocates ahead of the reads, or the reads fault their pages in; and why.
@@ -46,12 +46,12 @@ pub(super) fn allocation(
     } else if bytes <= SMALL_FILE && pages != Pages::Thp {
         (
             Allocation::InRead,
-            "small: a second thread costs more than it hides",
+            "small: a second thread would cost more than it saves",
         )
     } else if matches!(pages, Pages::Thp | Pages::Huge) {
         (
             Allocation::Ahead,
-            "huge pages are zeroed a gather ahead, while the disk works",
+            "huge pages are zeroed one gather ahead, while the disk reads",
         )
     } else if into_descriptor {
         (
@@ -66,7 +66,7 @@ pub(super) fn allocation(
     } else if alone {
         (
             Allocation::Ahead,
-            "one thread reads, and has enough to do without faulting pages in",
+            "a single thread reads, and should not fault pages in as well",
         )
     } else {
         (
@@ -76,14 +76,14 @@ pub(super) fn allocation(
     }
 }
 
-/// A direct read into memory of which not even the first page is there is one through the page cache
-/// on btrfs, and nothing says so (seen with Linux 7.3, where it takes the fault for a refusal).
+/// On Btrfs, a direct read into memory whose first page is not present silently goes through the
+/// page cache (seen with Linux 7.3, which takes the fault for a refusal).
 fn needs_pages(file: &File, first: Rung) -> bool {
     let into_mapping = matches!(first.method, Method::Uring | Method::Threads | Method::Read);
     first.direct && into_mapping && file.file_system == "btrfs"
 }
 
-/// How many threads allocate ahead: where many reads are copies, the processors have them to do.
+/// Number of threads that allocate ahead: if many reads are copies, the CPUs are needed for those.
 pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -> usize {
     match first.direct || alone {
         true => host
@@ -94,11 +94,11 @@ pub(super) fn allocators(host: &Host, first: Rung, alone: bool, capacity: u64) -
     }
 }
 
-/// Whether one call can allocate the buffer and read into it: a new one, of one run of one file.
+/// Whether one call can allocate the buffer and read into it: a new buffer, for one run of one file.
 pub(super) fn fuses(target: &Target, first: Rung, one_run: bool) -> bool {
     match first.method {
         Method::Module => matches!(target.kind, Kind::Dmafile) && one_run,
-        // It is on no ladder for anything else.
+        // It is only ever listed for that.
         Method::HeapRead => true,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! The decision itself, one step for each part of a plan.
+//! Makes the plan, one step for each of its parts.
 
 use super::allocation::{allocation, fuses};
 use super::ladder::{self, Wanted};
@@ -14,7 +14,7 @@ use crate::options::{Allocation, Io, Kind, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
-/// Decides. `layout` covers exactly the wanted range.
+/// Makes the plan. `layout` covers exactly the requested range.
 pub(crate) fn decide(
     request: &Request,
     file: &File,
@@ -50,7 +50,7 @@ pub(crate) fn decide(
     };
     let (mut ladder, not_mapped) = ladder::ladder(request, file, host, target, pages, wanted, log)?;
     let first = ladder[0];
-    // One call reads in one way.
+    // One call reads with one I/O mode.
     let (to_copy, to_read) = match first.moves_in_one_call() && first.direct {
         true => (0, wanted.to_copy + wanted.to_read),
         false => (wanted.to_copy, wanted.to_read),
@@ -82,7 +82,7 @@ pub(crate) fn decide(
     );
     log.add("allocation", allocation, why);
     if let Some(node) = host.node {
-        let why = "the NUMA node that the load was called on; numactl asks for another";
+        let why = "the NUMA node of the caller; use numactl for another";
         log.add("node", node, why);
     }
     if request.check_memory {
@@ -110,7 +110,7 @@ pub(crate) fn decide(
         capacity,
         to_read,
         to_copy,
-        // Small gaps between chosen tensors are read along.
+        // Small gaps between selected tensors are read along.
         holes: layout.bytes_wanted().saturating_sub(to_copy + to_read),
         window,
         threads: None,
@@ -133,7 +133,7 @@ fn describe_io(request: &Request, first: Rung, file: &File, layout: &Layout, log
                 false => Io::Buffered,
             };
             let why = format!(
-                "{cached} of {} bytes are cached, and one call reads in one way ({})",
+                "{cached} of {} bytes are cached, and one call uses one I/O mode ({})",
                 cached + read,
                 layout.learned
             );

@@ -1,4 +1,4 @@
-//! The ways of moving the bytes that can work here, in the order in which they are tried.
+//! The methods that can work here, in the order in which they are tried.
 
 use super::Rung;
 use super::tuning::{DIRECT_BLOCK, DIRECT_DEPTH};
@@ -12,21 +12,20 @@ use crate::request::Request;
 
 /// Registered windows in turn: one being read, one being filled, one being emptied.
 pub(crate) const WINDOWS: u64 = 3;
-/// Windows that are pinned at once: the kernel pins a new one before it lets the old one go.
+/// Windows that are pinned at the same time: the kernel pins a new one before it releases the old one.
 const PINNED: u64 = WINDOWS + 1;
-/// The size of a window, unless more is in flight: worth a registration of its own.
+/// The size of a window, unless more is in flight: large enough to be worth a registration.
 const WINDOW: u64 = 64 << 20;
 /// The largest buffer that io_uring registers (io_uring_register(2)).
 const LARGEST_WINDOW: u64 = 1 << 30;
 
-/// Bytes that must be allowed to be pinned for registered buffers on pages of `page` bytes, unless
-/// other blocks or depths are asked for.
+/// Bytes that the limit on pinned memory must allow for registered buffers on pages of `page` bytes, with
+/// the default block size and queue depth.
 pub(crate) fn registered_need(page: u64) -> u64 {
     (DIRECT_BLOCK * u64::from(DIRECT_DEPTH) + 2 * page) * PINNED
 }
 
-/// Whether direct reads can land at the addresses where the bytes belong, the first of which is byte
-/// `start`.
+/// Whether direct reads can go to the final addresses of the bytes, the first of which is byte `start`.
 fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
     if let Some(errno) = target.dma_buf.as_ref().and_then(|facts| facts.unpinnable) {
         let errno = errno_name(errno.raw_os_error());
@@ -35,7 +34,7 @@ fn landing(target: &Target, file: &File, start: u64) -> Result<(), Message> {
     congruent(target, file, start)
 }
 
-/// Whether whole blocks of the file land where the bytes belong.
+/// Whether whole blocks of the file can be read to the final place of their bytes.
 fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
     match target.existing {
         Some(memory)
@@ -45,29 +44,29 @@ fn congruent(target: &Target, file: &File, start: u64) -> Result<(), Message> {
             Err(message![
                 "the memory's address and ",
                 Opt::Offset,
-                format!(" are not congruent modulo {}", file.align),
+                format!(" differ modulo {}", file.align),
             ])
         }
         _ => Ok(()),
     }
 }
 
-/// What of a file is to come.
+/// What to read from a file.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     /// The first byte.
     pub start: u64,
-    /// Bytes that are in the page cache.
+    /// Bytes in the page cache.
     pub to_copy: u64,
-    /// Bytes that are not.
+    /// Bytes not in the page cache.
     pub to_read: u64,
-    /// It is all of the file, without a hole, and memory may come into being meanwhile.
+    /// It is the whole file, without a hole, and memory may be allocated during the read.
     pub whole: bool,
-    /// Bytes of the memory that it comes into.
+    /// Size of the target memory in bytes.
     pub capacity: u64,
 }
 
-/// The ways to try, in order, with the reasons for those left out; and why memory is not mapped once, where
+/// The methods to try, in order, with the reasons for those left out; and why memory is not mapped once, if
 /// that would have been one.
 pub(super) fn ladder(
     request: &Request,
@@ -95,18 +94,19 @@ pub(super) fn ladder(
         rung(Method::Uring, true, true),
         rung(Method::Uring, true, false),
     ];
-    // Copied on from where they land: the blocks of a ring are registered, those of a pool are not.
+    // Bytes are copied from where they were read: the blocks of a ring are registered, those of a pool are
+    // not.
     let bounce = [
         rung(Method::Bounce, true, true),
         rung(Method::Bounce, true, false),
     ];
     let premap = rung(Method::Premap, true, true);
-    // A dma-buf's pages can be reached by its mapping, or by a device that it is mapped for. Other memory
-    // is reached by its pages anyway, and each of them is read into once: mapping windows of it in
-    // advance pays only where an IOMMU makes many small mappings dear (docs/series.md).
+    // A dma-buf's pages can be accessed through its mapping, or by a device that it is mapped for. Other
+    // memory is accessed by its pages anyway, and each is read into only once: mapping windows in advance
+    // pays only if an IOMMU makes many small mappings expensive (docs/series.md).
     let pays = target.dma_buf.is_some() || (file.translated && file.premap_refused.is_none());
     let mapped = pays.then_some(premap);
-    // Whichever way most of the bytes come better.
+    // The I/O mode that is better for most of the bytes.
     let in_one_call = |method| match request.io == Io::Auto && to_copy > to_read {
         true => vec![rung(method, false, false)],
         false => vec![rung(method, true, false), rung(method, false, false)],
@@ -125,7 +125,7 @@ pub(super) fn ladder(
             let mapped = mapped.then_some(premap);
             mapped.into_iter().chain(copies).chain([last]).collect()
         }
-        // What is left when the buffer could not be made that way after all.
+        // The fallbacks if the buffer could not be created that way.
         Method::Auto if target.heap_reads() && whole => {
             let heap = in_one_call(Method::HeapRead);
             let direct = [premap, bounce[0], bounce[1]].into_iter();
@@ -154,13 +154,13 @@ pub(super) fn ladder(
         Method::Threads => vec![rung(asked, true, false), rung(asked, false, false)],
         Method::Bounce if request.io == Io::Buffered => vec![rung(asked, false, false)],
         Method::Bounce => vec![bounce[0], bounce[1], rung(Method::Threads, false, false)],
-        // The baselines do what their names say: through the page cache, unless told otherwise.
+        // Baselines do what their names say: they use the page cache, unless direct I/O is requested.
         _ if request.io == Io::Direct => vec![rung(asked, true, false)],
         _ => vec![rung(asked, false, false)],
     };
     let by_others = target.ko().is_some() || target.copies || (target.heap_reads() && whole);
     if request.io == Io::Auto && asked == Method::Auto && to_read == 0 && !by_others {
-        // Nothing for the disk to do.
+        // The disk has nothing to do.
         return Ok((vec![rung(Method::Threads, false, false)], None));
     }
     let (mut left_out, mut not_mapped) = (None, None);
@@ -189,7 +189,7 @@ pub(super) fn ladder(
         match why {
             Ok(()) => kept.push(rung),
             Err(why) => {
-                // That has a line of its own.
+                // It is reported separately.
                 if rung.method != Method::Premap {
                     log.add("not", rung, why.clone());
                 } else {
@@ -218,7 +218,7 @@ pub(super) fn ladder(
             Opt::Io,
             " to auto, or see `dmafile explain`",
         ];
-        return Err(Error::new("cannot load this way", why)
+        return Err(Error::new("cannot load like this", why)
             .at(format!("{rung} to {}", target.kind))
             .with_errno(rustix::io::Errno::OPNOTSUPP)
             .with_remedy(remedy));
@@ -226,7 +226,7 @@ pub(super) fn ladder(
     Ok((kept, not_mapped))
 }
 
-/// Whether the memory can be DMA-mapped once for the disk; why not.
+/// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
 fn maps_once(file: &File, target: &Target) -> Result<(), Message> {
     let of_dma_buf = target.dma_buf.as_ref();
     let refused = file.premap_refused.as_ref();
@@ -234,7 +234,7 @@ fn maps_once(file: &File, target: &Target) -> Result<(), Message> {
     refused.map_or(Ok(()), |why| Err(why.as_str().into()))
 }
 
-/// Says whether memory is mapped once, and why not where that would make a difference.
+/// Reports whether memory is mapped once, and why not if that would make a difference.
 pub(super) fn describe_mapping(
     ladder: &[Rung],
     refused: Option<Message>,
@@ -249,7 +249,7 @@ pub(super) fn describe_mapping(
         (Method::Premap, _) => {
             let how = match target.dma_buf {
                 Some(_) => "mapped once",
-                // The memfd, of a udmabuf: that is made of it when all pages are there.
+                // The memfd under a udmabuf, which is created when all pages are present.
                 None => "mapped a window at a time",
             };
             let why = format!(
@@ -275,26 +275,27 @@ pub(super) fn describe_mapping(
         // The driver maps the same pages, and as often.
         (Method::Uring, None) if first.registered && possible => (
             "no",
-            "no IOMMU makes mappings dear, and each window is read into once".into(),
+            "there is no IOMMU to make mappings expensive, and each window is read into once"
+                .into(),
         ),
         _ => return,
     };
     log.add("pre-mapped", choice, why);
 }
 
-/// Why io_uring cannot read or write a file of this file system here; None where it can.
+/// Why io_uring cannot read or write a file of this file system here; None if it can.
 pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Option<String> {
     if let Some(errno) = &host.uring_refused {
         return Some(format!("io_uring is refused ({errno})"));
     }
-    // Where a FUSE file is opened with FOPEN_DIRECT_IO, io_uring goes on with a short read by
-    // itself, and at the wrong place: fuse_direct_IO leaves ki_pos where it was (seen with Linux
-    // 6.18). Wrong bytes would come without an error, through a stacked file system too; that one
-    // is trusted only where the real file beneath it has told its alignment, as FUSE never does.
+    // For a FUSE file with FOPEN_DIRECT_IO, io_uring continues a short read by itself, but at the wrong
+    // offset: fuse_direct_IO does not advance ki_pos (seen with Linux 6.18). The result would be wrong
+    // bytes without an error, through a stacked file system, too. Such a file system is trusted only if the
+    // real file beneath it reports its alignment, which FUSE never does.
     let stacked = file_system == "overlayfs" || file_system.starts_with("0x");
     let what = match file_system {
         "fuse" => "a FUSE file",
-        _ if stacked && !align_told => "a file that may lie on FUSE",
+        _ if stacked && !align_told => "a file that may be on FUSE",
         _ => return None,
     };
     Some(format!(
@@ -302,8 +303,8 @@ pub(crate) fn no_uring(host: &Host, file_system: &str, align_told: bool) -> Opti
     ))
 }
 
-/// The size of a window of registered buffers; drops the registered rung where the limit on pinned
-/// memory is too low for windows that hold the reads in flight.
+/// The size of a window of registered buffers; removes the registered method if the limit on pinned memory
+/// is too low for windows that hold the reads in flight.
 pub(super) fn window(
     ladder: &mut Vec<Rung>,
     host: &Host,
@@ -313,7 +314,7 @@ pub(super) fn window(
     depth: u32,
     log: &Reasons,
 ) -> u64 {
-    // What is mapped of a dma-buf pins nothing of this process: its exporter has charged it.
+    // A mapped dma-buf pins nothing of this process: its exporter has charged it.
     let pins = |rung: &&Rung| {
         let mapped = rung.method == Method::Premap && target.dma_buf.is_some();
         rung.registered && !mapped
@@ -321,16 +322,16 @@ pub(super) fn window(
     let Some(registered) = ladder.iter().find(pins).copied() else {
         return 0;
     };
-    // A page of which a window holds a part is counted whole, at either end.
+    // A page that is partly in a window counts completely, at either end.
     let (windows, margin) = match (registered.method, pages) {
-        // A ring of its own, made of whole pages.
+        // A separate ring, made of whole pages.
         (Method::Bounce, _) => (1, 0),
         (_, Pages::Small) => (PINNED, 2 * host.page),
-        // Memory that exists may have them too.
+        // Existing memory may have them, too.
         (_, Pages::Thp | Pages::Auto) => (PINNED, 2 * host.thp_size.max(host.page)),
         (_, Pages::Huge) => (PINNED, 2 * host.pool_page.max(host.page)),
     };
-    // One window must hold what is in flight, or reads would wait for registrations.
+    // One window must hold what is in flight; otherwise reads would wait for registrations.
     let in_flight = block * u64::from(depth);
     let limit = host.pin_limit();
     let instead = ladder.iter().any(|rung| !pins(&rung));
@@ -346,24 +347,24 @@ pub(super) fn window(
     }
     match registered.method {
         Method::Bounce => in_flight,
-        // The kernel has the last word where there is no other way.
+        // If there is no other method, try: the kernel decides.
         _ => pinned.window(limit),
     }
 }
 
-/// What registered buffers pin. Sizes are bytes.
+/// What registered buffers pin. Sizes are in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Pinned {
-    /// Windows at once.
+    /// Number of windows that exist at once.
     pub windows: u64,
-    /// What is in flight, which one window must hold.
+    /// Bytes in flight, which one window must hold.
     pub in_flight: u64,
-    /// What pages at its ends add to a window.
+    /// What partly covered pages add to a window.
     pub margin: u64,
 }
 
 impl Pinned {
-    /// Windows of memory on pages of `page` bytes.
+    /// For windows of memory on pages of `page` bytes.
     pub(crate) fn windows(in_flight: u64, page: u64) -> Self {
         Self {
             windows: PINNED,
@@ -372,7 +373,7 @@ impl Pinned {
         }
     }
 
-    /// One ring of whole pages.
+    /// For one ring of whole pages.
     pub(crate) fn ring(in_flight: u64) -> Self {
         Self {
             windows: 1,
@@ -381,12 +382,12 @@ impl Pinned {
         }
     }
 
-    /// How large a window may be.
+    /// The maximum size of a window.
     fn most(self, limit: u64) -> u64 {
         (limit / self.windows).saturating_sub(self.margin)
     }
 
-    /// Why it cannot be pinned under this limit; None where it can.
+    /// Why it cannot be pinned under this limit; None if it can.
     pub(crate) fn exceeds(self, limit: u64) -> Option<String> {
         if self.in_flight <= self.most(limit) {
             return None;
@@ -409,11 +410,11 @@ impl Pinned {
     }
 }
 
-/// Whether a method can serve a kind of memory and an I/O mode at all; why not.
+/// Whether a method works with a kind of memory and an I/O mode at all; otherwise why not.
 fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
     match rung.method {
         Method::Bounce if !rung.direct => {
-            Err("what comes through the page cache needs no ring beside it".into())
+            Err("reads through the page cache need no bounce ring".into())
         }
         Method::Mmap if rung.direct => {
             Err("a mapping of a file always goes through the page cache".into())
@@ -427,7 +428,7 @@ fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
             Opt::To.set(Kind::Dmafile)
         ]),
         Method::HeapRead if !target.heap_reads() => Err(message![
-            "a heap reads files into buffers that it makes, on a kernel that has \
+            "a heap only reads files into buffers that it allocates, on a kernel that has \
              DMA_HEAP_ALLOC_AND_READ_FILE: ",
             Opt::To.set("heap:NAME"),
         ]),
@@ -435,7 +436,7 @@ fn serves(rung: Rung, target: &Target, pages: Pages) -> Result<(), Message> {
     }
 }
 
-/// sendfile and splice need a descriptor that can be written.
+/// sendfile and splice need a descriptor that supports write.
 fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
     match (&target.kind, pages) {
         _ if target.dma_buf.is_some() => {
@@ -447,7 +448,7 @@ fn writes_into(target: &Target, pages: Pages) -> Result<(), Message> {
     }
 }
 
-/// The reason to have chosen a rung.
+/// The reason for choosing a method.
 pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
         (Method::Uring, true, true) => "the disk writes into registered buffers, no copy",
@@ -455,13 +456,13 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Uring, false, _) => "io_uring's workers copy from the page cache",
         (Method::Threads, true, _) => "a pool of direct preads, no copy",
         (Method::Threads, false, _) if alone => {
-            "one pread after the other, copied from the page cache"
+            "one pread after another, copied from the page cache"
         }
         (Method::Threads, false, _) => "a pool of preads, copied from the page cache",
-        (Method::Read, true, _) => "one direct pread after the other",
-        (Method::Read, false, _) => "one pread after the other, copied from the page cache",
+        (Method::Read, true, _) => "one direct pread after another",
+        (Method::Read, false, _) => "one pread after another, copied from the page cache",
         (Method::Mmap, ..) => "copied from a mapping of the file",
-        (Method::Premap, ..) => "the disk writes into memory that is mapped once for it, no copy",
+        (Method::Premap, ..) => "the disk writes into memory that is mapped for it once, no copy",
         (Method::Bounce, _, true) => "the disk writes into a registered ring, one copy from there",
         (Method::Bounce, ..) => "a pool of direct preads, one copy from there",
         (Method::Sendfile, ..) => "copied inside the kernel",
@@ -476,7 +477,7 @@ pub(super) fn describe(rung: Rung, asked: Method, alone: bool) -> String {
         (Method::Auto, ..) => "",
     };
     if asked == Method::Auto {
-        format!("the first of the ladder that works: {what}")
+        format!("the first method that works here: {what}")
     } else {
         format!("asked for: {what}")
     }

@@ -20,9 +20,10 @@ pub(crate) use tuning::{
 pub(crate) use types::MOST_WORKERS;
 pub use types::{Plan, Rung};
 
-/// Threads that copy, and that allocate: so many move more than a memory channel does.
+/// Maximum number of threads that copy, and that allocate: together they exceed the speed
+/// of a memory channel.
 pub(crate) const MOST_THREADS: usize = 4;
-/// Up to this, in bytes, a second thread costs more than what it hides.
+/// Up to this size, in bytes, a second thread costs more than it saves.
 const SMALL_FILE: u64 = 4 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The size of the buffer's pages.
+//! The page size of the buffer.
 
 use super::SMALL_FILE;
 use crate::error::{Error, Result};
@@ -9,8 +9,8 @@ use crate::options::{DEFAULT_GATHER, Kind, Method, Pages};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
-/// Decides on the pages to try for. `footprint` tells how many bytes of memory the data takes on pages
-/// of a size.
+/// Decides on the page size to try. `footprint` returns how many bytes of memory the data needs on
+/// pages of a size.
 pub(super) fn pages(
     request: &Request,
     host: &Host,
@@ -24,7 +24,7 @@ pub(super) fn pages(
             return Err(Error::usage(
                 Opt::Pages,
                 format!(
-                    "'{}' cannot be had: who exports a dma-buf chooses its pages",
+                    "'{}' is not available: the exporter of a dma-buf chooses its pages",
                     request.pages
                 ),
             ));
@@ -32,7 +32,7 @@ pub(super) fn pages(
         log.add(
             "pages",
             "exporter",
-            "who exports a dma-buf chooses its pages",
+            "the exporter of a dma-buf chooses its pages",
         );
         return Ok(Pages::Auto);
     }
@@ -42,21 +42,17 @@ pub(super) fn pages(
             return Err(Error::usage(
                 Opt::Pages,
                 format!(
-                    "'{}' cannot be had: memory that exists keeps its pages",
+                    "'{}' is not available: existing memory keeps its pages",
                     request.pages
                 ),
             ));
         }
         if existing.hugetlb {
-            log.add(
-                "pages",
-                Pages::Huge,
-                "what the memory that exists is made of",
-            );
+            log.add("pages", Pages::Huge, "the page size of the existing memory");
             return Ok(Pages::Huge);
         }
         if !may_choose {
-            log.add("pages", "existing", "memory that exists keeps its pages");
+            log.add("pages", "existing", "existing memory keeps its pages");
             return Ok(Pages::Auto);
         }
     }
@@ -79,11 +75,11 @@ pub(super) fn pages(
     Ok(choice)
 }
 
-/// Silent wrong bytes in an importing driver are worse than slow pages.
+/// Silently wrong bytes in an importing driver are worse than slow pages.
 const VMAPS_WRONG: &str =
     "drivers that vmap a udmabuf see wrong bytes on huge pages (Linux 6.11 and 6.12)";
 
-/// Huge pages wherever an ordinary user gets them.
+/// Huge pages if an unprivileged user gets them.
 fn best_pages(
     request: &Request,
     host: &Host,
@@ -91,12 +87,12 @@ fn best_pages(
     bytes: u64,
     footprint: impl Fn(u64) -> u64,
 ) -> (Pages, String) {
-    // Memory that exists is not the pool's, and hugetlbfs has no write(2).
+    // Existing memory is not from the pool, and hugetlbfs does not support write(2).
     let from_pool = target.existing.is_none()
         && !request.exact_size
         && !matches!(request.method, Method::Sendfile | Method::Splice)
         && (1..=bytes).contains(&host.pool_page);
-    // A mapping takes from the pool for all of it, holes too.
+    // A mapping reserves pages of the pool for all of it, including holes.
     let full = || footprint(host.pool_page) >= bytes - bytes / 4;
     if from_pool && host.pool_free >= bytes.next_multiple_of(host.pool_page) && full() {
         return (
@@ -130,7 +126,8 @@ fn best_pages(
             ),
         );
     }
-    // Every page with a byte of data on it is allocated: between holes, most of it for nothing.
+    // Every page with one byte of data is allocated completely: between holes, most of it would be
+    // wasted.
     let (small, huge) = (footprint(host.page), footprint(host.thp_size));
     if huge > small + small / 4 {
         let (small, huge) = (small >> 10, huge >> 10);

@@ -1,4 +1,4 @@
-//! The range of a file that a request wants, and where it lies in memory.
+//! The requested range of a file, and where it is in memory.
 
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
@@ -6,14 +6,14 @@ use crate::facts::{File, Host};
 use crate::message::{Opt, message};
 use crate::request::{Reach, Request};
 
-/// The wanted range `[start, end)` of a file.
+/// The requested range `[start, end)` of a file.
 pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
     let past = |option: Opt, value: u64| {
         Error::new(
             "cannot load",
             message![
                 option,
-                format!(" {value} lies past the end, {} bytes", file.size),
+                format!(" {value} is past the end, {} bytes", file.size),
             ],
         )
         .at(file.path.display().to_string())
@@ -36,18 +36,18 @@ pub(crate) fn range(request: &Request, file: &File) -> Result<(u64, u64)> {
     }
 }
 
-/// Where the wanted range lies in memory. Bytes from the memory's first.
+/// Where the requested range is in memory. Offsets are in bytes from the memory's start.
 pub(super) struct Placement {
-    /// Where the memory that may be written to starts.
+    /// Where writable memory starts.
     pub(super) floor: u64,
     /// Where the range starts.
     pub(super) lead: u64,
-    /// Where the memory that may be written to ends.
+    /// Where writable memory ends.
     pub(super) capacity: u64,
 }
 
-/// File and memory are congruent, so that every block lands where it belongs; memory that exists sets
-/// its own bounds.
+/// File and memory have the same alignment, so that every block can be read into place; existing
+/// memory has fixed bounds.
 pub(super) fn placement(
     target: &Target,
     file: &File,
@@ -68,7 +68,7 @@ pub(super) fn placement(
     if existing.bytes.saturating_sub(at) < need {
         let room = match existing.at {
             None => existing.bytes.to_string(),
-            Some(at) => format!("what is left of {} from byte {at} on", existing.bytes),
+            Some(at) => format!("the rest of {} from byte {at} on", existing.bytes),
         };
         return Err(Error::new(
             "cannot load",

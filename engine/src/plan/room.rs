@@ -1,4 +1,4 @@
-//! Whether a load fits into memory.
+//! Whether there is enough memory for a load.
 
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
@@ -6,8 +6,8 @@ use crate::facts::{File, Host};
 use crate::message::{Opt, message};
 use crate::options::{Kind, Pages};
 
-/// Refuses early what cannot fit: `footprint` tells how many bytes of memory the data takes on pages
-/// of a size (holes take none), `ring` what is needed beside the buffer.
+/// Refuses early what cannot fit. `footprint` returns how many bytes of memory the data needs on
+/// pages of a size (holes need none), `ring` is what is needed in addition to the buffer.
 pub(super) fn check_memory(
     file: &File,
     host: &Host,
@@ -22,14 +22,14 @@ pub(super) fn check_memory(
         _ => host.page,
     };
     let need = match target.kind {
-        // Their pages come into being all at once, those of holes too.
+        // Their pages are allocated all at once, including those of holes.
         Kind::Heap(_) | Kind::Udmabuf | Kind::Dmafile => capacity,
         _ => footprint(page),
     };
     let need = target
         .existing
         .map_or(need, |existing| need.min(existing.lacking));
-    // A hugetlb pool is counted by the kernel when it is mapped, and memory that is there is there.
+    // The kernel checks a hugetlb pool when it is mapped, and existing memory is already allocated.
     if need == 0 || pages == Pages::Huge {
         return Ok(());
     }
@@ -46,7 +46,7 @@ pub(super) fn check_memory(
             Opt::Offset,
             ", ",
             Opt::Length,
-            "), or try all the same with ",
+            "), or try anyway with ",
             Opt::CheckMemory.set(false),
         ]))
     };
@@ -65,9 +65,9 @@ pub(super) fn check_memory(
     Ok(())
 }
 
-/// What a cgroup is charged beside a buffer, whose kernel would kill rather than refuse: page
-/// tables and the index of the pages (16 bytes a page), then threads, rings and what each processor
-/// has charged ahead. Linux 6.1 killed a load of 46 MiB that had 47.
+/// What a cgroup is charged in addition to a buffer; if that does not fit, the kernel would kill
+/// rather than refuse: page tables and the index of the pages (16 bytes per page), threads, rings,
+/// and what each CPU has charged ahead. Linux 6.1 killed a load of 46 MiB in a cgroup with 47 MiB.
 fn beside(need: u64) -> u64 {
     const MOST: u64 = 2 << 20;
     need / 128 + (need / 16).min(MOST)

@@ -1,4 +1,4 @@
-//! Plans for machines and files that are not at hand.
+//! Plans for machines and files that are not available here.
 
 use super::{Plan, range};
 use crate::error::Result;
@@ -50,7 +50,7 @@ fn file(size: u64) -> File {
     }
 }
 
-/// A file on a disk that memory is mapped for once, by an IOMMU or without one.
+/// A file on a disk for which memory can be mapped once, with or without an IOMMU.
 fn premapping(size: u64, translated: bool) -> File {
     File {
         translated,
@@ -59,7 +59,7 @@ fn premapping(size: u64, translated: bool) -> File {
     }
 }
 
-/// A request, and the target that looking would find for it.
+/// A request, and the target that probing would find for it.
 #[derive(Clone, Debug)]
 struct Asked {
     kind: Kind,
@@ -154,7 +154,7 @@ fn decide(asked: &Asked, file: &File, host: &Host, layout: &Layout) -> Result<Pl
     })
 }
 
-/// A plan for a file that is all data, and cached or not.
+/// A plan for a file that is all data, cached or not.
 fn plan_for(asked: &Asked, file: &File, host: &Host, cached: bool) -> Result<Plan> {
     asked.request().check()?;
     let (start, end) = range(&asked.request(), file)?;
@@ -170,7 +170,7 @@ fn ladder_of(plan: &Plan) -> Vec<String> {
     plan.ladder.iter().map(ToString::to_string).collect()
 }
 
-/// The reason that a choice was made for, or that a rung was left out for.
+/// The reason for a choice, or for leaving out a method.
 fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
     let found = plan
         .reasons
@@ -181,7 +181,7 @@ fn why<'p>(plan: &'p Plan, about: &str, choice: &str) -> &'p str {
         .why
 }
 
-/// A GiB of small pages that is there already.
+/// An existing GiB of base pages.
 fn full_memory() -> Existing {
     Existing {
         bytes: GIB,
@@ -225,7 +225,7 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     };
     assert_eq!(layout.footprint(0, 4096), 2 * MIB);
     assert_eq!(layout.footprint(0, 2 * MIB), GIB);
-    // Two runs on one page take one.
+    // Two runs on one page count once.
     assert_eq!(layout.footprint(0, 4 * MIB), GIB);
     let plan = |pages, available| {
         let request = Asked {
@@ -240,14 +240,14 @@ fn data_between_holes_is_not_blown_up_to_huge_pages() {
     };
     let small = plan(Pages::Auto, 2 * MIB).unwrap();
     assert_eq!(small.pages, Pages::Small);
-    assert!(why(&small, "pages", "4k").contains("2048 KiB of data between holes"));
+    assert!(why(&small, "pages", "base").contains("2048 KiB of data between holes"));
     assert_eq!(plan(Pages::Thp, GIB).unwrap().pages, Pages::Thp);
-    // Who insists is told what it takes.
+    // A request for these pages is refused, with what it would need.
     let error = plan(Pages::Thp, GIB - 1).unwrap_err().to_string();
     assert!(error.contains("1073741824 bytes are needed"), "{error}");
 }
 
-/// A dma-buf that direct reads cannot land in by its mapping.
+/// A dma-buf whose mapping direct reads cannot go into.
 fn unpinnable(method: Method) -> Asked {
     Asked {
         kind: Kind::Heap("system".to_string()),
@@ -286,7 +286,7 @@ fn a_dma_buf_is_mapped_once_where_the_kernel_does_that() {
         "this kernel's io_uring has no extended buffer update; reading into a registered ring, \
          then copying"
     );
-    // What is mapped pins nothing of this process.
+    // A mapped dma-buf pins nothing of this process.
     let poor = Host {
         memlock: Some(0),
         ..host()
@@ -297,7 +297,7 @@ fn a_dma_buf_is_mapped_once_where_the_kernel_does_that() {
         ladder_of(&plan),
         ["premap direct", "bounce direct", "threads buffered"]
     );
-    // What nothing is read directly of needs no word about it.
+    // Without direct reads it is not mentioned.
     let buffered = Asked {
         io: Io::Buffered,
         ..unpinnable(Method::Auto)
@@ -332,10 +332,7 @@ fn what_cannot_be_mapped_goes_through_a_ring_that_can() {
             refuses(unpinnable(Method::Auto)),
             "its exporter does not map it; ",
         ),
-        (
-            apart(unpinnable(Method::Auto)),
-            "are not congruent modulo 512; ",
-        ),
+        (apart(unpinnable(Method::Auto)), "differ modulo 512; "),
         (unpinnable(Method::Bounce), ""),
     ] {
         let plan = plan_for(&asked, &premapping(GIB, false), &host(), false).unwrap();
@@ -366,7 +363,7 @@ fn windows_of_other_memory_are_mapped_where_an_iommu_makes_that_pay() {
         assert!(why(&with, "pre-mapped", "yes").contains("a window at a time for nvme0n1"));
         assert_eq!(ladder_of(&without)[0], "uring direct registered");
         assert!(why(&without, "pre-mapped", "no").contains("no IOMMU"));
-        // On other kernels there is nothing to say.
+        // On other kernels it is not mentioned.
         let stock = File {
             translated: true,
             ..file(GIB)
@@ -560,7 +557,7 @@ fn pages_are_the_largest_that_can_be_had() {
         ..Asked::default()
     };
     assert_eq!(pages(&exact, &pool, GIB), Pages::Thp);
-    // hugetlbfs cannot be written, which is what these do.
+    // hugetlbfs does not support write, which these need.
     for method in [Method::Sendfile, Method::Splice] {
         let request = Asked {
             method,
@@ -625,7 +622,7 @@ fn what_cannot_fit_is_refused_early() {
         error.to_string().contains("/sys/fs/cgroup/memory.max"),
         "{error}"
     );
-    // A load of all that is left would be killed for what the kernel needs beside it.
+    // A load of all available memory would be killed for what the kernel needs in addition.
     let limited = Host {
         cgroup: Some((64 * MIB, "/sys/fs/cgroup/memory.max".into())),
         ..host()
@@ -639,7 +636,7 @@ fn what_cannot_fit_is_refused_early() {
     assert!(plan_for(&insist, &file(65 * MIB), &limited, false).is_ok());
 }
 
-/// Since Linux 7.0, if the system's administrator wants it so.
+/// Since Linux 7.0, if the administrator enables it.
 #[test]
 fn what_heaps_give_counts_where_the_kernel_says_so() {
     let mut host = Host {
@@ -743,10 +740,10 @@ fn what_direct_reads_cannot_land_in_bounces() {
         plan.block.unwrap() * u64::from(plan.queue_depth.unwrap()) <= 8 * MIB,
         "a small ring"
     );
-    // Where its exporter lets its pages be pinned, nothing keeps direct reads out.
+    // If its exporter allows its pages to be pinned, direct reads work.
     let plan = plan_for(&dma_buf(true), &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan)[0], "uring direct registered");
-    // Memory of the caller that does not fit the offset.
+    // The caller's memory, with an address that does not match the offset.
     let request = Asked {
         kind: Kind::Caller,
         existing: Some(Existing {
@@ -761,7 +758,7 @@ fn what_direct_reads_cannot_land_in_bounces() {
     };
     let plan = plan_for(&request, &file(GIB), &host(), false).unwrap();
     assert_eq!(ladder_of(&plan), bounces);
-    // Nothing to gain where all of it is cached, or there is no direct I/O.
+    // No benefit if all of it is cached, or without direct I/O.
     let plan = plan_for(&dma_buf(false), &file(GIB), &host(), true).unwrap();
     assert_eq!(ladder_of(&plan), ["threads buffered"]);
     let refused = File {
@@ -794,8 +791,8 @@ fn one_thread_drops_behind_it_what_its_reads_bring_in() {
         why(&plan, "cache", "left as it was"),
         "what the reads bring in is dropped behind them (RWF_DONTCACHE)"
     );
-    assert!(why(&plan, "method", "threads buffered").contains("one pread after the other"));
-    // A folio is a huge page at most, and no two blocks may lie on the same.
+    assert!(why(&plan, "method", "threads buffered").contains("one pread after another"));
+    // A folio is at most a huge page, and no two blocks may share one.
     let large = Host {
         thp_size: 32 * MIB,
         ..host()
@@ -826,7 +823,7 @@ fn one_thread_drops_behind_it_what_its_reads_bring_in() {
         assert_eq!(plan.allocation, Allocation::InRead);
         why(&plan, "cache", "filled");
     }
-    // Nothing to drop, or to decide.
+    // Nothing to drop or to decide.
     let in_memory = File {
         in_memory: true,
         ..refused(false)
@@ -1018,7 +1015,7 @@ fn the_module_fills_its_own_dma_bufs() {
         "{error}"
     );
 
-    // One that exists is not allocated.
+    // An existing one is not allocated.
     let exists = Asked {
         existing: Some(full_memory()),
         ..of_ko(Kind::Memfd)
@@ -1027,7 +1024,7 @@ fn the_module_fills_its_own_dma_bufs() {
     assert_eq!(ladder_of(&plan), want);
     assert!(!plan.fused && plan.allocation == Allocation::InRead);
 
-    // Others are not for it.
+    // It does not work with other memory.
     let asked = Asked {
         method: Method::Module,
         ..Asked::default()
@@ -1125,7 +1122,7 @@ fn a_heap_that_can_reads_whole_files() {
     let cached = plan_for(&of_heap(), &file(GIB), &host(), true).unwrap();
     assert_eq!(cached.first().to_string(), "heap-read buffered");
 
-    // A part of a file, and who wants another order, go the other way.
+    // A part of a file, or another order of allocation, uses the other method.
     let part = Asked {
         offset: 4096,
         ..of_heap()
@@ -1173,7 +1170,7 @@ fn memory_that_the_kernel_copies_into_is_filled_so() {
     let without = plan_for(&there(false), &file(GIB), &host(), false).unwrap();
     assert_eq!(without.first().method, Method::Uring);
 
-    // By name it may go into all that has a descriptor.
+    // If requested, it works with any memory that has a descriptor.
     let asked = |kind| Asked {
         method: Method::CopyFileRange,
         kind,
@@ -1185,7 +1182,7 @@ fn memory_that_the_kernel_copies_into_is_filled_so() {
     assert!(error.to_string().contains("no descriptor"), "{error}");
 }
 
-/// What a plan says of its sizes: block, depth, gather, alignment, threads that copy and that allocate.
+/// The sizes in a plan: block, depth, gather, alignment, threads that copy and that allocate.
 fn sizes(plan: &Plan) -> String {
     let json = serde_json::to_value(plan).unwrap();
     let keys = [
@@ -1266,7 +1263,7 @@ fn a_plan_names_no_size_that_will_not_be_used() {
             false,
             "1M 100 null null null null",
         ),
-        // All of it is in the page cache, so that the ring has nothing to do.
+        // All of it is in the page cache, so the ring has nothing to do.
         (
             asked(Method::Uring, Io::Auto, in_read),
             true,

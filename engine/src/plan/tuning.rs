@@ -1,4 +1,4 @@
-//! How much moves at once: block, queue depth, gather.
+//! How much is moved at once: block, queue depth, chunk.
 
 use super::MOST_THREADS;
 use super::Rung;
@@ -12,45 +12,45 @@ use crate::options::{BLOCK_RANGE, DEFAULT_GATHER, Io, Method};
 use crate::reasons::Reasons;
 use crate::request::Request;
 
-/// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations
-/// (docs/measuring.md has the sweep).
+/// Direct reads: 4 MiB blocks keep a disk busy at a queue depth of 8 with the fewest operations (see
+/// docs/measuring.md).
 pub(crate) const DIRECT_BLOCK: u64 = 4 << 20;
 pub(crate) const DIRECT_DEPTH: u32 = 8;
-/// Direct reads that are copied on: 8 of these stay in the CPU's cache, and fit the limit on pinned
-/// memory that most systems set (8 MiB).
+/// Direct reads that are copied afterwards: 8 of these blocks stay in the CPU's cache, and fit the
+/// usual limit on pinned memory (8 MiB).
 pub(crate) const BOUNCE_BLOCK: u64 = 512 << 10;
-/// What one copy_file_range(2) moves: the kernel cuts it, and is waited for at its end. A load is
-/// cancelled between two of them.
+/// Size of one copy_file_range(2): the kernel splits it, and the call waits for its end. A load can
+/// be cancelled between two calls.
 pub(crate) const COPY_BLOCK: u64 = 64 << 20;
-/// More in flight keeps no disk busier, and all of it is memory beside the buffer.
+/// More bytes in flight do not keep a disk busier, and need memory in addition to the buffer.
 pub(crate) const LARGEST_RING: u64 = 64 << 20;
-/// Reads through the page cache: a block that stays in the CPU's cache on its way.
+/// Reads through the page cache: a block that stays in the CPU's cache while it is copied.
 pub(crate) const BUFFERED_BLOCK: u64 = 1 << 20;
 
-/// What methods work with, whichever rung it comes to; a [`Plan`](super::Plan) shows of it what the
-/// first one uses. Sizes in bytes.
+/// Parameters of all methods; a [`Plan`](super::Plan) shows those that the first one uses. Sizes are
+/// in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tuning {
     /// Size of one operation.
     pub block: u64,
     /// Operations in flight.
     pub queue_depth: u32,
-    /// How much is allocated before its reads begin.
+    /// Maximum size of a chunk that is allocated before its reads begin.
     pub gather: u64,
-    /// Multiple that direct reads keep to.
+    /// Alignment of direct reads.
     pub align: u64,
     /// Worker threads for copies and for `threads`.
     pub threads: usize,
-    /// Threads that allocate ahead of the reads, at most.
+    /// Maximum number of threads that allocate ahead of the reads.
     pub allocators: usize,
-    /// Pages that reads bring into the page cache are dropped behind them.
+    /// Whether reads drop the pages that they bring into the page cache.
     pub drop_behind: bool,
-    /// Memory can be DMA-mapped once for the disk.
+    /// Whether memory can be DMA-mapped for the disk once.
     pub premaps: bool,
 }
 
 impl Tuning {
-    /// What was asked for, or what suits the first rung.
+    /// The requested values, or those that suit the first method.
     pub(super) fn decide(
         request: &Request,
         file: &File,
@@ -73,7 +73,7 @@ impl Tuning {
             queue_depth = most;
         }
         if first.method == Method::CopyFileRange {
-            // One call after the other.
+            // One call after another.
             queue_depth = 1;
         }
         let ko = target.ko().filter(|_| first.method == Method::Module);
@@ -102,7 +102,7 @@ impl Tuning {
             && (request.gather.is_some() || request.queue_depth.is_some())
         {
             let why =
-                "what is in flight is the kernel's choice: /sys/module/dma_heap_read/parameters";
+                "the kernel decides how much is in flight: /sys/module/dma_heap_read/parameters";
             log.add("gather", "auto", why);
         }
         Ok(Self {
@@ -118,12 +118,12 @@ impl Tuning {
     }
 }
 
-/// The block with which reads through the page cache drop behind them the pages that they bring in;
-/// None where that cannot be, or was not left to us.
+/// The block size with which reads through the page cache can drop the pages that they bring in; None
+/// if that is not possible, or if the request does not allow it.
 ///
-/// A folio of the page cache, a huge page at most, is dropped as a whole when a part of it has been
-/// read. So no two blocks may have one in common, and only one thread reads: with several, read-ahead
-/// for one brings in what another has read and dropped, and that stays (docs/measuring.md).
+/// A folio of the page cache, at most a huge page, is dropped as a whole when a part of it has been
+/// read. So no two blocks may share one, and only one thread reads: with several, read-ahead for one
+/// brings in what another has read and dropped, and that stays (docs/measuring.md).
 fn drop_behind(
     request: &Request,
     file: &File,
@@ -144,7 +144,7 @@ fn drop_behind(
         "this kernel, or file system, has no reads that drop pages behind them (RWF_DONTCACHE)"
             .into()
     } else if !possible || request.gather.is_some_and(|gather| gather < block) {
-        format!("to drop it, blocks would have to be multiples of {folio} bytes, in whole gathers")
+        format!("to drop it, blocks must be multiples of {folio} bytes, in whole gathers")
     } else {
         let why = "what the reads bring in is dropped behind them (RWF_DONTCACHE)";
         log.add("cache", "left as it was", why);

@@ -1,4 +1,4 @@
-//! A plan as data.
+//! The plan of a load, as data.
 
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
@@ -8,33 +8,33 @@ use crate::reasons::Reason;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// More than a few dozen threads queue for the same disk and the same locks.
+/// Beyond a few dozen, threads only queue for the same disk and the same locks.
 pub(crate) const MOST_WORKERS: u32 = 64;
 
-/// One way of moving the bytes, tried in the order of the ladder.
+/// One method of the list that is tried in order, with its I/O mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Rung {
     /// The method.
     pub method: Method,
-    /// Reads pass by the page cache.
+    /// Whether it bypasses the page cache.
     pub direct: bool,
-    /// io_uring with registered buffers.
+    /// Whether io_uring uses registered buffers.
     pub registered: bool,
 }
 
 impl Rung {
-    /// Reads land where their bytes belong, in whole units of the file's direct alignment.
+    /// Reads go directly to their final place, in whole units of the file's direct I/O alignment.
     pub(crate) fn lands_whole(self) -> bool {
         self.direct && self.method != Method::Bounce && !self.moves_in_one_call()
     }
 
-    /// Reads land at addresses of the memory's mapping, which the kernel pins.
+    /// Reads go to addresses of the memory's mapping, which the kernel pins.
     pub(crate) fn lands_by_address(self) -> bool {
         self.lands_whole() && self.method != Method::Premap
     }
 
-    /// The kernel moves all of it by itself, parts of blocks too, and in one way.
+    /// The kernel moves everything in one call, including parts of blocks, with one I/O mode.
     pub(crate) fn moves_in_one_call(self) -> bool {
         matches!(
             self.method,
@@ -51,7 +51,7 @@ impl std::fmt::Display for Rung {
             self.method,
             if self.direct { "direct" } else { "buffered" }
         )?;
-        // What is mapped is registered anyway.
+        // With premap, buffers are always registered, so it is not mentioned.
         if self.registered && self.method != Method::Premap {
             f.write_str(" registered")?;
         }
@@ -59,79 +59,80 @@ impl std::fmt::Display for Rung {
     }
 }
 
-/// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
+/// A plan: data that `explain`, `--json`, logs and errors print alike. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The file to load; in JSON what of its path is no UTF-8 is replaced.
+    /// The file to load; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
-    /// First byte of the file that is wanted.
+    /// First byte of the file to load.
     pub offset: u64,
-    /// Bytes of the buffer: from the first to the last that is wanted; of chosen tensors, all that
-    /// a load of the whole model would have.
+    /// Bytes from the first to the last requested one; for selected tensors, those of the whole model.
     pub bytes: u64,
     /// Kind of memory.
     pub kind: String,
-    /// Pages that will be tried for.
+    /// The page size that will be tried.
     pub pages: Pages,
-    /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
+    /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
     pub ladder: Vec<Rung>,
-    /// Size of one operation; `None` where the kernel cuts a load as it likes.
+    /// Bytes per operation; `None` if the kernel decides.
     pub block: Option<u64>,
-    /// Operations in flight, at most; of dmafile.ko, gathers. `None` where that is the kernel's choice.
+    /// Maximum number of operations in flight; for dmafile.ko, of chunks. `None` if the kernel decides.
     pub queue_depth: Option<u32>,
-    /// How much is allocated before its reads begin; `None` where nothing is allocated ahead of them.
+    /// Maximum size of a chunk of memory that is allocated before its reads begin; `None` if nothing is
+    /// allocated ahead.
     pub gather: Option<u64>,
-    /// When pages come into being.
+    /// When pages are allocated.
     pub allocation: Allocation,
-    /// Memory is allocated and read into by one call of dmafile.ko or a heap: a fused load.
-    // The key is older than the word.
+    /// One call of dmafile.ko or a heap allocates the memory and reads into it: a fused load.
+    // The JSON key has an older name.
     #[serde(rename = "born_full")]
     pub fused: bool,
-    /// Multiple that direct reads keep to; `None` where there are none.
+    /// Alignment of direct reads; `None` if there are none.
     pub align: Option<u64>,
-    /// Where the wanted bytes start in the buffer, so that file and memory are congruent; or as
-    /// `fd:N@OFFSET` asks.
+    /// Where the requested bytes start in the buffer, so that file and memory have the same alignment;
+    /// for `fd:N@OFFSET` it is OFFSET.
     pub lead: u64,
-    /// Where the memory that may be written to starts: 0, but for `fd:N@OFFSET`.
+    /// Where writable memory starts: 0, except for `fd:N@OFFSET`.
     pub floor: u64,
-    /// Where it ends: the wanted range, rounded out to pages and to the file's direct alignment; all
-    /// of memory that exists; the wanted range alone for `fd:N@OFFSET`.
+    /// Where writable memory ends: the requested range, rounded up to pages and to the file's direct
+    /// I/O alignment; for existing memory all of it; for `fd:N@OFFSET` the requested range.
     pub capacity: u64,
     /// Bytes that will be read from the disk.
     pub to_read: u64,
     /// Bytes that will be copied from the page cache.
     pub to_copy: u64,
-    /// Bytes of holes, which are not read.
+    /// Bytes in holes, which are not read.
     pub holes: u64,
-    /// Size of one window of registered buffers; 0 without.
+    /// Size of a window of registered buffers; 0 without.
     pub window: u64,
-    /// Threads that copy from the page cache; `None` where none do.
+    /// Threads that copy from the page cache; `None` if there are none.
     pub threads: Option<usize>,
-    /// Threads that allocate ahead of the reads, at most: one begins, others join where reads wait
-    /// for it. `None` where nothing is allocated ahead.
+    /// Maximum number of threads that allocate ahead of the reads: one starts, others join if reads
+    /// wait for it. `None` if nothing is allocated ahead.
     pub allocators: Option<usize>,
-    /// The NUMA node that memory shall come from; `None` where that is no question.
+    /// The NUMA node that memory comes from; `None` on a machine with one, or if a memory policy
+    /// decides.
     pub node: Option<u32>,
-    /// The reasons, one a choice.
+    /// The reasons, one per choice.
     pub reasons: Vec<Reason>,
-    /// What methods work with, those further down the ladder too.
+    /// Parameters of all methods in the list, including the fallbacks.
     #[serde(skip)]
     pub(crate) tuning: Tuning,
 }
 
 impl Plan {
-    /// The first rung: what will be tried first.
+    /// The method that is tried first.
     pub fn first(&self) -> Rung {
         self.ladder[0]
     }
 
-    /// Shows of the tuning what the first rung will use.
+    /// Copies the sizes that the first method will use from the tuning into the plan.
     pub(super) fn with_sizes(mut self) -> Self {
         let (first, tuning) = (self.first(), self.tuning);
         let in_one_call = first.moves_in_one_call();
-        // The rung itself has something to do; else only the threads that copy.
+        // Whether the method itself has something to do; otherwise only the copying threads have.
         let moves = in_one_call || self.to_read > 0;
         let copies = !in_one_call && self.to_copy > 0;
         let ahead = self.allocation == Allocation::Ahead;
@@ -174,7 +175,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Operations that a rung has in flight, at most.
+    /// Maximum number of operations that a method has in flight.
     fn concurrency(&self, rung: Rung) -> u32 {
         match rung.method {
             Method::Uring | Method::Premap | Method::Module => self.tuning.queue_depth,
@@ -184,7 +185,7 @@ impl Plan {
         }
     }
 
-    /// How many threads read at once in the method `threads`.
+    /// Number of threads that read at once with the method `threads`.
     pub(crate) fn workers(&self, rung: Rung) -> usize {
         let tuning = self.tuning;
         match rung.direct {
@@ -194,7 +195,7 @@ impl Plan {
         }
     }
 
-    /// How many threads copy from the page cache at once.
+    /// Number of threads that copy from the page cache at once.
     pub(crate) fn workers_for_copies(&self) -> usize {
         match self.to_copy <= self.tuning.block {
             true => 1,
@@ -202,7 +203,7 @@ impl Plan {
         }
     }
 
-    /// The I/O mode as the command line names it.
+    /// The I/O mode, as the command line names it.
     pub fn io(&self) -> Io {
         match (self.to_read > 0 && self.first().direct, self.to_copy > 0) {
             (true, true) => Io::Auto,

@@ -1,4 +1,4 @@
-//! One file of a recording: its records, and the index that makes them count.
+//! One file of a recording: its records, and the index that makes them valid.
 
 use super::format::{AREA, Ends, Entry, Head, Header, room};
 use crate::error::Result;
@@ -14,11 +14,11 @@ pub(super) struct Writing {
     index: Mutex<Index>,
 }
 
-/// How far its index has come.
+/// The progress of its index.
 struct Index {
-    /// The header, and the file's name, are on the disk.
+    /// Whether the header and the file's name are on the disk.
     begun: bool,
-    /// Where the next block goes, and how many more of its area follow.
+    /// Offset of the next block, and how many more of its area follow.
     at: u64,
     left: u64,
     number: u64,
@@ -51,7 +51,7 @@ impl Writing {
         Ok(file)
     }
 
-    /// Which file of the recording it is.
+    /// Its number within the recording.
     pub(super) fn number(&self) -> u32 {
         self.header.file
     }
@@ -61,12 +61,12 @@ impl Writing {
         (1 + AREA) * self.header.block
     }
 
-    /// Bytes of the blocks that a record of this length takes.
+    /// Bytes of the blocks that a record of this length occupies.
     pub(super) fn blocks(&self, length: u64) -> u64 {
         length.next_multiple_of(self.header.block)
     }
 
-    /// Writes the header, and makes the file's name last.
+    /// Writes the header, and makes the file's name durable.
     pub(super) fn begin(&self, folder: &Folder) -> Result<()> {
         let mut index = lock(&self.index);
         if !index.begun {
@@ -77,8 +77,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Makes records count that are written: first they get to the disk, then what names them.
-    /// `set_aside` is asked for places for more blocks of the index.
+    /// Makes written records valid: first syncs them to the disk, then the index entries that
+    /// name them. `set_aside` reserves places for more blocks of the index.
     pub(super) fn settle(
         &self,
         entries: &[Entry],

@@ -1,47 +1,47 @@
-//! What a recording looks like on the disk (docs/recording.md): a header, records, and blocks of an index
-//! of which each says where the next one is. Numbers are little-endian.
+//! The on-disk format of a recording (docs/recording.md): a header, records, and blocks of an index, each
+//! of which contains the offset of the next one. Numbers are little-endian.
 
-/// The blocks of an index that are set aside together, so that most lie beside each other.
+/// Number of index blocks that are reserved together, so that most are adjacent.
 pub(super) const AREA: u64 = 64;
-/// Bytes of a header, of the head of a block of the index, and of an entry.
+/// Bytes of a header, of the head of an index block, and of an entry.
 pub(super) const HEAD: usize = 64;
 
 const FILE_MAGIC: [u8; 8] = *b"DMAFREC1";
 const INDEX_MAGIC: [u8; 8] = *b"DMAFIDX1";
 const VERSION: u32 = 1;
-/// What blocks can be, in bytes.
+/// Valid block sizes, in bytes.
 const BLOCKS: std::ops::RangeInclusive<u64> = 512..=1 << 20;
 
 /// The file ends here.
 const END: u32 = 1;
 /// Another file follows.
 const MORE: u32 = 2;
-/// A checksum of the record is there.
+/// The record has a checksum.
 const SUMMED: u32 = 1;
 
 /// The start of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Everything begins at a multiple of it, in bytes.
+    /// Everything begins at a multiple of this, in bytes.
     pub(super) block: u64,
-    /// The same in all files of a recording, and in no other.
+    /// The same in all files of a recording, and different in every other recording.
     pub(super) recording: [u8; 16],
-    /// Which file of the recording it is, from 0.
+    /// Number of the file within the recording, from 0.
     pub(super) file: u32,
-    /// When it came into being, in nanoseconds since 1970.
+    /// When it was created, in nanoseconds since 1970.
     pub(super) created: i64,
     /// The number of its first record.
     pub(super) first: u64,
-    /// Where the first block of its index is.
+    /// Offset of the first block of its index.
     pub(super) index: u64,
 }
 
 /// The head of a block of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Which block of the index it is, from 0.
+    /// Number of the block within the index, from 0.
     pub(super) number: u64,
-    /// Where the next one is, or will be.
+    /// Offset of the next one, which may not exist yet.
     pub(super) next: u64,
     pub(super) ends: Ends,
 }
@@ -63,12 +63,12 @@ pub(super) struct Entry {
     pub(super) length: u64,
     pub(super) timestamp: i64,
     pub(super) tag: u64,
-    /// How many were dropped before it, in all.
+    /// Total number of buffers dropped before it.
     pub(super) dropped: u64,
     pub(super) checksum: Option<u32>,
 }
 
-/// How many entries a block of the index has room for.
+/// Number of entries that fit into an index block.
 pub(super) fn room(block: u64) -> usize {
     block as usize / HEAD - 1
 }
@@ -92,7 +92,7 @@ impl Header {
         bytes
     }
 
-    /// What the first [`HEAD`] bytes of a file say; None where they are no header.
+    /// Parses the first [`HEAD`] bytes of a file; None if they are not a header.
     pub(super) fn decode(bytes: &[u8; HEAD]) -> Option<Self> {
         let mut fields = Fields(bytes);
         let is_one = fields.take() == FILE_MAGIC && u32::from_le_bytes(fields.take()) == VERSION;
@@ -119,7 +119,7 @@ impl Header {
 }
 
 impl Head {
-    /// A block of the index of a file, with these entries, of which there are at most [`room`].
+    /// An index block with these entries, at most [`room`] of them.
     pub(super) fn encode(&self, of: &Header, entries: &[Entry]) -> Vec<u8> {
         let flags = match self.ends {
             Ends::No => 0,
@@ -145,7 +145,7 @@ impl Head {
         bytes
     }
 
-    /// What a block of the index of a file says; None where it is none, or not the one with this number.
+    /// Parses an index block; None if it is invalid, or does not have this number.
     pub(super) fn decode(bytes: &[u8], of: &Header, number: u64) -> Option<(Self, Vec<Entry>)> {
         let (head, body) = bytes.split_first_chunk::<HEAD>()?;
         let mut fields = Fields(head);
@@ -208,7 +208,7 @@ impl Entry {
     }
 }
 
-/// Takes fields off the front of bytes, which are as many as the format says.
+/// Takes fields off the front of `bytes`, whose length is known to suffice.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -1,5 +1,5 @@
-//! Capture: buffers that come one after the other, appended to a file that is readable up to the last
-//! acknowledged one, whatever happens. docs/recording.md describes the file.
+//! Recording: appends buffers to a file that is readable up to the last acknowledged record at any time.
+//! docs/recording.md describes the file.
 
 mod file;
 mod format;
@@ -18,20 +18,20 @@ use std::time::{Duration, SystemTime};
 pub use read::{Record, Recording};
 pub use run::{Recorded, Recorder, Ticket};
 
-/// Buffers that can be in flight: queued, being written.
+/// Range of the number of buffers in flight, queued ones included.
 pub const IN_FLIGHT_RANGE: RangeInclusive<u32> = 1..=64;
 
-/// What an append does while as many buffers are in flight as may be.
+/// What an append does if the maximum number of buffers is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Waits until one is written.
     #[default]
     Wait,
-    /// Drops the new one and counts it.
+    /// Drops the new one, and counts it.
     Drop,
 }
 
-/// A recording in the making: where it goes, and how.
+/// A builder for a recording: where it goes, and how.
 ///
 /// ```no_run
 /// use dmafile::{Capture, Note, Origin, RecordBuffer};
@@ -62,7 +62,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// A recording in a new file at `path`; with rotation, the second file is `path.1`, and so on.
+    /// Records to a new file at `path`; with rotation, the second file is `path.1`, and so on.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -78,69 +78,70 @@ impl Capture {
         }
     }
 
-    /// How many buffers may be in flight, within [`IN_FLIGHT_RANGE`]; default 4.
+    /// Maximum number of buffers in flight, within [`IN_FLIGHT_RANGE`]; default 4.
     pub fn in_flight(mut self, buffers: u32) -> Self {
         self.in_flight = buffers;
         self
     }
 
-    /// What an append does when that many are; default [`WhenFull::Wait`].
+    /// What an append does when that many are in flight; default [`WhenFull::Wait`].
     pub fn when_full(mut self, when_full: WhenFull) -> Self {
         self.when_full = when_full;
         self
     }
 
-    /// How bytes move, as [`Save::method`](crate::Save::method) says.
+    /// The method that moves the bytes, as in [`Save::method`](crate::Save::method).
     pub fn method(mut self, method: Method) -> Self {
         self.method = method;
         self
     }
 
-    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it where that can be.
+    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it if possible.
     pub fn io(mut self, io: Io) -> Self {
         self.io = io;
         self
     }
 
-    /// Whether a CRC-32C of each record is computed, for which the CPU reads it once; default true.
+    /// Whether to compute a CRC-32C of each record, for which the CPU reads it once; default true.
     pub fn checksum(mut self, checksum: bool) -> Self {
         self.checksum = checksum;
         self
     }
 
-    /// Acknowledges as soon as so many records, at least 1, are written and not acknowledged; default
-    /// `None`.
+    /// Syncs, and so acknowledges records, as soon as this many (at least 1) are written but not
+    /// acknowledged; default `None`.
     pub fn sync_every(mut self, records: Option<u64>) -> Self {
         self.sync_every = records;
         self
     }
 
-    /// Acknowledges what is written when that much time, more than 0, has gone by since the last time;
-    /// default one second. `None` leaves it to [`Recorder::sync`], and to every 4096th record.
+    /// Syncs, and so acknowledges what is written, after this much time (more than 0) since the last sync;
+    /// default one second. With `None` only [`Recorder::sync`] and every 4096th record do.
     pub fn sync_interval(mut self, interval: Option<Duration>) -> Self {
         self.sync_interval = interval;
         self
     }
 
-    /// Begins a new file rather than let one have more bytes, if it has a record yet; default `None`.
+    /// Starts a new file before one exceeds this many bytes, unless it has no record yet; default `None`.
     pub fn rotate_bytes(mut self, bytes: Option<u64>) -> Self {
         self.rotate_bytes = bytes;
         self
     }
 
-    /// Begins a new file with the first record that comes so long after the file; default `None`.
+    /// Starts a new file with the first record that arrives this long after the file was created; default
+    /// `None`.
     pub fn rotate_after(mut self, time: Option<Duration>) -> Self {
         self.rotate_after = time;
         self
     }
 
-    /// Makes the first file, whose name is on the disk when this returns, and starts the threads that
+    /// Creates the first file, whose name is on the disk when this returns, and starts the threads that
     /// write.
     ///
     /// # Errors
-    /// Kind [`Usage`](crate::ErrorKind::Usage) for values out of range; EEXIST where there is a file, or
-    /// one of the name of the second, EBUSY where another recorder writes to it, ENOENT, EACCES, EROFS and
-    /// ENOSPC as from open(2) and fallocate(2).
+    /// Kind [`Usage`](crate::ErrorKind::Usage) for values out of range; EEXIST if the file exists, or one
+    /// with the name of the second file; EBUSY if another recorder is writing to it; ENOENT, EACCES, EROFS
+    /// and ENOSPC as for open(2) and fallocate(2).
     pub fn start(self) -> Result<Recorder> {
         self.check()?;
         Recorder::start(self)
@@ -158,7 +159,7 @@ impl Capture {
             ("rotate_bytes", self.rotate_bytes),
         ] {
             if value == Some(0) {
-                return refuse(what, "it is 0, and has to be at least 1".to_string());
+                return refuse(what, "it is 0, but must be at least 1".to_string());
             }
         }
         for (what, value) in [
@@ -166,7 +167,7 @@ impl Capture {
             ("rotate_after", self.rotate_after),
         ] {
             if value == Some(Duration::ZERO) {
-                return refuse(what, "it is 0, and has to be longer".to_string());
+                return refuse(what, "it is 0, but must be longer".to_string());
             }
         }
         Ok(())
@@ -181,7 +182,7 @@ impl Capture {
         }
     }
 
-    /// What a file of the recording is called.
+    /// The name of a file of the recording.
     fn name_of(&self, file: u32) -> PathBuf {
         name_of(&self.path, file)
     }
@@ -195,28 +196,28 @@ fn name_of(first: &std::path::Path, file: u32) -> PathBuf {
     name.into()
 }
 
-/// Memory to record from. It is mapped and looked at once, and may be appended often; clones share it.
+/// Memory to record from. It is mapped and inspected once, and can be appended often; clones share it.
 #[derive(Clone)]
 pub struct RecordBuffer(Arc<part::Memory>);
 
 impl RecordBuffer {
-    /// Memory behind a descriptor (a memfd, a dma-buf), or a file; offsets count from where the origin
-    /// begins.
+    /// Memory behind a descriptor (a memfd, a dma-buf), or a file. Offsets count from the start of the
+    /// origin.
     ///
     /// # Errors
-    /// EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and whatever
-    /// opening a file says.
+    /// EINVAL for a pipe or a folder, EBADF for a descriptor that is not open for reading, and any error
+    /// of opening the file.
     pub fn open(origin: &Origin<'static>) -> Result<Self> {
         part::Memory::open(origin).map(Arc::new).map(Self)
     }
 
-    /// Memory of this process. The owner is held until the last record of it is written; nobody should
-    /// change the bytes of a record before that.
+    /// Memory of this process. The owner is kept alive until the last record from it is written. The bytes
+    /// of a record should not change before then.
     pub fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
         Self(Arc::new(part::Memory::lent(owner)))
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.bytes()
     }
@@ -228,10 +229,10 @@ impl std::fmt::Debug for RecordBuffer {
     }
 }
 
-/// What is noted of a record beside its bytes.
+/// What is stored with a record besides its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// When it was captured, in nanoseconds of whatever clock the caller has.
+    /// When it was captured, in nanoseconds of a clock of the caller's choice.
     pub timestamp: i64,
     /// Any number.
     pub tag: u64,

@@ -1,4 +1,4 @@
-//! Reading a recording, be it whole or what a crash has left.
+//! Reads a recording, complete or as a crash has left it.
 
 use super::format::{Ends, Entry, HEAD, Head, Header};
 use super::name_of;
@@ -7,30 +7,30 @@ use crate::sys::{self, Errno, file};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// A record of a [`Recording`]. Sizes are bytes.
+/// A record of a [`Recording`]. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Record {
-    /// Which one it is, from 0.
+    /// Its number, from 0.
     pub number: u64,
-    /// Which of [`Recording::files`] it is in.
+    /// Index of its file in [`Recording::files`].
     pub file: usize,
-    /// Where it begins there.
+    /// Offset of its first byte in that file.
     pub offset: u64,
-    /// How long it is.
+    /// Its length.
     pub length: u64,
-    /// When it was captured, in nanoseconds of the clock of who recorded it.
+    /// When it was captured, in nanoseconds of the recorder's clock.
     pub timestamp: i64,
-    /// The number that came with it.
+    /// The tag that was appended with it.
     pub tag: u64,
-    /// How many buffers had been dropped before it, in all.
+    /// Total number of buffers dropped before it.
     pub dropped: u64,
-    /// Its CRC-32C, where one was computed.
+    /// Its CRC-32C, if one was computed.
     pub checksum: Option<u32>,
 }
 
-/// A recording that is read: the records that were acknowledged, in order. One that is still being
-/// recorded can be read as well, up to where it was when it was opened.
+/// A recording that is being read: its acknowledged records, in order. A recording that is still in
+/// progress can be read up to where it was when it was opened.
 #[derive(Debug)]
 pub struct Recording {
     files: Vec<PathBuf>,
@@ -40,11 +40,11 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads the index of the recording that begins with this file; of one of its later files, what is in
-    /// that one.
+    /// Reads the index of the recording that begins with this file. If it is a later file of a recording,
+    /// only that file is read.
     ///
     /// # Errors
-    /// EBADMSG for a file that is no recording, and what open(2) and read(2) say.
+    /// EBADMSG for a file that is not a recording, and any error of open(2) and read(2).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut recording = Self {
@@ -58,7 +58,7 @@ impl Recording {
         let first = first.ok_or_else(|| {
             let error = Error::os("cannot read the recording", Errno::BADMSG);
             error
-                .with_why("it does not begin with the header of one")
+                .with_why("it does not begin with the header of a recording")
                 .at(path.display().to_string())
         })?;
         let mut next = Some((path.to_path_buf(), fd, first));
@@ -73,18 +73,18 @@ impl Recording {
         Ok(recording)
     }
 
-    /// The files that were found, in order.
+    /// The files, in order.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// The records in order.
+    /// The records, in order.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// Whether the recording was finished, and all of it is here. Otherwise it was cut short, by a crash
-    /// for example, or goes on.
+    /// Whether the recording was finished and all of it is here. Otherwise it was cut short, for example
+    /// by a crash, or is still in progress.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -92,10 +92,10 @@ impl Recording {
     /// The bytes of a record.
     ///
     /// # Errors
-    /// EBADMSG where they are not those that its checksum is of; EIO, ENOMEM.
+    /// EBADMSG if they do not match its checksum; EIO, ENOMEM.
     ///
     /// # Panics
-    /// Where the record belongs to another recording that has more files.
+    /// If the record belongs to another recording that has more files.
     pub fn read(&self, record: &Record) -> Result<Vec<u8>> {
         let cannot = |errno| self.cannot_read(record, errno);
         let mut bytes = Vec::new();
@@ -108,13 +108,13 @@ impl Recording {
         Ok(bytes)
     }
 
-    /// As [`Recording::read`], into memory of the caller, as long as the record.
+    /// As [`Recording::read`], into the caller's memory, which must be as long as the record.
     ///
     /// # Errors
-    /// The same. After EBADMSG the bytes are there.
+    /// As [`Recording::read`]. After EBADMSG the bytes are in `memory`.
     ///
     /// # Panics
-    /// As there, and where the memory is of another length.
+    /// As [`Recording::read`], and if the lengths differ.
     pub fn read_into(&self, record: &Record, memory: &mut [u8]) -> Result<()> {
         assert_eq!(memory.len() as u64, record.length, "room for the record");
         let fd = self.open[record.file].as_fd();
@@ -139,7 +139,7 @@ impl Recording {
         &self.files[file]
     }
 
-    /// Takes in the records of a file.
+    /// Adds the records of a file.
     fn add(&mut self, path: PathBuf, fd: OwnedFd, header: &Header) -> Result<Ends> {
         let cannot =
             |errno| Error::os("cannot read the recording", errno).at(path.display().to_string());
@@ -156,7 +156,7 @@ impl Recording {
                 break;
             };
             for entry in entries {
-                // What has been cut off is not there, and neither is what follows.
+                // If a record has been cut off, so has everything after it.
                 let end = entry.offset.checked_add(entry.length);
                 if entry.number != expected || end.is_none_or(|end| end > size) {
                     break 'blocks;
@@ -190,12 +190,12 @@ fn open(path: &Path) -> Result<OwnedFd> {
         .map_err(|errno| Error::os("cannot open", errno).at(path.display().to_string()))
 }
 
-/// The header of a file; None where it has none.
+/// The header of a file; None if it has none.
 fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
     let mut bytes = [0; HEAD];
     match file::pread_all(fd.as_fd(), &mut bytes, 0) {
         Ok(()) => Ok(Header::decode(&bytes)),
-        // It is shorter than that; of the disk's own errors the next read will tell.
+        // The file is shorter than a header. Errors of the disk are reported by the next read.
         Err(sys::Errno::IO) if file::stat(fd.as_fd()).is_ok_and(|stat| stat.size < HEAD as u64) => {
             Ok(None)
         }
@@ -206,7 +206,7 @@ fn header(fd: &OwnedFd, path: &Path) -> Result<Option<Header>> {
     }
 }
 
-/// The file that follows one of the same recording, if it has got that far.
+/// The next file of the same recording, if there is one.
 fn follower(first: &Path, before: &Header) -> Result<Option<(PathBuf, OwnedFd, Header)>> {
     let path = name_of(first, before.file + 1);
     if !path.exists() {

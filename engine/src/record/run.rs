@@ -1,5 +1,5 @@
-//! A recording under way. Appends give records their places, in order; workers write them; a keeper
-//! acknowledges what is written, in order.
+//! A recording in progress. Appends give records their places, in order; worker threads write them; the
+//! keeper thread acknowledges what is written, in order.
 
 use super::file::Writing;
 use super::format::{Ends, Entry, Header};
@@ -14,29 +14,29 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Records that wait for their acknowledgement, at most: the keeper does not let them grow in number.
+/// Maximum number of unacknowledged records: the keeper syncs before there are more.
 const MOST_UNSETTLED: u64 = 4096;
-/// How much space is kept ready before the last record.
+/// How much space is reserved ahead of the last record, in bytes.
 const READY: u64 = 32 << 20;
 
-/// What has been recorded.
+/// Counts of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recorded {
-    /// Records that were appended.
+    /// Records appended.
     pub records: u64,
-    /// Their bytes.
+    /// Bytes of these records.
     pub bytes: u64,
-    /// How many of them are acknowledged: the first so many.
+    /// Records acknowledged: the first `durable` ones survive a crash.
     pub durable: u64,
-    /// Buffers that were dropped.
+    /// Buffers dropped.
     pub dropped: u64,
-    /// Files that there are.
+    /// Files of the recording.
     pub files: u32,
 }
 
-/// Appends buffers to a file as they come. Any thread may append; dropping it finishes the recording,
-/// without anybody to report an error to.
+/// Appends buffers to a file as devices fill them. Any thread may append. Dropping it finishes the
+/// recording, but cannot report an error.
 pub struct Recorder {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -60,33 +60,33 @@ struct Shared {
 }
 
 struct State {
-    /// Appended, and nobody writes them yet.
+    /// Appended, and not being written yet.
     queue: VecDeque<Item>,
     /// Being written.
     writing: u32,
     /// The files that are not finished: the last one takes new records.
     files: VecDeque<Place>,
-    /// Records from the first that is not acknowledged on.
+    /// Records from the first unacknowledged one on.
     slots: VecDeque<Slot>,
-    /// The first record that is not written, or behind one that is not.
+    /// The first record that is not written, or that follows one that is not.
     written: u64,
-    /// Somebody waits until all records before this one are acknowledged.
+    /// A thread waits until all records before this one are acknowledged.
     wanted: u64,
     counts: Recorded,
     failed: Option<Error>,
-    /// No more is appended.
+    /// No more appends are accepted.
     closing: bool,
-    /// The keeper has ended: nothing will be acknowledged any more.
+    /// The keeper has ended: nothing more will be acknowledged.
     over: bool,
     /// Space is being reserved.
     reserving: bool,
 }
 
-/// A file, and how far its space is given away.
+/// A file, and how much of its space is assigned.
 struct Place {
     file: Arc<Writing>,
     end: u64,
-    /// The number of its first record, and that behind its last one, once it takes no more.
+    /// The number of its first record, and the number after its last one when it takes no more.
     first: u64,
     last: Option<u64>,
     since: Instant,
@@ -162,7 +162,7 @@ impl Recorder {
             let spawned = std::thread::Builder::new()
                 .name(name)
                 .spawn(move || {
-                    // In a panic too: nobody must wait for what this thread leaves undone.
+                    // Also on a panic: nothing may wait for work that this thread will not do.
                     let _end = End(&shared);
                     run(&shared);
                 })
@@ -180,13 +180,13 @@ impl Recorder {
         Ok(())
     }
 
-    /// Appends `length` bytes of a buffer from byte `at` of it on; `None` where it was dropped. The
-    /// buffer's bytes must stay as they are until its ticket says that they are written.
+    /// Appends `length` bytes of a buffer, starting at byte `at`; `None` if it was dropped. The bytes must
+    /// not change until the ticket says that they are written.
     ///
     /// # Errors
-    /// EINVAL for a range that does not lie inside of the buffer, and after [`Recorder::finish`]; ENOSPC,
-    /// EDQUOT and EFBIG where there is no room for it, after which the recording goes on as if it had not
-    /// been asked; else what an earlier write has failed with.
+    /// EINVAL for a range outside the buffer, and after [`Recorder::finish`]; ENOSPC, EDQUOT and EFBIG if
+    /// there is no room for it, after which the recording continues as if the append had not been made;
+    /// otherwise the error of an earlier write.
     pub fn append(
         &self,
         buffer: &RecordBuffer,
@@ -210,7 +210,7 @@ impl Recorder {
         }
     }
 
-    /// As [`Recorder::append`]; `None` where it would have to wait, which is not counted as a drop.
+    /// As [`Recorder::append`]; `None` if it would have to wait, which does not count as a drop.
     ///
     /// # Errors
     /// As [`Recorder::append`].
@@ -226,24 +226,24 @@ impl Recorder {
         shared.take_if_room(&mut lock(&shared.state), buffer, (at, length), note)
     }
 
-    /// Waits until an append need not wait, or there is an error for it; false where that takes longer.
+    /// Waits until an append need not wait, or will return an error; false on timeout.
     pub fn wait_for_room(&self, most: Duration) -> bool {
         let over =
             |state: &State| self.shared.has_room(state) || state.failed.is_some() || state.closing;
         self.shared.wait_until(Some(most), over).is_some()
     }
 
-    /// Waits until all records that were appended before are acknowledged: a crash of the machine does
-    /// not take them away.
+    /// Waits until all records appended before the call are acknowledged: a system crash does not lose
+    /// them.
     ///
     /// # Errors
-    /// What a write, or the sync, has failed with; the records before it are acknowledged.
+    /// The error of a write or the sync; the records before it are acknowledged.
     pub fn sync(&self) -> Result<()> {
         let number = lock(&self.shared.state).counts.records;
         self.shared.settled(number, None).map(drop)
     }
 
-    /// The ticket of a record; `None` where no record has this number.
+    /// The ticket of a record; `None` if no record has this number.
     pub fn ticket(&self, number: u64) -> Option<Ticket> {
         (number < self.recorded().records).then(|| Ticket {
             shared: Arc::clone(&self.shared),
@@ -251,13 +251,13 @@ impl Recorder {
         })
     }
 
-    /// What has been recorded so far.
+    /// The counts of the recording so far.
     pub fn recorded(&self) -> Recorded {
         lock(&self.shared.state).counts.clone()
     }
 
-    /// Takes no more, waits until all is on the disk, gives back the space that was reserved, and marks
-    /// the recording as complete. May be called again, for the same answer.
+    /// Ends the recording: accepts no more records, waits until everything is on the disk, releases the
+    /// reserved space, and marks the recording as complete. Can be called again, with the same result.
     ///
     /// # Errors
     /// As [`Recorder::sync`]. The recording is not marked as complete then.
@@ -268,12 +268,12 @@ impl Recorder {
         drop(state);
         let mut threads = lock(&self.threads);
         for thread in threads.drain(..) {
-            // One that panics has said that the recording has failed.
+            // A thread that panicked has already marked the recording as failed.
             let _ = thread.join();
         }
         drop(threads);
         let mut state = lock(&self.shared.state);
-        // Closed, so that others may have them.
+        // Closed, so that others can open them.
         state.files.clear();
         match &state.failed {
             Some(error) => Err(error.clone()),
@@ -305,20 +305,20 @@ impl Ticket {
         self.number
     }
 
-    /// Whether it is written, or has failed: nobody reads the buffer any more.
+    /// Whether it is written, or has failed: nothing reads the buffer any more.
     pub fn is_written(&self) -> bool {
         lock(&self.shared.state).is_written(self.number)
     }
 
-    /// Waits until it is written: the buffer may be used again. A crash may still take it away.
+    /// Waits until it is written: the buffer can be reused. A crash may still lose the record.
     ///
     /// # Errors
-    /// What its write has failed with.
+    /// The error of its write.
     pub fn wait(&self) -> Result<()> {
         self.wait_for(None).map(drop)
     }
 
-    /// As [`Ticket::wait`], and at most so long, if that is not `None`; false where it takes longer.
+    /// As [`Ticket::wait`], at most this long if `most` is not `None`; false on timeout.
     ///
     /// # Errors
     /// As [`Ticket::wait`].
@@ -336,7 +336,8 @@ impl Ticket {
         lock(&self.shared.state).counts.durable > self.number
     }
 
-    /// Has it acknowledged, with all before it, and waits for that at most so long, if that is not `None`.
+    /// Acknowledges it and all records before it, and waits for that, at most this long if `most` is not
+    /// `None`; false on timeout.
     ///
     /// # Errors
     /// As [`Recorder::sync`].
@@ -351,7 +352,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-/// A thread that ends.
+/// Marks the end of a thread when dropped.
 struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
@@ -370,7 +371,7 @@ impl State {
         self.slot(number).is_none_or(|slot| slot.done.is_some())
     }
 
-    /// None where it is acknowledged already.
+    /// None if it is acknowledged already.
     fn slot(&self, number: u64) -> Option<&Slot> {
         let at = number.checked_sub(self.counts.durable)?;
         self.slots.get(at as usize)
@@ -381,7 +382,7 @@ impl State {
         done.unwrap_or(Ok(()))
     }
 
-    /// Whether more may be appended.
+    /// Fails if no more may be appended.
     fn goes_on(&self, shared: &Shared) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -402,7 +403,7 @@ impl Shared {
         if at.checked_add(length).is_some_and(|end| end <= bytes) {
             return Ok(());
         }
-        let why = format!("{length} bytes from byte {at} on lie past the end, {bytes} bytes");
+        let why = format!("{length} bytes from byte {at} on are past the end, {bytes} bytes");
         Err(Error::os("cannot record", Errno::INVAL)
             .with_why(why)
             .at(buffer.0.name())
@@ -413,7 +414,7 @@ impl Shared {
         state.queue.len() as u64 + u64::from(state.writing) < self.capture.in_flight.into()
     }
 
-    /// Waits until something is so, with the state as it is then; None where that takes longer.
+    /// Waits until a condition is true, and returns the locked state; None on timeout.
     fn wait_until(
         &self,
         most: Option<Duration>,
@@ -452,14 +453,14 @@ impl Shared {
         }
     }
 
-    /// The first failure is the one that counts.
+    /// Only the first failure is kept.
     fn fail(&self, error: &Error) {
         let mut state = lock(&self.state);
         state.failed.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
     }
 
-    /// Gives a record its place, where another may be in flight.
+    /// Gives a record its place, if another may be in flight.
     fn take_if_room(
         self: &Arc<Self>,
         state: &mut State,
@@ -552,7 +553,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A thread that writes records until there will be no more.
+    /// A thread that writes records until there are no more.
     fn work(&self) {
         loop {
             let over = |state: &State| !state.queue.is_empty() || state.closing;
@@ -575,7 +576,7 @@ impl Shared {
                 }
             };
             let number = item.number;
-            // The memory is its owner's again before the ticket says so.
+            // The memory must be released before the ticket says so.
             drop(item);
             self.landed(number, done);
             self.make_ready();
@@ -601,7 +602,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Reserves space ahead of the records, so that appends find it reserved.
+    /// Reserves space ahead of the records, so that appends need not wait for it.
     fn make_ready(&self) {
         let mut state = lock(&self.state);
         let Some(place) = state.files.back().filter(|_| !state.reserving) else {
@@ -614,12 +615,12 @@ impl Shared {
         }
         state.reserving = true;
         drop(state);
-        // Where there is no space, the append that needs it says so.
+        // If there is no space, the append that needs it reports the error.
         let _ = file.growing.reserve_ahead((end + READY).min(most));
         lock(&self.state).reserving = false;
     }
 
-    /// The thread that acknowledges, until all is.
+    /// The thread that acknowledges records, until all are.
     fn keep(&self) {
         let mut since = Instant::now();
         loop {
@@ -639,7 +640,7 @@ impl Shared {
             };
             let ended = |state: &State| {
                 let idle = state.queue.is_empty() && state.writing == 0;
-                // A thread that has panicked leaves records that nobody will write.
+                // A thread that panicked leaves records that will never be written.
                 state.over || idle && (state.closing || state.failed.is_some())
             };
             let over = |state: &State| due(state) || ended(state);
@@ -670,7 +671,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Acknowledges what is written; with `finish`, which is when all is, for good.
+    /// Acknowledges what is written; with `finish`, when everything is, permanently.
     fn settle(&self, finish: bool) -> Result<()> {
         loop {
             let state = lock(&self.state);
@@ -710,7 +711,7 @@ impl Shared {
         }
     }
 
-    /// A place for blocks of the index in a file.
+    /// Reserves a place for blocks of the index in a file.
     fn set_aside(&self, file: &Writing, bytes: u64) -> Result<u64> {
         let mut state = lock(&self.state);
         let places = state.files.iter_mut();

@@ -1,6 +1,6 @@
-//! A file that comes into being beside its place: without a name where the file system has such files
-//! (open(2), O_TMPFILE), else with one that the next save to the same place clears away. It takes its
-//! place in one step.
+//! A file that is written next to its final place: without a name if the file system supports that
+//! (O_TMPFILE in open(2)), otherwise with one that the next save to the same place removes. It is
+//! moved to its place atomically.
 
 use super::to::{cannot_open, cannot_sync};
 use crate::error::{Error, Result, errno_name};
@@ -13,28 +13,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Saves to one place that may be under way at the same time.
+/// Maximum number of concurrent saves to one place.
 const MOST: usize = 16;
-/// How many links lead to a file, at most (path_resolution(7)).
+/// Maximum number of links that lead to a file (path_resolution(7)).
 const MOST_LINKS: usize = 40;
 
-/// The place of a file, and what the file is called until it takes it.
+/// The place of a file, and its temporary name.
 pub(super) struct Beside {
-    /// As it was asked for.
+    /// The requested path.
     path: PathBuf,
     folder: OwnedFd,
-    /// To be synced; None where it may not be listed.
+    /// For syncing; None without permission to list it.
     listed: Option<OwnedFd>,
     name: OsString,
-    /// A file had the name.
+    /// A file with this name existed.
     replaces: bool,
-    /// What it is called meanwhile. None while it has no name.
+    /// Its temporary name; None while it has no name.
     called: Option<OsString>,
 }
 
 impl Beside {
-    /// Makes an empty file for a place, with the owner, permissions and attributes of the file that it
-    /// will replace.
+    /// Creates an empty file for a place, with the owner, permissions and attributes of the file that
+    /// it will replace.
     pub(super) fn create(path: &Path, log: &Reasons) -> Result<(Self, OwnedFd)> {
         let place = path.display().to_string();
         let (parent, name) = resolve(path)?;
@@ -69,7 +69,7 @@ impl Beside {
         Ok((beside, file))
     }
 
-    /// Whether what is in the place is a file that this process may replace.
+    /// Checks that this process may replace the existing file.
     fn may_replace(&self, old: &place::Named) -> Result<()> {
         let refuse = |why: &str, errno, remedy: &str| {
             Err(Error::os("cannot replace", errno)
@@ -86,31 +86,31 @@ impl Beside {
                 let remedy = "write into it, from an offset on: FILE@0";
                 return refuse("it is a block device", Errno::INVAL, remedy);
             }
-            _ => return refuse("it is no regular file", Errno::INVAL, "name a file"),
+            _ => return refuse("it is not a regular file", Errno::INVAL, "name a file"),
         }
         if old.immutable {
-            let remedy = "take its flag away: chattr -i -a";
+            let remedy = "remove its flag: chattr -i -a";
             return refuse("it is immutable, or may only grow", Errno::PERM, remedy);
         }
         place::may_write(self.folder.as_fd(), &self.name)
             .map_err(|errno| cannot_open(errno).at(self.place()))
     }
 
-    /// Makes the file.
+    /// Creates the file.
     fn open(&mut self, log: &Reasons) -> Result<OwnedFd> {
         let refused = match place::nameless(self.folder.as_fd()) {
             Ok(file) if place::has_link(file.as_fd()) => {
                 log.add(
                     "file",
                     "without a name",
-                    "it gets one when it is whole (O_TMPFILE)",
+                    "it gets one when it is complete (O_TMPFILE)",
                 );
                 return Ok(file);
             }
-            Ok(_) => "without /proc a nameless file would stay one".to_string(),
+            Ok(_) => "without /proc a file without a name cannot be given one".to_string(),
             Err(errno @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT)) => {
                 let name = errno_name(errno.raw_os_error());
-                format!("the file system has no nameless files ({name})")
+                format!("the file system has no files without names ({name})")
             }
             Err(errno) => return Err(cannot_make(errno)),
         };
@@ -118,7 +118,7 @@ impl Beside {
             let file = place::create(self.folder.as_fd(), name)?;
             match self.marked(name, file.as_fd()) {
                 true => Ok(file),
-                // Another save took it for one that was left behind.
+                // Another save has removed it as a leftover.
                 false => Err(Errno::EXIST),
             }
         })?;
@@ -127,16 +127,17 @@ impl Beside {
         Ok(file)
     }
 
-    /// Marks a file as in use. False where it has lost its name meanwhile.
+    /// Marks a file as in use. False if it has lost its name before.
     fn marked(&self, name: &OsStr, file: BorrowedFd<'_>) -> bool {
         let inode = |named: place::Named| named.inode;
-        // A file system without marks has them not for others either, who would take this name away.
+        // If the file system does not support marks, no other save can check them and remove this
+        // name, either.
         let _ = place::mark(file);
         let now = place::look_up(self.folder.as_fd(), name).ok().flatten();
         now.map(inode) == place::look_at(file).ok().map(inode)
     }
 
-    /// The first of the names beside the place for which `make` finds none in use.
+    /// The first temporary name for which `make` does not find a file in use.
     fn claim<T>(&self, make: impl Fn(&OsStr) -> Result<T, Errno>) -> Result<(OsString, T)> {
         for name in self.names() {
             match make(&name) {
@@ -145,13 +146,13 @@ impl Beside {
                 Err(errno) => return Err(cannot_make(errno)),
             }
         }
-        let why = format!("{MOST} saves to it are under way, or have left files in its folder");
+        let why = format!("{MOST} saves to it are in progress, or have left files in its folder");
         Err(Error::os("cannot write", Errno::BUSY)
             .with_why(why)
             .with_remedy(format!("wait for them, or remove {}", self.pattern())))
     }
 
-    /// The names that files beside this place have: few, so that what is left behind is found.
+    /// The temporary names for this place: few, so that leftovers are found.
     fn names(&self) -> impl Iterator<Item = OsString> {
         let stem = self.stem();
         (0..MOST).map(move |number| {
@@ -162,7 +163,7 @@ impl Beside {
     }
 
     fn stem(&self) -> OsString {
-        /// With what is added no file system finds it too long.
+        /// Short enough for any file system, with what is added to it.
         const LONGEST: usize = 100;
         let mut stem = b".".to_vec();
         let bytes = self.name.as_bytes();
@@ -178,7 +179,7 @@ impl Beside {
         format!("{}.dmafile-*", self.stem().to_string_lossy())
     }
 
-    /// Removes what saves to this place have left behind that were killed.
+    /// Removes what killed saves to this place have left behind.
     fn clear_away(&self) {
         let folder = self.folder.as_fd();
         for name in self.names() {
@@ -192,13 +193,13 @@ impl Beside {
                 continue;
             };
             if place::mark(file.as_fd()).is_ok() && self.marked(&name, file.as_fd()) {
-                // What may not be removed stays, and its name is passed over.
+                // A file that may not be removed stays, and its name is skipped.
                 let _ = place::unlink(folder, &name);
             }
         }
     }
 
-    /// Gives the new file what the old one has, but for its bytes.
+    /// Gives the new file the owner, permissions and attributes of the old one.
     fn take_after(&self, old: &place::Named, file: BorrowedFd<'_>, log: &Reasons) -> Result<()> {
         let cannot = |what: &str, errno| {
             Error::os(format!("cannot keep {what}"), errno)
@@ -225,27 +226,27 @@ impl Beside {
             why += &format!(", {kept} extended attributes");
         }
         if !left.is_empty() {
-            why += &format!("; not {}, which spoke of the old bytes", left.join(", "));
+            why += &format!("; not {}, which described the old bytes", left.join(", "));
         }
         log.add("replaces", "as it was owned", why);
         if old.links > 1 {
             let others = old.links - 1;
-            let why = format!("{others} other names of the old file keep its old bytes");
+            let why = format!("{others} other hard links keep the old bytes");
             log.add("links", old.links, why);
         }
         Ok(())
     }
 
-    /// Takes its place. With `sync`, for good.
+    /// Moves the file to its place; durably if `sync` is set.
     pub(super) fn put(mut self, file: &OwnedFd, sync: bool) -> Result<()> {
         let folder = self.folder.as_fd();
         let failed = |errno| match errno {
-            Errno::ISDIR => cannot_open(errno).with_why("a folder has come into its place"),
+            Errno::ISDIR => cannot_open(errno).with_why("a folder has taken its place"),
             errno => cannot_open(errno),
         };
         if self.called.is_none() && !self.replaces {
             match place::link(file.as_fd(), folder, &self.name) {
-                // Somebody was faster.
+                // Another process was faster.
                 Err(Errno::EXIST) => {}
                 done => {
                     done.map_err(|errno| failed(errno).at(self.place()))?;
@@ -272,7 +273,7 @@ impl Beside {
         if !sync {
             return Ok(());
         }
-        // btrfs logs nothing of a file before it has a name.
+        // Btrfs logs nothing of a file before it has a name.
         let synced = place::sync(file.as_fd()).and_then(|()| match &self.listed {
             Some(folder) => place::sync(folder.as_fd()),
             None => place::sync_all(file.as_fd()),
@@ -291,17 +292,17 @@ impl Beside {
 impl Drop for Beside {
     fn drop(&mut self) {
         if let Some(called) = &self.called {
-            // The next save tries again.
+            // The next save will try again.
             let _ = place::unlink(self.folder.as_fd(), called);
         }
     }
 }
 
-/// Extended attributes that are about a file's bytes, and go with them: as they would, were the file
-/// written to (capabilities(7)).
+/// Extended attributes that describe a file's bytes and are not kept: a write to the file would remove
+/// them, too (capabilities(7)).
 const OF_CONTENTS: [&str; 3] = ["security.capability", "security.ima", "security.evm"];
 
-/// The folder and the name that a path leads to, links followed.
+/// The folder and the file name of a path, after following links.
 fn resolve(path: &Path) -> Result<(PathBuf, OsString)> {
     let refuse = |errno, why: &str| {
         let error = cannot_open(errno).at(path.display().to_string());
@@ -323,10 +324,10 @@ fn resolve(path: &Path) -> Result<(PathBuf, OsString)> {
         };
         end = parent.join(link);
     }
-    refuse(Errno::LOOP, "its symbolic links lead in a circle")
+    refuse(Errno::LOOP, "its symbolic links form a loop")
 }
 
-/// No file can be made in the folder.
+/// The error if no file can be created in the folder.
 fn cannot_make(errno: Errno) -> Error {
     let error = cannot_open(errno);
     let remedy: Message = match errno {

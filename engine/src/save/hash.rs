@@ -1,25 +1,25 @@
-//! The checksum of what is saved, computed in its order: of memory beside the writes, of what passes by
-//! but once on its way.
+//! The checksum of what is saved, computed in order: of memory concurrently with the writes; of a
+//! stream as its bytes pass.
 
 use super::origin::Opened;
 use crate::error::Result;
 use crate::verify::{Algorithm, Hasher};
 
-/// How much is hashed between two looks for a cancel.
+/// How much is hashed between two checks for a cancellation.
 const STEP: u64 = 1 << 20;
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 pub(super) struct Hash<'a> {
     origin: &'a Opened<'a>,
-    /// Where the origin has data; what lies between is zeros.
+    /// Where the origin has data; everything else is zeros.
     runs: &'a [(u64, u64)],
     hasher: Hasher,
-    /// The first byte of the origin that it has not seen.
+    /// The first byte of the origin that has not been hashed.
     next: u64,
 }
 
 impl<'a> Hash<'a> {
-    /// Of an origin from its first byte on.
+    /// For an origin, from its first byte on.
     pub(super) fn new(
         algorithm: Algorithm,
         origin: &'a Opened<'a>,
@@ -39,7 +39,7 @@ impl<'a> Hash<'a> {
         self.next += bytes.len() as u64;
     }
 
-    /// All up to `end`, read from where it comes from.
+    /// Hashes all bytes up to `end`, read from the origin.
     pub(super) fn upto(&mut self, end: u64) -> Result<()> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         // Small enough to stay in the CPU's cache between the copy and the hash.
@@ -63,7 +63,7 @@ impl<'a> Hash<'a> {
         Ok(())
     }
 
-    /// As [`Hash::upto`], until `over` says that nobody waits for it.
+    /// As [`Hash::upto`], until `over` says that the result is not needed any more.
     pub(super) fn all(&mut self, end: u64, over: impl Fn() -> bool) -> Result<()> {
         while self.next < end && !over() {
             self.upto((self.next + STEP).min(end))?;

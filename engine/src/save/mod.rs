@@ -1,4 +1,4 @@
-//! Save: the request, as a builder.
+//! The save request, as a builder.
 
 mod beside;
 mod hash;
@@ -29,9 +29,9 @@ pub(crate) use run::Staged;
 
 type PlanFn = Box<dyn FnOnce(&SavePlan) + Send>;
 
-/// What a caller asked for, where it is not left to the plan. Sizes are bytes.
+/// What the caller requested; `None` and `Auto` are left to the plan. Sizes are in bytes.
 struct Wanted {
-    /// What is saved, as it was named.
+    /// What is saved, as the caller named it.
     from: String,
     length: Option<u64>,
     method: Method,
@@ -41,12 +41,12 @@ struct Wanted {
     sync: bool,
 }
 
-/// A save in the making: memory, and the file that shall have its bytes.
+/// A builder for a save: memory, and the file to write it to.
 ///
-/// The file comes into being beside its place, without a name where the file system has such files, and
-/// takes the place in one step when all of it is on the disk. Until then, and after any error, what was
-/// there is as it was. The file that is replaced gives its owner, permissions and extended attributes to
-/// the new one; a symbolic link is followed.
+/// The new file is written next to its final place, without a name if the file system supports that
+/// (O_TMPFILE), and replaces the old one atomically when all of it is on the disk. Until then, and after
+/// any error, the old file is unchanged. The new file gets the owner, permissions and extended attributes
+/// of the old one; a symbolic link is followed.
 ///
 /// ```no_run
 /// use dmafile::{Load, Origin, Save};
@@ -73,7 +73,7 @@ pub struct Save<'m> {
 }
 
 impl<'m> Save<'m> {
-    /// A save of all of `origin` as the file `path`, everything else left to the plan.
+    /// Saves all of `origin` as the file `path`; the plan chooses everything else.
     pub fn new(origin: Origin<'m>, path: impl Into<PathBuf>) -> Self {
         Self {
             wanted: Wanted {
@@ -97,56 +97,56 @@ impl<'m> Save<'m> {
         }
     }
 
-    /// Writes into the file, or the block device, that exists, from byte `offset` on, and touches nothing
-    /// else of it. That is not atomic: what ends it early leaves old bytes and new ones.
+    /// Writes into the existing file or block device, starting at byte `offset`, and changes nothing else
+    /// in it. That is not atomic: if the save ends early, old and new bytes are mixed.
     pub fn in_place(mut self, offset: u64) -> Self {
         self.in_place = Some(offset);
         self
     }
 
-    /// How many bytes are saved; default to the end of the origin.
+    /// Number of bytes to save; default: up to the end of the origin.
     pub fn length(mut self, bytes: u64) -> Self {
         self.wanted.length = Some(bytes);
         self
     }
 
-    /// How bytes move: [`Method::Auto`], which is the default, `Uring`, `Threads`, `Bounce`, `Module`,
-    /// `CopyFileRange` or `Premap`.
+    /// The method that moves the bytes: [`Method::Auto`] (default), `Uring`, `Threads`, `Bounce`,
+    /// `Module`, `CopyFileRange` or `Premap`.
     pub fn method(mut self, method: Method) -> Self {
         self.wanted.method = method;
         self
     }
 
-    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it where that can be. Parts of blocks
-    /// at either end go through it in each case, and are dropped from it when they are on the disk.
+    /// Bypass or use the page cache; default [`Io::Auto`]: bypass it if possible. Parts of blocks at
+    /// either end always go through it, and are dropped from it when they are on the disk.
     pub fn io(mut self, io: Io) -> Self {
         self.wanted.io = io;
         self
     }
 
-    /// The size of one operation in bytes, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of
-    /// the file's blocks; default left to the plan.
+    /// Bytes per operation, within [`BLOCK_RANGE`](crate::BLOCK_RANGE) and a multiple of the file's block
+    /// size; default: chosen by the plan.
     pub fn block(mut self, bytes: u64) -> Self {
         self.wanted.block = Some(bytes);
         self
     }
 
-    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default left to the
-    /// plan.
+    /// Operations in flight, within [`QUEUE_DEPTH_RANGE`](crate::QUEUE_DEPTH_RANGE); default: chosen by
+    /// the plan.
     pub fn queue_depth(mut self, operations: u32) -> Self {
         self.wanted.queue_depth = Some(operations);
         self
     }
 
-    /// Whether to wait until the file and its name are on the disk; default true. Without, a crash of the
-    /// machine soon after may leave the old file or an incomplete one.
+    /// Whether to wait until the file and its name are on the disk; default true. If false, a system
+    /// crash shortly afterwards may leave the old file, or an incomplete one.
     pub fn sync(mut self, sync: bool) -> Self {
         self.wanted.sync = sync;
         self
     }
 
-    /// Computes a checksum of the bytes that are saved; where one is expected and differs, the save fails
-    /// (EBADMSG) before the file takes its place.
+    /// Computes a checksum of the saved bytes. If one is expected and differs, the save fails (EBADMSG)
+    /// before the old file is replaced.
     #[cfg(feature = "checksums")]
     pub fn verify(mut self, verify: Verify) -> Self {
         self.verify = Some(verify);
@@ -159,36 +159,36 @@ impl<'m> Save<'m> {
         self
     }
 
-    /// Lets `token` end the save early.
+    /// Lets `token` cancel the save.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
     }
 
-    /// Calls `progress` now and then, at most 30 times a second, from the threads that move the bytes,
-    /// and once at the end. It should return soon. Of a stream the total is what has come so far.
+    /// Calls `progress` at most 30 times a second, from the threads that move the bytes, and once at the
+    /// end. It should return quickly. For a stream, the total is what has arrived so far.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// How reasons name options; default as this crate does.
+    /// Sets how messages name options; default: as this crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Calls `show` with the plan once it is made, before anything is moved.
+    /// Calls `show` with the plan, before any byte is moved.
     pub fn on_plan(mut self, show: impl FnOnce(&SavePlan) + Send + 'static) -> Self {
         self.on_plan = Some(Box::new(show));
         self
     }
 
-    /// The ways that saves know, of all that [`Method`] has.
+    /// The methods of [`Method`] that saves support.
     pub const METHODS: &'static [Method] = &plan::METHODS;
 
-    /// Checks what needs neither files nor this machine: that values are in range. [`Save::plan`] and
-    /// [`Save::run`] begin with it.
+    /// Checks everything that depends neither on files nor on this machine: that values are in range.
+    /// [`Save::plan`] and [`Save::run`] do this first.
     ///
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).

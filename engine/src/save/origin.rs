@@ -1,4 +1,4 @@
-//! What is saved: memory behind a descriptor, a file, or what comes out of a pipe.
+//! What is saved: memory behind a descriptor, a file, or the output of a pipe.
 
 use super::hash::Hash;
 use super::parts::{OriginPart, Parts};
@@ -20,36 +20,36 @@ use std::time::Duration;
 
 /// Where the bytes of a save come from.
 ///
-/// The lifetime is that of memory of the caller, where [`Origin::Parts`] has such.
+/// The lifetime is that of the caller's memory, if [`Origin::Parts`] has any.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Origin<'m> {
-    /// What a descriptor stands for: a memfd, a dma-buf, any regular file or block device, or a pipe.
-    /// Made with [`Origin::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
+    /// What a descriptor refers to: a memfd, a dma-buf, any regular file or block device, or a pipe.
+    /// Created with [`Origin::fd`] or parsed from `fd:N` or `fd:N@OFFSET`.
     Fd {
         /// The descriptor.
         fd: Arc<OwnedFd>,
-        /// The number it is known by to whoever asked.
+        /// The caller's number for it.
         number: i32,
-        /// The first byte that is saved.
+        /// Offset of the first byte to save.
         at: u64,
     },
     /// A regular file or a block device.
     File(PathBuf),
-    /// What comes out of a pipe, a socket or a terminal until it ends; `-` is standard input. Of a
-    /// regular file it is what lies behind the position.
+    /// The bytes of a pipe, a socket or a terminal up to its end; `-` is standard input. For a regular
+    /// file, the bytes from its current position on.
     Stream(Arc<OwnedFd>),
-    /// Several ranges of memory, one behind the other; they are not gathered first.
+    /// Several ranges of memory, back to back; they are not copied together first.
     Parts(Vec<OriginPart<'m>>),
 }
 
 impl<'m> Origin<'m> {
-    /// Memory of the caller.
+    /// The caller's memory.
     pub fn memory(bytes: &'m [u8]) -> Self {
         Self::Parts(vec![bytes.into()])
     }
 
-    /// What a descriptor stands for, from byte `at` on.
+    /// What a descriptor refers to, from byte `at` on.
     pub fn fd(fd: OwnedFd, at: u64) -> Self {
         let number = fd.as_raw_fd();
         let fd = Arc::new(fd);
@@ -75,15 +75,15 @@ impl fmt::Display for Origin<'_> {
 impl FromStr for Origin<'_> {
     type Err = Error;
 
-    /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF
-    /// where it is not open.
+    /// `fd:N`, `fd:N@OFFSET` (in bytes), `-`, or the path of a file. A descriptor is duplicated; EBADF if
+    /// it is not open.
     fn from_str(text: &str) -> Result<Self> {
         let duplicate = |number| {
             file::duplicate(number).map(Arc::new).map_err(|errno| {
                 Error::os("cannot use the descriptor", errno)
                     .at(text)
                     .with_remedy(
-                        "pass one that is open, for example from the shell with N</proc/PID/fd/M",
+                        "pass an open one, for example from the shell with N</proc/PID/fd/M",
                     )
             })
         };
@@ -94,7 +94,7 @@ impl FromStr for Origin<'_> {
             return Ok(Self::File(text.into()));
         };
         let bad = || {
-            let why = format!("'{text}' names no descriptor; a file of this name is ./{text}");
+            let why = format!("'{text}' is not a descriptor; for a file of this name use ./{text}");
             Error::usage(Opt::From, why)
         };
         let (number, at) = number.split_once('@').unwrap_or((number, "0"));
@@ -105,14 +105,14 @@ impl FromStr for Origin<'_> {
     }
 }
 
-/// An origin that is open.
+/// An open origin.
 pub(super) struct Opened<'m> {
     name: String,
-    /// What it is.
+    /// Its type.
     pub(super) kind: &'static str,
-    /// The first byte that is saved.
+    /// Offset of the first byte to save.
     pub(super) start: u64,
-    /// How many; None of a stream that ends by itself.
+    /// Number of bytes; None for a stream, which is saved up to its end.
     pub(super) bytes: Option<u64>,
     body: Arc<Body<'m>>,
 }
@@ -130,22 +130,23 @@ enum Body<'m> {
 /// Memory behind a descriptor.
 pub(super) struct Memory {
     fd: Arc<OwnedFd>,
-    /// None where it cannot be mapped, or had better not be touched by addresses. A dma-buf is mapped when
-    /// that is needed: all of its pages at once, which costs more than dmafile.ko takes to write them.
+    /// Err if it cannot be mapped, or should not be accessed through a mapping. A dma-buf is mapped only
+    /// when needed: that maps all of its pages at once, which costs more than dmafile.ko takes to write
+    /// them.
     map: OnceLock<Result<Mapping, String>>,
-    /// Why its pages cannot be registered, which the kernel does only with memory that may be written.
+    /// Why its pages cannot be registered: the kernel registers only memory that may be written to.
     pub(super) unregistrable: Option<&'static str>,
-    /// Bytes of its largest pages.
+    /// Size of its largest pages in bytes.
     pub(super) page: u64,
     pub(super) dma_buf: Option<DmaBuf>,
 }
 
-/// What is true of a dma-buf.
+/// Properties of a dma-buf.
 pub(super) struct DmaBuf {
     bytes: u64,
-    /// Why its mapping cannot be pinned, so that no device can read it by its addresses.
+    /// Why its mapping cannot be pinned, so that no device can read from its addresses.
     unpinnable: OnceLock<Option<Errno>>,
-    /// dmafile.ko, where it made the dma-buf.
+    /// dmafile.ko, if it created the dma-buf.
     pub(super) ko: Option<Ko>,
 }
 
@@ -161,11 +162,11 @@ struct Read {
     ended: bool,
 }
 
-/// How long a pipe is waited for until a cancel is looked for.
+/// Interval at which a cancellation is checked while waiting for a pipe.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl<'m> Opened<'m> {
-    /// Opens it and looks what it is.
+    /// Opens it and determines its type.
     pub(super) fn open(origin: &Origin<'m>, length: Option<u64>) -> Result<Self> {
         let (start, body, size, kind) = match origin {
             Origin::Fd { fd, number, at } => {
@@ -203,7 +204,7 @@ impl<'m> Opened<'m> {
         })
     }
 
-    /// Memory of a caller.
+    /// The caller's memory.
     pub(super) fn lent(memory: Lent<'m>) -> Self {
         Self {
             name: "the caller's memory".to_string(),
@@ -214,7 +215,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// `len` bytes of it from `at` on, which lie inside.
+    /// A range of it, which must be inside.
     pub(super) fn part(&self, at: u64, len: u64) -> Self {
         Self {
             name: self.name.clone(),
@@ -240,18 +241,18 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// Its bytes at their addresses; or why it has none.
+    /// Its mapping; or why it has none.
     pub(super) fn region(&self) -> Result<Region<'_>, &str> {
         match &*self.body {
             Body::Memory(memory) => memory.region(),
             Body::Lent(memory) => Ok(memory.region()),
             Body::Parts(_) => Err("parts are looked at one by one"),
             Body::Stream(_) => Err("a pipe has no memory to write from"),
-            Body::Nothing | Body::File(_) => Err("what is on a disk has to be read first"),
+            Body::Nothing | Body::File(_) => Err("bytes on a disk must be read first"),
         }
     }
 
-    /// It is memory of a caller, which has no holes.
+    /// Whether it is the caller's memory, which has no holes.
     pub(super) fn is_lent(&self) -> bool {
         matches!(*self.body, Body::Lent(_))
     }
@@ -263,7 +264,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// Its bytes at their addresses, where a disk can read them there.
+    /// Its mapping, if a disk can read from there.
     pub(super) fn in_memory(&self) -> Option<Region<'_>> {
         let region = self.region().ok()?;
         if self
@@ -279,12 +280,12 @@ impl<'m> Opened<'m> {
         matches!(*self.body, Body::Stream(_))
     }
 
-    /// It cannot be read twice, or had better not be: a checksum is computed of what passes by.
+    /// Whether it cannot, or should not, be read twice: a checksum is then computed as the bytes pass.
     pub(super) fn passes_once(&self) -> bool {
         matches!(*self.body, Body::Stream(_) | Body::File(_))
     }
 
-    /// The parts of `[start, end)` that hold data; the rest are holes.
+    /// The ranges of `[start, end)` that have data; the others are holes.
     pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         match &*self.body {
             Body::Nothing => Vec::new(),
@@ -297,7 +298,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// The CPU begins to read, once devices have written what they were to write (fences).
+    /// Begins CPU access, after waiting for devices that are still writing (fences).
     pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
         if let Body::Parts(parts) = &*self.body {
             return parts.begin(cancel);
@@ -320,7 +321,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// Copies bytes out, by the kernel where a touch of them could raise a signal.
+    /// Copies bytes out of it, by a system call if an access could raise a signal.
     pub(super) fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let mut read = |fd, offset| file::pread_all(fd, &mut *into, offset);
         let done = match &*self.body {
@@ -348,8 +349,8 @@ impl<'m> Opened<'m> {
         })
     }
 
-    /// Reads up to `len` bytes from `at` on into a block of a ring: all of them, but where a stream
-    /// ends. The block has room for what direct reads round up.
+    /// Reads up to `len` bytes from `at` on into a block of a ring; fewer only at the end of a stream. The
+    /// block has room for the rounding of direct reads.
     pub(super) fn fill(
         &self,
         block: &Block<'_>,
@@ -382,7 +383,7 @@ impl<'m> Opened<'m> {
         }
     }
 
-    /// Reads what no page cache holds past it. False where that is not so, or cannot be.
+    /// Reads directly what the page cache does not have. False if it has it, or if that is not possible.
     fn read_direct(&self, source: &Source, block: &Block<'_>, at: u64, len: u64) -> Result<bool> {
         let align = source.align();
         let Ok((fd, offset)) = source.direct(at) else {
@@ -396,7 +397,7 @@ impl<'m> Opened<'m> {
         }
         match retry(|| file::pread(fd, block.ring, block.at, rounded, offset)) {
             Ok(got) if got >= len => Ok(true),
-            // The rest, or the error, comes by the page cache.
+            // The rest, or the error, comes from a read through the page cache.
             Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
             Err(errno) => Err(self.failed(at, errno)),
         }
@@ -424,7 +425,7 @@ impl<'m> Opened<'m> {
         Ok(done)
     }
 
-    /// What to say where bytes that were there are gone, if they are.
+    /// The error if bytes that existed are gone.
     pub(super) fn cut_short(&self, at: u64) -> Option<Error> {
         let now = match &*self.body {
             Body::Memory(memory) if memory.dma_buf.is_none() => {
@@ -439,13 +440,13 @@ impl<'m> Opened<'m> {
         }
         let error = Error::new(
             "cannot save",
-            format!("its owner has cut it short meanwhile, to {now} bytes"),
+            format!("its owner truncated it in the meantime, to {now} bytes"),
         );
         Some(
             error
                 .with_errno(Errno::NODATA)
                 .at(self.place(at))
-                .with_remedy("save it again when nobody changes its size"),
+                .with_remedy("save it again when nothing changes its size"),
         )
     }
 
@@ -453,7 +454,7 @@ impl<'m> Opened<'m> {
         Error::os("cannot read", errno).at(self.place(at))
     }
 
-    /// A stream was to have more bytes than came.
+    /// The error if a stream ended before the expected number of bytes.
     pub(super) fn missing(&self) -> Option<Error> {
         let Body::Stream(stream) = &*self.body else {
             return None;
@@ -465,7 +466,7 @@ impl<'m> Opened<'m> {
         Some(error.at(&self.name))
     }
 
-    /// Bytes that have come out of a stream.
+    /// Bytes read from a stream so far.
     pub(super) fn came(&self) -> u64 {
         match &*self.body {
             Body::Stream(stream) => lock(&stream.state).bytes,
@@ -498,11 +499,11 @@ impl Block<'_> {
     }
 }
 
-/// Reading by the CPU, until it is dropped (DMA_BUF_IOCTL_SYNC).
+/// CPU access for reading, until this is dropped (DMA_BUF_IOCTL_SYNC).
 pub(super) struct Access<'a>(Vec<BorrowedFd<'a>>);
 
 impl Access<'_> {
-    /// Reading of all of these.
+    /// CPU access to all of these.
     pub(super) fn all(mut these: Vec<Self>) -> Self {
         Self(
             these
@@ -516,7 +517,7 @@ impl Access<'_> {
 impl Drop for Access<'_> {
     fn drop(&mut self) {
         for fd in &self.0 {
-            // It has begun, so that it can end; a drop has nobody to report to.
+            // Ending an access that has begun should not fail, and a drop could not report it.
             let _ = dmabuf::sync(*fd, false, true);
         }
     }
@@ -532,7 +533,7 @@ impl Memory {
             let bytes = self.dma_buf.as_ref().map_or(0, |dma_buf| dma_buf.bytes);
             let map = Mapping::chain(&[(self.fd(), bytes)]);
             let map = map.or_else(|_| Mapping::shared(self.fd(), bytes as usize, 1, false));
-            // A device reaches it all the same.
+            // Only the CPU needs a mapping; a device can use the dma-buf without.
             map.map_err(|errno| {
                 let name = crate::error::errno_name(errno.raw_os_error());
                 format!("this process cannot map the dma-buf ({name})")
@@ -540,7 +541,7 @@ impl Memory {
         })
     }
 
-    /// Why a dma-buf's mapping cannot be pinned, if it cannot.
+    /// Why a dma-buf's mapping cannot be pinned, if so.
     pub(super) fn unpinnable(&self) -> Option<Errno> {
         let dma_buf = self.dma_buf.as_ref()?;
         *dma_buf.unpinnable.get_or_init(|| {
@@ -549,7 +550,7 @@ impl Memory {
         })
     }
 
-    /// Its bytes at their addresses; or why it has none.
+    /// Its mapping; or why it has none.
     pub(super) fn region(&self) -> Result<Region<'_>, &str> {
         self.map()
             .as_ref()
@@ -600,7 +601,7 @@ impl Stream {
     }
 }
 
-/// How many bytes are saved of an origin of `size` bytes.
+/// Number of bytes to save from an origin of `size` bytes.
 fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Result<u64> {
     let left = size.checked_sub(start);
     let bytes = left.filter(|left| length.is_none_or(|length| length <= *left));
@@ -612,7 +613,7 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
         };
         Error::new(
             "cannot save",
-            format!("{wanted} lie past the end, {size} bytes"),
+            format!("{wanted} are past the end, {size} bytes"),
         )
         .with_errno(Errno::INVAL)
         .at(origin.to_string())
@@ -620,7 +621,7 @@ fn range(origin: &Origin<'_>, size: u64, start: u64, length: Option<u64>) -> Res
     })
 }
 
-/// What a descriptor stands for, and its size.
+/// What a descriptor refers to, and its size.
 fn of_descriptor(
     fd: &Arc<OwnedFd>,
     number: i32,
@@ -633,14 +634,14 @@ fn of_descriptor(
     if dmabuf::is_one(fd.as_fd()) {
         return of_dma_buf(fd);
     }
-    let stat = file::stat(fd.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+    let stat = file::stat(fd.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
     match stat.kind {
         FileType::RegularFile if source::in_memory(&stat).is_some() => of_memory(fd, &stat),
         FileType::RegularFile | FileType::BlockDevice => {
             match of_file(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))) {
-                // What this process may not open by itself is read by the descriptor that it was given.
+                // A file that this process may not reopen is read through the given descriptor.
                 Err(error) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
-                    let why = format!("fd:{number} cannot be opened once more");
+                    let why = format!("fd:{number} cannot be opened again");
                     let memory = Memory {
                         fd: Arc::clone(fd),
                         map: Err(why).into(),
@@ -663,7 +664,7 @@ fn of_descriptor(
 }
 
 fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static str)> {
-    let ask = |errno| Error::os("cannot ask about the dma-buf", errno);
+    let ask = |errno| Error::os("cannot query the dma-buf", errno);
     let bytes = dmabuf::size(fd.as_fd()).map_err(ask)?;
     let ko = ko::behind(fd.as_fd());
     let ko = ko.filter(|ko| ko.features & sys::ko::FEATURE_WRITE != 0);
@@ -681,7 +682,7 @@ fn of_dma_buf(fd: &Arc<OwnedFd>) -> Result<(Body<'static>, Option<u64>, &'static
     Ok((Body::Memory(memory), Some(bytes), "dma-buf"))
 }
 
-/// A memfd, or a file that its file system keeps in memory: there is no other place to read it from.
+/// A memfd, or a file of a file system in memory, which can only be read from memory.
 fn of_memory(
     fd: &Arc<OwnedFd>,
     stat: &file::Stat,
@@ -692,7 +693,7 @@ fn of_memory(
     };
     let huge = stat.is_hugetlb();
     let (map, unregistrable) = if huge && stat.allocated < stat.size {
-        // To touch a hole would fill it from the pool.
+        // Reading a hole would allocate a huge page from the pool.
         (Err("it has holes, on huge pages".to_string()), None)
     } else {
         let size = stat
@@ -728,7 +729,7 @@ fn of_memory(
 fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let source = match Source::open(path) {
         Ok(source) => source,
-        // Of nothing there is nothing to read.
+        // An empty origin has nothing to read.
         Err(error) if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) => {
             return Ok((Body::Nothing, Some(0), "file"));
         }
@@ -737,10 +738,9 @@ fn of_file(path: &Path) -> Result<(Body<'static>, Option<u64>, &'static str)> {
     let size = source.size();
     if source.in_memory() {
         let (fd, _) = source.buffered(0);
-        let twin = file::twin(fd).map_err(|errno| Error::os("cannot ask about", errno))?;
+        let twin = file::twin(fd).map_err(|errno| Error::os("cannot stat", errno))?;
         let twin = Arc::new(twin);
-        let stat =
-            file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot ask about", errno))?;
+        let stat = file::stat(twin.as_fd()).map_err(|errno| Error::os("cannot stat", errno))?;
         return of_memory(&twin, &stat);
     }
     let kind = match source.file_system() == Source::BLOCK_DEVICE {

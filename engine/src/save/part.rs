@@ -1,4 +1,4 @@
-//! Parts of memory on their way into a file that grows: what a recorder is made of.
+//! Writes parts of memory to a growing file: the basis of recorders.
 
 use super::Wanted;
 use super::hash::Hash;
@@ -20,8 +20,14 @@ use crate::sys::{Errno, file, memfd, place, retry};
 use crate::verify::Algorithm;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
+
+/// The checksum of a shorter part is computed after its write, because starting a thread would take
+/// longer.
+const BESIDE: u64 = 1 << 20;
 
 /// How parts are written.
 pub(crate) struct How {
@@ -31,11 +37,11 @@ pub(crate) struct How {
     pub(crate) host: Host,
 }
 
-/// Memory to write parts of, opened once.
+/// Memory whose parts are written, opened once.
 pub(crate) struct Memory {
     name: String,
     opened: Opened<'static>,
-    /// What to do with parts that begin at such an offset, modulo the grain of the file.
+    /// The plan for parts that begin at this offset, modulo the grain of the file.
     plan: Mutex<Option<(u64, Arc<SavePlan>)>>,
 }
 
@@ -52,7 +58,7 @@ impl Memory {
         Ok(Self::new(origin.to_string(), opened))
     }
 
-    /// Memory of the caller.
+    /// The caller's memory.
     pub(crate) fn lent(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
         let opened = Opened::lent(Lent::owned(owner));
         Self::new(opened.place(0), opened)
@@ -74,8 +80,8 @@ impl Memory {
         self.opened.bytes.unwrap_or(0)
     }
 
-    /// Writes a part of it to a multiple of the grain of a file, padded with zeros to the next one; the
-    /// CRC-32C of the part, if that is asked for. It waits for devices that still write to the memory.
+    /// Writes a part of it at a multiple of the file's grain, padded with zeros to the next one; returns
+    /// the CRC-32C of the part, if requested. Waits for devices that are still writing to the memory.
     pub(crate) fn write(
         &self,
         (at, len): (u64, u64),
@@ -85,32 +91,40 @@ impl Memory {
         let origin = self.opened.part(at, len);
         let cancel = CancelToken::new();
         let access = origin.begin(&cancel)?;
-        let whole = len - len % to.grain();
-        if whole > 0 {
-            self.write_blocks(&origin, whole, (to, offset), how, &cancel)?;
-        }
-        if whole < len {
-            let mut block = vec![0; to.grain() as usize];
-            let start = origin.start;
-            origin.copy_out(start + whole, &mut block[..(len - whole) as usize])?;
-            to.write_block(offset + whole, &block)?;
-        }
+        let write = || self.write_all(&origin, len, (to, offset), how, &cancel);
         let sum = match how.checksum && len > 0 {
-            true => {
-                let (start, end) = (origin.start, origin.start + len);
-                let runs = [(start, end)];
-                let mut hash = Hash::new(Algorithm::Crc32c, &origin, &runs);
-                hash.upto(end)?;
-                let sum = u32::from_str_radix(&hash.hex(), 16);
-                Some(sum.expect("a CRC has eight hexadecimal digits"))
-            }
-            false => None,
+            true if len < BESIDE => write()
+                .and_then(|()| checksum(&origin, len, || false))
+                .map(Some),
+            true => checksum_beside(&origin, len, write).map(Some),
+            false => write().map(|()| None),
         };
         drop(access);
+        let sum = sum?;
         match origin.cut_short(origin.start) {
             Some(error) => Err(error),
             None => Ok(sum),
         }
+    }
+
+    fn write_all(
+        &self,
+        origin: &Opened,
+        len: u64,
+        (to, offset): (&Growing, u64),
+        how: &How,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let whole = len - len % to.grain();
+        if whole > 0 {
+            self.write_blocks(origin, whole, (to, offset), how, cancel)?;
+        }
+        if whole < len {
+            let mut block = vec![0; to.grain() as usize];
+            origin.copy_out(origin.start + whole, &mut block[..(len - whole) as usize])?;
+            to.write_block(offset + whole, &block)?;
+        }
+        Ok(())
     }
 
     fn write_blocks(
@@ -123,10 +137,10 @@ impl Memory {
     ) -> Result<()> {
         let plan = self.plan(origin, to, how)?;
         let first = plan.first();
-        // A ring for one operation is one call more than the write itself.
+        // Setting up a ring for one operation costs more than the write itself.
         if whole <= plan.block_of(first) && first.method == Method::Uring && first.direct {
             match to.write_from(origin, whole, offset) {
-                // The ladder finds out why, and another way.
+                // The fallbacks below find out why, and try other methods.
                 Err(Errno::FAULT | Errno::INVAL | Errno::OPNOTSUPP | Errno::AGAIN) => {}
                 done => return done.map_err(|errno| to.to.failed(offset, errno)),
             }
@@ -173,7 +187,7 @@ impl Memory {
         let log = Reasons::default();
         let decided = plan::decide(&wanted, origin, &to.to, &how.host, &runs, &log);
         let mut plan = decided.map_err(Error::of_record)?;
-        // What is written once gains nothing by being registered first.
+        // What is written only once does not benefit from being registered.
         let once = |rung: &Rung| rung.method != Method::Uring || !rung.registered;
         if plan.ladder.iter().any(once) {
             plan.ladder.retain(once);
@@ -183,7 +197,7 @@ impl Memory {
         Ok(plan)
     }
 
-    /// What has been refused once is not tried with every part.
+    /// A method that was refused once is not tried for later parts.
     fn start_at(&self, rung: Rung) {
         if let Some((_, plan)) = &mut *lock(&self.plan) {
             let mut shorter = SavePlan::clone(plan);
@@ -195,11 +209,38 @@ impl Memory {
     }
 }
 
-/// A folder in which files come into being.
+/// Computes the checksum in a separate thread while `write` runs.
+fn checksum_beside(origin: &Opened, len: u64, write: impl FnOnce() -> Result<()>) -> Result<u32> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sum = || checksum(origin, len, || over.load(Ordering::Relaxed));
+        let builder = thread::Builder::new().name("dmafile-verify".to_string());
+        let spawned = builder.spawn_scoped(scope, sum);
+        let wrote = write();
+        over.store(wrote.is_err(), Ordering::Relaxed);
+        let sum = match spawned {
+            Ok(thread) => thread.join().expect("this thread does not panic"),
+            Err(_) => sum(),
+        };
+        wrote.and(sum)
+    })
+}
+
+/// The CRC-32C of the first bytes of an origin, unless `over` says that it is not needed any more.
+fn checksum(origin: &Opened, len: u64, over: impl Fn() -> bool) -> Result<u32> {
+    let end = origin.start + len;
+    let runs = [(origin.start, end)];
+    let mut hash = Hash::new(Algorithm::Crc32c, origin, &runs);
+    hash.all(end, over)?;
+    let sum = u32::from_str_radix(&hash.hex(), 16);
+    Ok(sum.expect("a CRC has eight hexadecimal digits"))
+}
+
+/// A folder in which files are created.
 pub(crate) struct Folder {
     path: PathBuf,
     folder: OwnedFd,
-    /// To be synced; None where it may not be listed.
+    /// For syncing; None without permission to list it.
     listed: Option<OwnedFd>,
 }
 
@@ -222,7 +263,7 @@ impl Folder {
         })
     }
 
-    /// Whether something has this name in it.
+    /// Whether a file with this name exists in it.
     pub(crate) fn has(&self, path: &Path) -> bool {
         let name = path.file_name().unwrap_or_default();
         !matches!(place::look_up(self.folder.as_fd(), name), Ok(None))
@@ -235,8 +276,8 @@ pub(crate) struct Growing {
 }
 
 impl Growing {
-    /// A new file in this folder, marked as in use for as long as it is open. EEXIST where there is one,
-    /// EBUSY where that is in use.
+    /// A new file in this folder, marked as in use while it is open. EEXIST if it exists, EBUSY if that
+    /// is in use.
     pub(crate) fn create(folder: &Folder, path: &Path) -> Result<Self> {
         let name = match path.file_name() {
             Some(name) if !path.as_os_str().as_encoded_bytes().ends_with(b"/") => name,
@@ -255,8 +296,7 @@ impl Growing {
         self.to.grain
     }
 
-    /// Reserves space up to `end` and more, and makes the file that long: writes below that change its
-    /// bytes only.
+    /// Reserves space up to `end` and more, and sets the size: writes below that only change its bytes.
     pub(crate) fn reserve_ahead(&self, end: u64) -> Result<()> {
         self.to.reserve_ahead(end)
     }
@@ -266,7 +306,7 @@ impl Growing {
         self.to.reserved()
     }
 
-    /// Writes blocks from memory that is reached by addresses.
+    /// Writes blocks from mapped memory.
     fn write_from(&self, origin: &Opened, len: u64, offset: u64) -> Result<(), Errno> {
         let region = origin.region().map_err(|_| Errno::INVAL)?;
         let fd = self.to.direct().map_err(|_| Errno::INVAL)?;
@@ -286,7 +326,7 @@ impl Growing {
         Ok(())
     }
 
-    /// Writes whole blocks of bytes that are in no memory of anybody's.
+    /// Writes whole blocks from a temporary buffer.
     pub(crate) fn write_block(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let failed = |errno| self.to.failed(offset, errno);
         if let Ok(fd) = self.to.direct() {
@@ -297,7 +337,7 @@ impl Growing {
             let len = bytes.len() as u64;
             match retry(|| file::pwrite(fd, &region, 0, len, offset)) {
                 Ok(wrote) if wrote == len => return Ok(()),
-                // The rest, or the error, comes by the page cache.
+                // The rest, or the error, comes from a write through the page cache.
                 Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
                 Err(errno) => return Err(failed(errno)),
             }
@@ -305,12 +345,12 @@ impl Growing {
         file::pwrite_all(self.to.buffered(), bytes, offset).map_err(failed)
     }
 
-    /// Waits until all that is written is on the disk.
+    /// Waits until everything written is on the disk.
     pub(crate) fn sync(&self) -> Result<()> {
         self.to.sync()
     }
 
-    /// As [`Growing::sync`], with the file's name.
+    /// As [`Growing::sync`], including the file's name.
     pub(crate) fn sync_with_name(&self, folder: &Folder) -> Result<()> {
         let synced = place::sync(self.to.buffered()).and_then(|()| match &folder.listed {
             Some(folder) => place::sync(folder.as_fd()),
@@ -319,15 +359,15 @@ impl Growing {
         synced.map_err(|errno| cannot_sync(errno).at(folder.path.display().to_string()))
     }
 
-    /// Ends it at `end`, takes back what was reserved beyond, and waits until that is on the disk.
+    /// Truncates it to `end`, which releases reserved space, and waits until that is on the disk.
     pub(crate) fn end_at(&self, end: u64) -> Result<()> {
         memfd::resize(self.to.buffered(), end).map_err(|errno| self.to.failed(end, errno))?;
-        place::sync(self.to.buffered()).map_err(|errno| cannot_sync(errno).at(self.to.place(0)))?;
+        self.sync()?;
         self.to.leave_no_cache(&[(0, end)]);
         Ok(())
     }
 
-    /// Takes its name away, of a recording that has not begun.
+    /// Removes the file of a recording that has not begun.
     pub(crate) fn remove(&self, folder: &Folder) {
         if let Some(name) = self.to.path().file_name() {
             let _ = place::unlink(folder.folder.as_fd(), name);

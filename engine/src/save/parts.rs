@@ -1,4 +1,4 @@
-//! Several ranges of memory that are saved one behind the other, without gathering them first.
+//! Several ranges of memory that are saved back to back, without copying them together first.
 
 use super::origin::{Access, Block, Opened, Origin};
 use super::to::To;
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-/// A range of memory that is saved behind others ([`Origin::Parts`](crate::Origin::Parts)).
+/// A range of memory to save, one of several ([`Origin::Parts`](crate::Origin::Parts)).
 ///
 /// ```no_run
 /// use dmafile::{Origin, OriginPart, Save};
@@ -37,13 +37,14 @@ enum Piece<'m> {
 }
 
 impl<'m> OriginPart<'m> {
-    /// Memory that others may write to meanwhile: what they write may be in the file or not, byte by byte.
+    /// Memory that others may write to during the save: their writes may or may not be in the file, byte
+    /// by byte.
     pub fn shared(memory: &'m [AtomicU8]) -> Self {
         Self(Piece::Memory(Lent::shown_shared(memory)))
     }
 
-    /// `bytes` bytes of what a descriptor stands for, from byte `at` on: of a memfd, a dma-buf, a regular
-    /// file or a block device. A save refuses a pipe (ESPIPE), and a range past the end (EINVAL).
+    /// `bytes` bytes of what a descriptor refers to, from byte `at` on: of a memfd, a dma-buf, a regular
+    /// file or a block device. A save refuses a pipe (ESPIPE), and a range beyond the end (EINVAL).
     pub fn fd(fd: OwnedFd, at: u64, bytes: u64) -> Self {
         let number = fd.as_raw_fd();
         let fd = Arc::new(fd);
@@ -55,7 +56,7 @@ impl<'m> OriginPart<'m> {
         })
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         match &self.0 {
             Piece::Memory(memory) => memory.region().len(),
@@ -85,30 +86,30 @@ impl fmt::Debug for OriginPart<'_> {
     }
 }
 
-/// Parts that are open, in the order of their bytes; none is empty.
+/// Open parts, in the order of their bytes; none is empty.
 pub(super) struct Parts<'m>(Vec<Placed<'m>>);
 
-/// A part, and which bytes of the whole it has.
+/// A part, and its range within the whole.
 struct Placed<'m> {
     start: u64,
     end: u64,
     opened: Opened<'m>,
 }
 
-/// What a place in memory needs, so that bytes are written from there.
+/// What memory must fulfil so that bytes can be written directly from there.
 #[derive(Clone, Copy)]
 pub(super) struct Fit {
-    /// The place in the file of the first byte of the whole.
+    /// Offset in the file of the first byte of the whole.
     base: u64,
-    /// Of memory, and of the place in the file; None where writes need nothing.
+    /// Alignment of memory and of the offset in the file; None if writes need none.
     direct: Option<(u64, u64)>,
 }
 
-/// A range of less is copied, with what lies around it: cheaper than a write of its own.
+/// A shorter range is copied together with its neighbours: that is cheaper than a separate write.
 const SMALL: u64 = 128 << 10;
 
 impl Fit {
-    /// Of an origin that is written to a file from byte `at` of it on.
+    /// For an origin that is written to a file, starting at byte `at`.
     pub(super) fn of(origin: &Opened<'_>, (to, at): (&To, u64), direct: bool) -> Self {
         Self {
             base: at.wrapping_sub(origin.start),
@@ -118,7 +119,7 @@ impl Fit {
 }
 
 impl<'m> Parts<'m> {
-    /// Opens them: how many bytes they have together, and what they are.
+    /// Opens the parts; returns them with their total size and a description.
     pub(super) fn open(parts: &[OriginPart<'m>]) -> Result<(Self, u64, &'static str)> {
         let (mut all, mut start) = (Vec::new(), 0_u64);
         for part in parts {
@@ -151,7 +152,7 @@ impl<'m> Parts<'m> {
         Ok((Self(all), start, kind))
     }
 
-    /// Those that have bytes of `[start, end)`, and which.
+    /// The parts that have bytes of `[start, end)`, and which.
     fn across(&self, start: u64, end: u64) -> impl Iterator<Item = (&Placed<'m>, u64, u64)> {
         let first = self.0.partition_point(|one| one.end <= start);
         let these = self.0[first..]
@@ -168,7 +169,7 @@ impl<'m> Parts<'m> {
         Ok(())
     }
 
-    /// Brings bytes into a block of a ring.
+    /// Copies or reads bytes into a block of a ring.
     pub(super) fn fill(
         &self,
         block: &Block<'_>,
@@ -189,7 +190,7 @@ impl<'m> Parts<'m> {
         Ok(len)
     }
 
-    /// The ranges of `[start, end)` that hold data; the rest are holes.
+    /// The ranges of `[start, end)` that have data; the others are holes.
     pub(super) fn data(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut all: Vec<(u64, u64)> = Vec::new();
         for (one, from, upto) in self.across(start, end) {
@@ -205,19 +206,19 @@ impl<'m> Parts<'m> {
         all
     }
 
-    /// The CPU begins to read all of them.
+    /// Begins CPU access to all of them.
     pub(super) fn begin(&self, cancel: &CancelToken) -> Result<Access<'_>> {
         let all = self.0.iter().map(|one| one.opened.begin(cancel));
         all.collect::<Result<_>>().map(Access::all)
     }
 
-    /// What to say of the first whose bytes are gone.
+    /// The error for the first part whose bytes are gone.
     pub(super) fn cut_short(&self) -> Option<Error> {
         let mut all = self.0.iter();
         all.find_map(|one| one.opened.cut_short(one.opened.start))
     }
 
-    /// Where these bytes are, if they are in one part and can be written from there.
+    /// The address of these bytes, if they are in one part and can be written directly from there.
     pub(super) fn find(&self, at: u64, len: u64, fit: Fit) -> Option<Region<'_>> {
         let (one, from, upto) = self.across(at, at + len).next()?;
         let whole = (from, upto) == (at, at + len);
@@ -225,8 +226,8 @@ impl<'m> Parts<'m> {
         Some(memory.part(at - one.start, len))
     }
 
-    /// Cuts ranges of the file so that what can be written from where it is stands apart from the rest,
-    /// of which no range is larger than `block`.
+    /// Splits ranges of the file, so that those that can be written directly are separate from the others,
+    /// none of which is larger than `block`.
     pub(super) fn split(&self, ranges: &[FileRange], fit: Fit, block: u64) -> Vec<FileRange> {
         let mut split = Vec::new();
         let pass = |split: &mut Vec<_>, mut from: u64, upto: u64| {
@@ -248,13 +249,13 @@ impl<'m> Parts<'m> {
         split
     }
 
-    /// Whether anything of these ranges of the file can be written from where it is.
+    /// Whether anything in these ranges of the file can be written directly.
     pub(super) fn any_in_place(&self, ranges: &[FileRange], fit: Fit) -> bool {
         let mut all = ranges.iter();
         all.any(|range| self.in_place(*range, fit).next().is_some())
     }
 
-    /// The parts of a range of the file that can be written from where they are, whole blocks of them.
+    /// The parts of a range of the file that can be written directly, in whole blocks.
     fn in_place(&self, (start, end): FileRange, fit: Fit) -> impl Iterator<Item = FileRange> {
         let grain = fit.direct.map_or(1, |(_, grain)| grain);
         let parts = self.across(start.wrapping_sub(fit.base), end.wrapping_sub(fit.base));
@@ -268,20 +269,20 @@ impl<'m> Parts<'m> {
 }
 
 impl Placed<'_> {
-    /// Where a byte of the whole is in it.
+    /// The offset within this part of a byte of the whole.
     fn place(&self, at: u64) -> u64 {
         at - self.start + self.opened.start
     }
 
-    /// Its bytes, where they can be written from.
+    /// Its mapping, if bytes can be written directly from there.
     fn region(&self, fit: Fit) -> Option<Region<'_>> {
         let region = self.opened.in_memory()?;
         let holes = !self.opened.is_lent();
         let Some((align, grain)) = fit.direct else {
-            // A file in memory is read as a file, which fills no holes of it.
+            // A file in memory is read as a file, which does not fill its holes.
             return (!holes).then_some(region);
         };
-        // Blocks that begin in a hole would fill it with a page.
+        // A block that begins in a hole would allocate a page there.
         let align = if holes { grain } else { align };
         let place = self.start.wrapping_add(fit.base);
         let fits = region.address() % align == place % align;
@@ -289,7 +290,7 @@ impl Placed<'_> {
     }
 }
 
-/// Ranges in ascending order, those that touch as one.
+/// Ranges in ascending order, with adjacent ones merged.
 fn joined(ranges: &[FileRange]) -> Vec<FileRange> {
     let mut joined: Vec<FileRange> = Vec::new();
     for &(start, end) in ranges {

@@ -17,7 +17,7 @@ use crate::sys::{Errno, file};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// The ways that saves know; what is [`Method`]'s besides reads.
+/// The methods of [`Method`] that saves support.
 pub(super) const METHODS: [Method; 7] = [
     Method::Auto,
     Method::Uring,
@@ -28,75 +28,75 @@ pub(super) const METHODS: [Method; 7] = [
     Method::Premap,
 ];
 
-/// A plan for a save: data that `explain`, `--json`, logs and errors print alike. Sizes are bytes.
+/// A plan for a save: data that `explain`, `--json`, logs and errors print alike. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SavePlan {
-    /// What is saved, as it was named.
+    /// What is saved, as the caller named it.
     pub from: String,
-    /// What that is: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
+    /// Its type: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
     pub kind: String,
-    /// Its first byte that is saved.
+    /// Offset of the first byte to save.
     pub from_offset: u64,
-    /// How many are; `None` of a stream that ends by itself.
+    /// Number of bytes to save; `None` for a stream, which is saved up to its end.
     pub bytes: Option<u64>,
-    /// Where to; in JSON what of the path is no UTF-8 is replaced.
+    /// The file; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
-    /// Where the first byte goes.
+    /// Offset in the file at which the first byte goes.
     pub offset: u64,
-    /// The file comes into being beside its place, and takes it in one step; otherwise a part of a file
-    /// that exists is written.
+    /// Whether a new file replaces the old one atomically; otherwise a part of an existing file is
+    /// written.
     pub atomic: bool,
-    /// It is on the disk before the save returns.
+    /// Whether the file is on the disk before the save returns.
     pub sync: bool,
-    /// Ways of moving the bytes, the first being the choice and the rest what it falls back to.
+    /// Methods in the order in which they are tried: the first is the choice, the others are fallbacks.
     pub ladder: Vec<Rung>,
-    /// Size of one operation.
+    /// Bytes per operation.
     pub block: u64,
-    /// Operations in flight, at most.
+    /// Maximum number of operations in flight.
     pub queue_depth: u32,
-    /// Multiple that direct writes keep to; `None` where there are none.
+    /// Alignment of direct writes; `None` if there are none.
     pub align: Option<u64>,
-    /// Bytes that will be written; `None` of a stream.
+    /// Bytes that will be written; `None` for a stream.
     pub to_write: Option<u64>,
-    /// Bytes of holes, which are not.
+    /// Bytes in holes, which are not written.
     pub holes: u64,
-    /// Size of one window of registered buffers; 0 without.
+    /// Size of a window of registered buffers; 0 without.
     pub window: u64,
-    /// The reasons, one a choice.
+    /// The reasons, one per choice.
     pub reasons: Vec<Reason>,
-    /// Memory may be read by its addresses, be it only by the CPU: that fills no hole of it.
+    /// Memory may be read through its mapping, at least by the CPU, because that fills no hole of it.
     #[serde(skip)]
     pub(super) by_address: bool,
     #[serde(skip)]
     pub(super) tuning: Tuning,
 }
 
-/// What the ways work with.
+/// Parameters of all methods in the list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tuning {
     block: Option<u64>,
     depth: u32,
     threads: usize,
     grain: u64,
-    /// New memory comes from this NUMA node.
+    /// The NUMA node that new memory comes from.
     pub(super) node: Option<u32>,
 }
 
 impl SavePlan {
-    /// The first rung: what will be tried first.
+    /// The method that is tried first.
     pub fn first(&self) -> Rung {
         self.ladder[0]
     }
 
-    /// The size of one operation of a rung.
+    /// Bytes per operation of a method.
     pub(super) fn block_of(&self, rung: Rung) -> u64 {
         self.tuning.block_of(rung)
     }
 
-    /// The size of a block beside the memory, through which bytes pass: of several parts those that
-    /// cannot be written from where they are.
+    /// Size of a block of the bounce ring; for several parts, it carries those that cannot be written
+    /// from where they are.
     pub(super) fn ring_block_of(&self, rung: Rung) -> u64 {
         let tuning = self.tuning;
         tuning
@@ -104,7 +104,7 @@ impl SavePlan {
             .min(BOUNCE_BLOCK.next_multiple_of(tuning.grain))
     }
 
-    /// Operations that a rung has in flight, at most.
+    /// Maximum number of operations that a method has in flight.
     pub(super) fn depth_of(&self, rung: Rung) -> u32 {
         self.tuning.depth_of(rung)
     }
@@ -112,7 +112,7 @@ impl SavePlan {
 
 #[cfg(test)]
 impl SavePlan {
-    /// Has all rungs cut at other places than the file's blocks.
+    /// Makes all methods use blocks of this size instead of the file's.
     pub(super) fn set_block(&mut self, block: u64) {
         self.tuning.block = Some(block);
     }
@@ -141,7 +141,7 @@ impl Tuning {
     }
 }
 
-/// Decides. `runs` is where the origin has data, in offsets of the target.
+/// Makes the plan. `runs` are the ranges in which the origin has data, in offsets of the target.
 pub(super) fn decide(
     wanted: &Wanted,
     origin: &Opened<'_>,
@@ -230,7 +230,7 @@ fn rung(method: Method, direct: bool, registered: bool) -> Rung {
     }
 }
 
-/// The ways to try, in order, with the reasons for those left out.
+/// The methods to try, in order, with the reasons for those left out.
 fn ladder(
     wanted: &Wanted,
     origin: &Opened<'_>,
@@ -312,7 +312,7 @@ fn ladder(
             _ => Ok(()),
         })
         .and_then(|()| match rung.method {
-            // What is not aligned passes through a ring.
+            // Parts that are not aligned go through a ring.
             Method::Uring | Method::Threads if origin.parts().is_some() => match rung.registered {
                 true => Err("each part is written but once".into()),
                 false => Ok(()),
@@ -359,7 +359,7 @@ fn ladder(
     Ok(kept)
 }
 
-/// Whether the disk can read the bytes at their addresses; why not.
+/// Whether the disk can read the bytes from their addresses; otherwise why not.
 fn by_address(
     origin: &Opened<'_>,
     to: &To,
@@ -379,31 +379,31 @@ fn by_address(
     let address = region.address().wrapping_add(origin.start);
     if address % to.align != to.at % to.align {
         let why = format!(
-            "its place in memory and that in the file are not congruent modulo {}",
+            "its place in memory and that in the file differ modulo {}",
             to.align
         );
         return Err(why.into());
     }
     if holes && address % to.grain != to.at % to.grain {
-        // Blocks that begin in a hole would fill it with a page.
+        // A block that begins in a hole would allocate a page there.
         return Err("its holes do not end where blocks of the file do".into());
     }
     Ok(())
 }
 
-/// A dma-buf that dmafile.ko writes by itself.
+/// Whether it is a dma-buf of dmafile.ko, which the module can write by itself.
 fn ko_has_made(origin: &Opened<'_>) -> bool {
     let dma_buf = origin.memory().and_then(|memory| memory.dma_buf.as_ref());
     dma_buf.is_some_and(|dma_buf| dma_buf.ko.is_some())
 }
 
-/// Whether the kernel copies from the memory to the file by itself.
+/// Whether the kernel can copy from the memory to the file by itself.
 fn copies(memory: &Memory, to: &To) -> bool {
-    // Between two files in memory it would, with a copy as any other.
+    // Between two files in memory it could, but that is an ordinary copy.
     !to.is_in_memory() && file::copies_range(memory.fd(), to.buffered())
 }
 
-/// Whether the memory can be DMA-mapped once for the disk; why not.
+/// Whether the memory can be DMA-mapped for the disk once; otherwise why not.
 fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
     let Some(memory) = memory.filter(|memory| memory.dma_buf.is_some()) else {
         return Err("only dma-bufs are mapped once, to be saved".into());
@@ -413,8 +413,8 @@ fn maps_once(memory: Option<&Memory>, to: &To) -> Result<(), Message> {
     refused.map_or(Ok(()), |why| Err(why.into()))
 }
 
-/// The size of a window of registered buffers; drops rungs for which the limit on pinned memory is too
-/// low.
+/// The size of a window of registered buffers; removes methods for which the limit on pinned memory is
+/// too low.
 fn window(
     ladder: &mut Vec<Rung>,
     tuning: Tuning,
@@ -451,7 +451,7 @@ fn window(
     first.map_or(0, |pinned| pinned.window(limit))
 }
 
-/// The reason to have chosen a rung.
+/// The reason for choosing a method.
 fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
     let what = match (rung.method, rung.direct, rung.registered) {
         (Method::Uring, true, true) => "the disk reads from registered memory, no copy",
@@ -471,7 +471,7 @@ fn describe(rung: Rung, asked: Method, origin: &Opened<'_>) -> String {
         _ => "the kernel copies to the page cache",
     };
     match asked {
-        Method::Auto => format!("the first of the ladder that works: {what}"),
+        Method::Auto => format!("the first method that works here: {what}"),
         _ => format!("asked for: {what}"),
     }
 }

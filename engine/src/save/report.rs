@@ -1,4 +1,4 @@
-//! What comes of a save: an account of how it went.
+//! The report of a save.
 
 use super::plan::SavePlan;
 use crate::flow::clock::{Clock, Cpu};
@@ -13,46 +13,47 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// How a save went. Serialised, it is the JSON that the command prints.
+/// The report of a save. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SaveReport {
-    /// Bytes that were saved, holes included.
+    /// Bytes saved, holes included.
     pub bytes: u64,
-    /// Where the first one is in the file.
+    /// Offset of the first one in the file.
     pub offset: u64,
-    /// Wall time from open to the end: with [`SaveReport::sync`], until it is on the disk.
+    /// Wall-clock time from opening the file to the end: with [`SaveReport::sync`], until it is on the
+    /// disk.
     pub seconds: f64,
     /// The method that moved the last byte.
     pub method: Method,
-    /// Direct, buffered, or auto where some bytes went each way, parts of blocks at either end above
-    /// all.
+    /// Direct, buffered, or auto if some bytes were written each way, such as the parts of blocks at
+    /// either end.
     pub io: Io,
     /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`, `memory`, `parts`.
     pub kind: String,
-    /// Where to; in JSON what of the path is no UTF-8 is replaced.
+    /// The file; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
-    /// The file took its place in one step.
+    /// Whether the file was replaced atomically.
     pub atomic: bool,
-    /// It is on the disk.
+    /// Whether it is on the disk.
     pub sync: bool,
     /// Seconds by phase: `open`, `plan`, `reserve`, `submit`, `wait`, `copy`, `verify`, `sync`, `total`.
-    /// Phases overlap, and those that several threads work in are summed over them.
+    /// Phases overlap. A phase that runs in several threads is the sum over them.
     pub phases: BTreeMap<&'static str, f64>,
-    /// Processor time.
+    /// CPU time.
     pub cpu: Cpu,
-    /// Seconds in which writes were in flight: T(I/O).
+    /// Seconds during which writes were in flight: T(I/O).
     pub io_seconds: f64,
-    /// Bytes that went to the disk directly.
+    /// Bytes written directly to the disk.
     pub bytes_direct: u64,
-    /// Bytes that were copied to the page cache.
+    /// Bytes copied to the page cache.
     pub bytes_buffered: u64,
-    /// Bytes of holes, which were not written.
+    /// Bytes in holes, which were not written.
     pub bytes_hole: u64,
-    /// What was decided, and what was given up on the way.
+    /// What was decided, and which methods were tried and given up.
     pub reasons: Vec<Reason>,
-    /// The checksum that was asked for, of the bytes that were saved.
+    /// The computed checksum of the saved bytes.
     pub verify: Option<Verified>,
     #[serde(skip)]
     trace: Option<serde_json::Value>,
@@ -104,13 +105,13 @@ impl SaveReport {
         }
     }
 
-    /// The timeline in the Chrome trace format, where [`Save::trace`](crate::Save::trace) asked for one.
+    /// The timeline in the Chrome trace format, if [`Save::trace`](crate::Save::trace) requested it.
     pub fn trace(&self) -> Option<&serde_json::Value> {
         self.trace.as_ref()
     }
 }
 
-/// How dmafile.ko says that it moved bytes, in words and in more of them.
+/// How dmafile.ko reports that it moved bytes: briefly, and in more words.
 fn modes(mode: u32) -> Option<(String, String)> {
     let all = [
         (

@@ -1,4 +1,4 @@
-//! One save from its request to its report: look, decide, reserve, write, settle, report.
+//! One save, from request to report: inspect, plan, reserve, write, sync, report.
 
 use super::Save;
 use super::hash::Hash;
@@ -32,15 +32,15 @@ struct Decided<'m> {
     origin: Opened<'m>,
     to: To,
     plan: SavePlan,
-    /// Where there is data, in offsets of the target: whole blocks of it, but at either end.
+    /// Where there is data, in offsets of the target: whole blocks, except at either end.
     runs: Vec<FileRange>,
     opened: Duration,
-    /// Its space is reserved.
+    /// Whether its space is reserved.
     reserved: bool,
 }
 
-/// A save that is decided, with a file beside its place: nothing is moved yet, and nothing is left of it
-/// when this is dropped.
+/// A planned save, with a temporary file: nothing has been moved yet, and dropping it leaves nothing
+/// behind.
 pub(crate) struct Staged<'m> {
     save: Save<'m>,
     decided: Decided<'m>,
@@ -52,7 +52,7 @@ impl Staged<'_> {
         &self.decided.plan
     }
 
-    /// Bytes of the largest pages of memory that is saved.
+    /// Size of the largest pages of the saved memory in bytes.
     pub(crate) fn page(&self) -> Option<u64> {
         self.decided.origin.memory().map(|memory| memory.page)
     }
@@ -62,7 +62,7 @@ impl Staged<'_> {
         self.decided.reserve(&self.log)
     }
 
-    /// As [`Save::run`], of which this is the rest. Its time counts from here.
+    /// The rest of [`Save::run`]. Its time counts from here.
     pub(crate) fn run(mut self) -> Result<SaveReport> {
         self.decided.opened = Duration::ZERO;
         self.save
@@ -71,7 +71,7 @@ impl Staged<'_> {
 }
 
 impl Decided<'_> {
-    /// Reserves space for all of it, where it is known how much that is.
+    /// Reserves space for all of it, if the size is known.
     fn reserve(&mut self, log: &Reasons) -> Result<()> {
         let bytes = self.origin.bytes.filter(|_| !self.origin.is_stream());
         if let Some(bytes) = bytes.filter(|_| !self.reserved) {
@@ -84,7 +84,7 @@ impl Decided<'_> {
 }
 
 impl<'m> Save<'m> {
-    /// What would be done and why. Opens both ends and tries what the machine offers; moves nothing, and
+    /// Returns what would be done, and why. Opens both ends and probes the machine; moves nothing, and
     /// leaves nothing behind.
     ///
     /// # Errors
@@ -94,23 +94,22 @@ impl<'m> Save<'m> {
         Ok(decided.plan)
     }
 
-    /// Saves. When it returns, the file is in its place, and on the disk unless [`Save::sync`] says
-    /// otherwise.
+    /// Saves. When it returns, the file is in its place, and on the disk unless [`Save::sync`] is false.
     ///
     /// # Errors
     /// Kind `Usage` for values out of range; `Cancelled` by the token; `Failed` for everything else, with
-    /// the errno of the call that failed: ENOSPC and EDQUOT before the first write where the file system
-    /// reserves space, EIO from the disk, at a write or when it is synced, EFBIG above RLIMIT_FSIZE, EROFS,
-    /// EACCES, EPERM for an immutable file, EISDIR, ENODATA where the origin ends early, EOPNOTSUPP for a
-    /// method that cannot serve, EBADMSG for a wrong digest. What was in the file's place is as it was, and
-    /// nothing is left behind; a part that is written in place is undefined.
+    /// the errno of the call that failed: ENOSPC and EDQUOT (before the first write, if the file system can
+    /// reserve space), EIO from the disk during a write or the sync, EFBIG above RLIMIT_FSIZE, EROFS,
+    /// EACCES, EPERM for an immutable file, EISDIR, ENODATA if the origin ends early, EOPNOTSUPP for a
+    /// method that does not work with the memory or file, EBADMSG for a wrong digest. The old file is
+    /// unchanged, and nothing is left behind; a part that is written in place is undefined.
     pub fn run(mut self) -> Result<SaveReport> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(&clock, &log)?;
         self.carry_out(decided, &clock, &log)
     }
 
-    /// Looks and decides, and stops there. A file is replaced whole, whatever was said before.
+    /// Inspects and plans, without writing. The file is replaced completely, whatever was set before.
     pub(crate) fn stage(mut self) -> Result<Staged<'m>> {
         self.in_place = None;
         let log = Reasons::named(self.names);
@@ -188,7 +187,7 @@ impl<'m> Save<'m> {
         ))
     }
 
-    /// Looks and decides, and shows the plan.
+    /// Inspects, plans, and shows the plan.
     fn prepare(&mut self, clock: &Clock, log: &Reasons) -> Result<Decided<'m>> {
         self.check()?;
         let origin = Opened::open(&self.origin, self.wanted.length)?;
@@ -219,8 +218,8 @@ impl<'m> Save<'m> {
     }
 }
 
-/// Where there is data, in offsets of the target: rounded out to whole blocks of it, as far as the save
-/// reaches, so that the disk gets whole blocks wherever it can.
+/// Where there is data, in offsets of the target: rounded to whole blocks, within the bounds of the save,
+/// so that the disk gets whole blocks wherever possible.
 fn runs(origin: &Opened<'_>, to: &To) -> Vec<FileRange> {
     let Some(bytes) = origin.bytes.filter(|_| !origin.is_stream()) else {
         return Vec::new();
@@ -240,14 +239,14 @@ fn runs(origin: &Opened<'_>, to: &To) -> Vec<FileRange> {
     runs
 }
 
-/// What the direct writes of a run reach, and what is left of it at either end.
+/// The part of a run that direct writes can reach, and the rest at either end.
 fn middle((start, end): FileRange, grain: u64) -> (FileRange, [FileRange; 2]) {
     let from = start.next_multiple_of(grain).min(end);
     let upto = (end - end % grain).max(from);
     ((from, upto), [(start, from), (upto, end)])
 }
 
-/// The bytes on their way.
+/// The bytes to move.
 pub(super) struct Transfer<'a> {
     pub(super) verify: Option<&'a Verify>,
     pub(super) cancel: &'a CancelToken,
@@ -262,8 +261,8 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Writes every byte, or fails. Either way nothing is in flight when it returns. The rung that wrote
-    /// last, the checksum, and what went through the page cache at either end of runs.
+    /// Writes every byte, or fails. Either way nothing is in flight when it returns. Returns the last
+    /// method, the checksum, and what was written through the page cache at either end of runs.
     fn run(&self) -> Result<(Rung, Option<Verified>, Vec<FileRange>)> {
         let data: Vec<FileRange> = self
             .runs
@@ -313,7 +312,7 @@ impl Transfer<'_> {
         let (wrote, digest) = std::thread::scope(|scope| {
             let builder = std::thread::Builder::new().name("dmafile-verify".to_string());
             let hashes = hash.is_some();
-            // In a panic too: the scope waits for the other thread.
+            // Also on a panic: the scope waits for the other thread.
             let _over = Over(&over);
             let spawned = hashes.then(|| builder.spawn_scoped(scope, || digest(hash)));
             let wrote = self.write(None);
@@ -334,7 +333,7 @@ impl Transfer<'_> {
         Ok((rung, self.judge(check, digest?)?, edges))
     }
 
-    /// Where a byte of the target comes from.
+    /// The offset in the origin of a byte of the target.
     fn from(&self, at: u64) -> u64 {
         at - self.at + self.origin.start
     }
@@ -369,15 +368,15 @@ impl Transfer<'_> {
             }
             self.to.ends_at(self.at + self.origin.came())?;
         }
-        // A hole at the end hides that the origin was cut short: nobody has met its end.
+        // A hole at the end hides that the origin was truncated: no read has reached its end.
         if let Some(error) = self.origin.cut_short(self.origin.start) {
             return Err(error);
         }
         Ok((rung, edges))
     }
 
-    /// Takes out of a stream what lies before the first whole block of the target; the range of what
-    /// follows.
+    /// Takes the bytes of a stream that precede the first whole block of the target; returns the range of
+    /// what follows.
     fn head(&self, hash: Passing<'_>, kept: &Kept, grain: u64) -> Result<FileRange> {
         let start = self.at.next_multiple_of(grain);
         // Whole blocks, of which the last may be short.
@@ -410,7 +409,7 @@ impl Transfer<'_> {
         Ok((start, end))
     }
 
-    /// Walks the ladder; the rung that wrote last.
+    /// Tries the methods in order; returns the last one.
     pub(super) fn walk(
         &self,
         mut left: Vec<FileRange>,
@@ -430,7 +429,7 @@ impl Transfer<'_> {
             let base = self.at.wrapping_sub(self.origin.start);
             let cut = Cut {
                 block,
-                // What is left to a buffered rung may be all of it.
+                // A buffered method may have to write all of it.
                 align: if rung.direct { grain } else { 1 },
                 base,
                 // Blocks end where those of the target do.
@@ -469,7 +468,7 @@ impl Transfer<'_> {
                 Err(Stop::NotDirect(error)) => (error, true),
             };
             if self.origin.is_stream() && feed.stopped() {
-                // It has ended, and all of it is written.
+                // The stream has ended, and all of it is written.
                 break;
             }
             while not_direct && rungs.next_if(|next| next.direct).is_some() {}
@@ -483,7 +482,7 @@ impl Transfer<'_> {
         Ok(tried)
     }
 
-    /// What is written in place becomes zero where the origin has holes.
+    /// In place, writes zeros where the origin has holes.
     fn clear_holes(&self) -> Result<()> {
         if self.origin.is_stream() {
             return Ok(());
@@ -497,8 +496,8 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Writes a part of a block, when all whole ones around it are written: the page cache and direct
-    /// writes must not have one page at the same time.
+    /// Writes a part of a block, after all whole blocks around it: the page cache and direct writes must
+    /// not access one page at the same time.
     fn write_edge(&self, at: u64, bytes: &[u8]) -> Result<()> {
         if self.cancel.is_set() {
             return Err(self.cancelled());
@@ -511,7 +510,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The checksum that is asked for.
+    /// The requested checksum.
     fn check(&self) -> Option<Check> {
         let verify = self.verify?;
         Some(Check {
@@ -533,7 +532,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Nobody waits for a checksum any longer.
+/// Signals that the checksum is not needed any more.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

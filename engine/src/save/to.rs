@@ -1,4 +1,4 @@
-//! Where a save goes: a file that comes into being beside its place, or a part of one that exists.
+//! Where a save goes: a new file next to its final place, or a part of an existing one.
 
 use super::beside::Beside;
 use crate::error::{Error, Result, errno_name};
@@ -19,33 +19,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// An open file to write to.
 pub(super) struct To {
     path: PathBuf,
-    /// Through the page cache.
+    /// For writes through the page cache.
     file: OwnedFd,
-    /// Past it, or why not.
+    /// For direct writes, or why there are none.
     direct: Result<OwnedFd, String>,
     /// Where the first byte goes.
     pub(super) at: u64,
-    /// Direct writes begin and end at multiples of this, which are whole blocks and pages too.
+    /// Alignment of direct writes, which is a multiple of blocks and pages.
     pub(super) grain: u64,
-    /// What direct writes need of memory.
+    /// Alignment of memory for direct writes.
     pub(super) align: u64,
-    /// The least that they need of it, where their place in the file is at a multiple of the grain.
+    /// The minimum alignment of memory, if the place in the file is a multiple of the grain.
     pub(super) memory_align: u64,
     pub(super) align_told: bool,
     pub(super) file_system: String,
     device: Option<Device>,
     in_memory: bool,
     how: How,
-    /// Space below this offset is there, and the size is at least this.
+    /// Space below this offset is reserved, and the size is at least this.
     reserved: AtomicU64,
-    /// Held by the thread that reserves more.
+    /// Held by the thread that is reserving more.
     reserving: Mutex<()>,
 }
 
 enum How {
     /// Not in its place yet.
     Beside(Beside),
-    /// It is a part of a file of this size; None of a block device, whose size does not change.
+    /// A part of a file of this size; None for a block device, whose size does not change.
     InPlace(Option<u64>),
 }
 
@@ -54,7 +54,7 @@ const FIRST_STEP: u64 = 1 << 20;
 const LARGEST_STEP: u64 = 64 << 20;
 
 impl To {
-    /// A new file for a place, which nobody sees before it is whole.
+    /// A new file for a place, which is not visible before it is complete.
     pub(super) fn replace(path: &Path, log: &Reasons) -> Result<Self> {
         let (beside, file) = Beside::create(path, log)?;
         Self::new(path, file, 0, How::Beside(beside))
@@ -79,19 +79,19 @@ impl To {
                     ),
                     _ => refuse(
                         Errno::EXIST,
-                        "there is a file, and recordings replace none",
+                        "the file exists, and recordings never replace files",
                         "remove it, or record to another file",
                     ),
                 };
             }
             Err(errno) => return Err(cannot_open(errno).at(place)),
         };
-        // A file system without marks has them not for others either.
+        // If the file system does not support marks, no other process can check them, either.
         let _ = place::mark(file.as_fd());
         Self::new(path, file, 0, How::InPlace(Some(0)))
     }
 
-    /// A part of a file or block device that exists, from byte `at` on.
+    /// A part of an existing file or block device, from byte `at` on.
     pub(super) fn in_place(path: &Path, at: u64) -> Result<Self> {
         let place = path.display().to_string();
         let refuse = |why: &str, errno, remedy: &str| {
@@ -104,17 +104,17 @@ impl To {
             Errno::NOENT => refuse(
                 "there is no such file",
                 errno,
-                "a part is written of a file that exists; a new file is named without an offset",
+                "an offset needs an existing file; leave it out to write a new one",
             ),
             Errno::ISDIR => refuse("it is a folder", errno, "name a file in it"),
             Errno::BUSY => refuse(
                 "the device is in use",
                 errno,
-                "unmount it, and whatever else holds it, first",
+                "unmount it, and stop what else uses it, first",
             ),
             errno => cannot_open(errno).at(&place),
         };
-        // Looked at first: what is no file may wait for somebody, or do something, when it is opened.
+        // Checked first: opening anything but a file may block or have side effects.
         let kind = std::fs::metadata(path).map_err(|error| cannot(crate::sys::errno(error)))?;
         let kind = FileType::from_raw_mode(std::os::unix::fs::MetadataExt::mode(&kind));
         if !matches!(
@@ -142,7 +142,7 @@ impl To {
         let in_memory = source::in_memory(&stat);
         let refused = match (in_memory, stat.direct) {
             (Some(fs), _) => Some(format!(
-                "{fs} keeps its files in memory: nothing to pass by"
+                "{fs} keeps its files in memory: there is nothing to bypass"
             )),
             (None, Some((_, 0))) => {
                 Some("statx says that this file allows no direct I/O".to_string())
@@ -156,7 +156,8 @@ impl To {
             })
         };
         let direct = refused.map_or_else(open, Err);
-        // A block that is written in part is read first, and what one page holds goes one way only.
+        // A partly written block would be read first, and each page must be written with one I/O
+        // mode.
         let usual = match stat.fs_block {
             block @ 512..=0x1_0000 if block.is_power_of_two() => block,
             _ => 512,
@@ -230,7 +231,7 @@ impl To {
     }
 
     /// Reserves space for these ranges, the last of which ends at `end` or before, and sets the size,
-    /// so that a full disk is found before anything is written.
+    /// so that a full disk is detected before anything is written.
     pub(super) fn reserve(&self, runs: &[(u64, u64)], end: u64, log: &Reasons) -> Result<()> {
         self.fits(end)?;
         let How::InPlace(None) = self.how else {
@@ -259,7 +260,7 @@ impl To {
         Ok(())
     }
 
-    /// Makes room for what comes out of a stream up to `end`.
+    /// Reserves space for a stream up to `end`.
     pub(super) fn reserve_ahead(&self, end: u64) -> Result<()> {
         if end <= self.reserved() {
             return Ok(());
@@ -278,14 +279,14 @@ impl To {
         let limit = file::size_limit().unwrap_or(u64::MAX);
         let ahead = end.max(reserved + step).min(limit.max(end));
         let upto = match self.reserve_range(reserved, ahead) {
-            // There may be room for what has come.
+            // There may be room for what has arrived.
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
                 self.reserve_range(reserved, end)
                     .map_err(|errno| self.failed(reserved, errno))?;
                 end
             }
             Err(errno) if !is_unknown(errno) => return Err(self.failed(reserved, errno)),
-            // Without a reservation nothing is gained by a larger size.
+            // Without a reservation a larger size has no benefit.
             Err(_) => end,
             Ok(()) => ahead,
         };
@@ -294,13 +295,13 @@ impl To {
         Ok(())
     }
 
-    /// Space below this offset is there.
+    /// Space below this offset is reserved.
     pub(super) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
     }
 
     fn reserve_range(&self, start: u64, end: u64) -> Result<(), Errno> {
-        /// A signal ends it between two of these.
+        /// A signal can end it between two of these.
         const STEP: u64 = 16 << 30;
         let mut at = start;
         while at < end {
@@ -311,7 +312,7 @@ impl To {
         Ok(())
     }
 
-    /// The size is at least `end`.
+    /// Sets the size to at least `end`.
     fn grow(&self, end: u64) -> Result<()> {
         match self.how {
             How::InPlace(None) => return Ok(()),
@@ -321,7 +322,7 @@ impl To {
         memfd::resize(self.buffered(), end).map_err(|errno| self.failed(end, errno))
     }
 
-    /// All of a stream has come, up to `end`: takes back what was reserved beyond.
+    /// A stream has ended at `end`: releases what was reserved beyond.
     pub(super) fn ends_at(&self, end: u64) -> Result<()> {
         let size = match self.how {
             How::InPlace(None) => return Ok(()),
@@ -350,11 +351,11 @@ impl To {
         }
     }
 
-    /// Makes a range zero, in which the origin has a hole.
+    /// Zeros a range in which the origin has a hole.
     pub(super) fn clear(&self, start: u64, end: u64) -> Result<()> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let from = match self.how {
-            // It is new.
+            // A new file has zeros there.
             How::Beside(_) => return Ok(()),
             How::InPlace(Some(size)) if start >= size => return Ok(()),
             How::InPlace(_) => start,
@@ -382,7 +383,7 @@ impl To {
         synced.map_err(|errno| cannot_sync(errno).at(self.place(0)))
     }
 
-    /// Takes out of the page cache what was written on its way to the disk.
+    /// Drops from the page cache what was written through it.
     pub(super) fn leave_no_cache(&self, edges: &[(u64, u64)]) {
         match self.how {
             How::Beside(_) => cache::drop_range(self.buffered(), 0, 0),
@@ -396,7 +397,7 @@ impl To {
         }
     }
 
-    /// Puts it in its place. `sync` is whether that lasts.
+    /// Moves it to its place, durably if `sync` is set.
     pub(super) fn put(self, sync: bool) -> Result<()> {
         match self.how {
             How::Beside(beside) => beside.put(&self.file, sync),
@@ -404,7 +405,7 @@ impl To {
         }
     }
 
-    /// A write at `offset` that failed for good.
+    /// A write at `offset` that failed permanently.
     pub(super) fn failed(&self, offset: u64, errno: Errno) -> Error {
         cannot_write(errno).at(self.place(offset))
     }
@@ -412,15 +413,15 @@ impl To {
 
 fn stat(file: &OwnedFd, path: &Path) -> Result<file::Stat> {
     file::stat(file.as_fd())
-        .map_err(|errno| Error::os("cannot ask about", errno).at(path.display().to_string()))
+        .map_err(|errno| Error::os("cannot stat", errno).at(path.display().to_string()))
 }
 
-/// The file system does not know how to reserve.
+/// Whether the file system does not support reservations.
 fn is_unknown(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV)
 }
 
-/// A file cannot be made, or opened to be written to.
+/// The error if a file cannot be created, or opened for writing.
 pub(super) fn cannot_open(errno: Errno) -> Error {
     let error = Error::os("cannot write", errno);
     match errno {
@@ -431,12 +432,12 @@ pub(super) fn cannot_open(errno: Errno) -> Error {
     }
 }
 
-/// Bytes cannot be written.
+/// The error if bytes cannot be written.
 pub(super) fn cannot_write(errno: Errno) -> Error {
     with_usual_remedy(Error::os("cannot write", errno), errno)
 }
 
-/// What was written cannot be made to last.
+/// The error if written bytes cannot be synced.
 pub(super) fn cannot_sync(errno: Errno) -> Error {
     with_usual_remedy(Error::os("cannot sync", errno), errno)
 }

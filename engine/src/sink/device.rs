@@ -160,7 +160,7 @@ impl ToDevice {
             if end.is_none_or(|end| end > next.memory.len()) {
                 return Err(Error::os("cannot copy to the device", Errno::INVAL)
                     .at(format!("{}, byte {}", self.device, next.at))
-                    .with_why("its place lies outside the device's memory"));
+                    .with_why("its place is outside the device's memory"));
             }
             self.place = Some(next);
             if let Some(other) = self.after {
@@ -182,7 +182,7 @@ impl ToDevice {
         if let Some(place) = (self.places)(false) {
             return Ok(Some(place));
         }
-        // Whoever gives the next one may wait for those before it.
+        // The next one may depend on those before it.
         let copied = self.stream.wait();
         copied.map_err(|failure| self.failed(failure))?;
         self.tell(at);

@@ -68,7 +68,7 @@ struct State {
     out: BTreeMap<u64, usize>,
     /// No more will come.
     over: bool,
-    /// Nobody will take any.
+    /// The receiver has gone away.
     gone: bool,
 }
 
@@ -156,7 +156,7 @@ impl Sink for Giver {
         let mut state = sync::lock(&self.shared.state);
         if state.gone {
             return Err(Error::os("cannot hand over bytes", Errno::PIPE)
-                .with_why("nobody takes them any more"));
+                .with_why("the receiver has gone away"));
         }
         let number = self.taken;
         self.taken += 1;

@@ -1,4 +1,4 @@
-//! The folder of a snapshot: its manifest, its files, and who may change them.
+//! The folder of a snapshot: its manifest, its files, and the lock on it.
 
 use super::manifest::{self, Entry, Manifest};
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Folder {
     path: PathBuf,
     folder: OwnedFd,
-    /// To be listed, locked and synced; None where it may not be listed.
+    /// For listing, locking and syncing; None without permission to list it.
     listed: Option<OwnedFd>,
 }
 
@@ -39,7 +39,7 @@ impl Folder {
     /// Keeps other savers out until this is dropped (flock(2)).
     ///
     /// # Errors
-    /// EBUSY while there is one.
+    /// EBUSY while there is another.
     pub(super) fn lock(&self) -> Result<()> {
         let failed =
             |errno| Error::os("cannot save a snapshot", errno).at(self.path.display().to_string());
@@ -62,7 +62,7 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// The manifest; None where there is none.
+    /// The manifest; None if there is none.
     pub(super) fn manifest(&self) -> Result<Option<Manifest>> {
         let path = self.place(manifest::NAME);
         let place = path.display().to_string();
@@ -89,7 +89,7 @@ impl Folder {
         Manifest::parse(&text[..len], &path).map(Some)
     }
 
-    /// Opens a file in it that is a regular one, and no link to another.
+    /// Opens a regular file in it; refuses links.
     fn open_file(&self, name: &str) -> Result<OwnedFd> {
         let place = self.place(name).display().to_string();
         let refuse = |why: &str| {
@@ -101,23 +101,23 @@ impl Folder {
         let file = place::open_to_read(self.folder.as_fd(), OsStr::new(name));
         let file = file.map_err(|errno| match errno {
             Errno::LOOP => refuse("it is a symbolic link"),
-            Errno::NXIO => refuse("it is no regular file"),
+            Errno::NXIO => refuse("it is not a regular file"),
             errno => Error::os("cannot open", errno).at(&place),
         })?;
         let kind = place::look_at(file.as_fd()).map(|found| found.kind);
-        match kind.map_err(|errno| Error::os("cannot ask about", errno).at(&place))? {
+        match kind.map_err(|errno| Error::os("cannot stat", errno).at(&place))? {
             FileType::RegularFile => Ok(file),
-            _ => Err(refuse("it is no regular file")),
+            _ => Err(refuse("it is not a regular file")),
         }
     }
 
-    /// Opens the file of a source, whose size must be right; None of a source without a byte.
+    /// Opens the file of a source and checks its size; None for an empty source.
     pub(super) fn open_source(&self, entry: &Entry) -> Result<Option<Source>> {
         let path = self.place(&entry.file);
         let place = path.display().to_string();
         let file = self.open_file(&entry.file)?;
         let stat = file::stat(file.as_fd());
-        let size = stat.map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
+        let size = stat.map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
         if size.size != entry.bytes {
             let why = format!("it has {} bytes and should have {}", size.size, entry.bytes);
             return Err(Error::new("wrong size", why)
@@ -131,16 +131,16 @@ impl Folder {
         }
     }
 
-    /// Something has this name.
+    /// Whether a file has this name.
     pub(super) fn has(&self, name: &str) -> Result<bool> {
         let found = place::look_up(self.folder.as_fd(), OsStr::new(name));
         let found = found.map_err(|errno| {
-            Error::os("cannot ask about", errno).at(self.place(name).display().to_string())
+            Error::os("cannot stat", errno).at(self.place(name).display().to_string())
         })?;
         Ok(found.is_some())
     }
 
-    /// Waits until the manifest that is in its place now will be there after a crash.
+    /// Waits until the current manifest would survive a crash.
     pub(super) fn settle(&self) -> Result<()> {
         let file = self.open_file(manifest::NAME)?;
         let listed = self.listed.as_ref().map(AsFd::as_fd);
@@ -151,7 +151,8 @@ impl Folder {
         })
     }
 
-    /// Files of snapshots, whole or not, that `kept` does not name, each with its generation.
+    /// Files of complete or incomplete snapshots that `kept` does not name, each with its
+    /// generation.
     pub(super) fn others(&self, kept: Option<&Manifest>) -> Result<Vec<(String, u64)>> {
         let Some(listed) = &self.listed else {
             return Ok(Vec::new());
@@ -170,7 +171,7 @@ impl Folder {
             .collect())
     }
 
-    /// Removes files; those that stay.
+    /// Removes files; returns those that could not be removed.
     pub(super) fn remove(&self, files: Vec<(String, u64)>) -> Vec<(String, u64)> {
         let stays = |file: &(String, u64)| {
             place::unlink(self.folder.as_fd(), OsStr::new(&file.0))
@@ -180,5 +181,5 @@ impl Folder {
     }
 }
 
-/// What to do about a file that is not what was saved.
+/// Remedy for a file that differs from what was saved.
 pub(super) const DAMAGED: &str = "it is damaged: use another snapshot";

@@ -1,4 +1,4 @@
-//! Loading a snapshot: open all of its files, then load each.
+//! Loads a snapshot: opens all of its files, then loads each.
 
 use super::folder::{DAMAGED, Folder};
 use super::manifest::{self, Entry, Manifest};
@@ -25,11 +25,11 @@ use std::sync::{Arc, Mutex};
 type EachFn = Box<dyn Fn(&str, Load) -> Load + Send>;
 type PlanFn = Box<dyn FnMut(&str, &Plan) + Send>;
 
-/// A load of a snapshot in the making: a folder, and how its sources should come into memory.
+/// A builder for loading a snapshot: a folder, and how to load its sources.
 ///
-/// Each source becomes a buffer of its own, compared with the size and the digest in the manifest before it
-/// is handed out. While another snapshot takes the place of this one, all of the one or all of the other is
-/// loaded.
+/// Each source gets a separate buffer, which is checked against the size and the digest in the manifest
+/// before it is returned. If another snapshot replaces this one during the load, either the old or the new
+/// one is loaded, completely.
 #[must_use = "nothing is loaded before `run`"]
 pub struct SnapshotLoad {
     path: PathBuf,
@@ -40,12 +40,11 @@ pub struct SnapshotLoad {
     names: &'static dyn Names,
 }
 
-/// A snapshot whose files are open: it can be loaded whatever becomes of the folder.
+/// A snapshot whose files are open: it can be loaded even if the folder changes.
 type Open = (Manifest, Vec<Option<Source>>);
 
 impl SnapshotLoad {
-    /// A load of the snapshot in the folder `path`, each source into a memfd, everything else left to the
-    /// plan.
+    /// Loads the snapshot in the folder `path`, each source into a memfd; the plan chooses everything else.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -57,44 +56,44 @@ impl SnapshotLoad {
         }
     }
 
-    /// Whether a folder has a snapshot, whole or damaged: a manifest.
+    /// Whether a folder contains a snapshot, intact or damaged: a manifest.
     pub fn is_snapshot(path: &Path) -> bool {
         path.join(manifest::NAME).symlink_metadata().is_ok()
     }
 
-    /// Has `with` set the options of each source's load, which it is given with the source's name. What a
-    /// snapshot has for itself (`verify`, `cancel`, `progress`) is set after it.
+    /// Calls `with` with the name and the load of each source, to set its options. The snapshot's own
+    /// options (`verify`, `cancel`, `progress`) are set afterwards.
     pub fn each(mut self, with: impl Fn(&str, Load) -> Load + Send + 'static) -> Self {
         self.each = Box::new(with);
         self
     }
 
-    /// Lets `token` end the load early.
+    /// Lets `token` cancel the load.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
     }
 
-    /// As [`Load::progress`], of all sources together.
+    /// As [`Load::progress`], for all sources together.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// How reasons name options; default as this crate does.
+    /// Sets how messages name options; default: as this crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Calls `show` with the name of each source and the plan for it, once that is made.
+    /// Calls `show` with the name of each source and its plan, when that is made.
     pub fn on_plan(mut self, show: impl FnMut(&str, &Plan) + Send + 'static) -> Self {
         self.on_plan = Some(Box::new(show));
         self
     }
 
-    /// What would be done and why. Opens the files and tries what the machine offers; moves nothing, but
-    /// for one block of each where direct I/O can only be found out by reading.
+    /// Returns what would be done, and why. Opens the files and probes the machine; reads nothing, except
+    /// one block of each file if that is the only way to find out whether direct I/O works.
     ///
     /// # Errors
     /// As [`SnapshotLoad::run`], as far as they can be foreseen.
@@ -116,12 +115,12 @@ impl SnapshotLoad {
         })
     }
 
-    /// Loads all sources, one after the other.
+    /// Loads all sources, one after another.
     ///
     /// # Errors
-    /// As [`Load::run`], for each of them; and ENOENT where the folder has no snapshot, EBADMSG for a
-    /// manifest or a file that is damaged, EOPNOTSUPP for a manifest of another version. Nothing is left
-    /// behind, except in an `fd:N` that was being filled.
+    /// As [`Load::run`], for each of them; ENOENT if the folder has no snapshot, EBADMSG for a damaged
+    /// manifest or file, EOPNOTSUPP for a manifest of another version. Nothing is left behind, except in an
+    /// `fd:N` that was being filled.
     pub fn run(mut self) -> Result<LoadedSnapshot> {
         let clock = Clock::start();
         let (manifest, files) = open(&self.path)?;
@@ -169,7 +168,7 @@ impl SnapshotLoad {
         })
     }
 
-    /// The load of each source; None of one without a byte.
+    /// The load of each source; None for an empty one.
     fn loads(
         &self,
         manifest: &Manifest,
@@ -224,9 +223,9 @@ fn run_one(load: Load, entry: &Entry, show: Option<&Arc<Mutex<PlanFn>>>) -> Resu
     })
 }
 
-/// Opens a snapshot. One that takes its place meanwhile may remove its files: then that one is opened.
+/// Opens a snapshot. If another one replaces it during this and removes its files, the new one is opened.
 fn open(path: &Path) -> Result<Open> {
-    /// It is replaced so often in a row only where somebody means it.
+    /// Only an attacker replaces it more often in a row.
     const MOST_TRIES: u32 = 100;
     let folder = Folder::open(path)?;
     let read = || {
@@ -255,5 +254,5 @@ fn open(path: &Path) -> Result<Open> {
     let error = Error::os("cannot load a snapshot", Errno::AGAIN);
     Err(error
         .at(path.display().to_string())
-        .with_why("others take its place faster than it can be opened"))
+        .with_why("it is replaced faster than it can be opened"))
 }

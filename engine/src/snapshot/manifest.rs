@@ -1,5 +1,5 @@
-//! The manifest: which files of a folder are the snapshot, and what they hold. It is JSON, and a reader
-//! trusts nothing of it.
+//! The manifest, in JSON: which files of a folder form the snapshot, and what they contain. A reader
+//! trusts none of it.
 
 use crate::error::{Error, Result};
 use crate::sys::Errno;
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What it is called.
+/// Its file name.
 pub(super) const NAME: &str = "dmafile-snapshot.json";
-/// The version that is written, and the only one that is read.
+/// The version that is written, and the only one that can be read.
 const VERSION: u64 = 1;
-/// No manifest is larger, in bytes: one with the most sources has a tenth of it.
+/// The maximum size of a manifest in bytes. One with the maximum number of sources has a tenth of it.
 pub(super) const LARGEST: usize = 1 << 20;
-/// Sources of one snapshot, at most.
+/// The maximum number of sources in a snapshot.
 pub const MOST_SOURCES: usize = 256;
-/// Bytes of a source's name, at most: with what [`Save`](crate::Save) adds to it meanwhile it is cut
-/// nowhere.
+/// The maximum length of a source's name in bytes: even with what [`Save`](crate::Save) temporarily adds
+/// to it, it is never truncated.
 const LONGEST_NAME: usize = 64;
-/// Bytes of what says of which kind memory was, at most.
+/// The maximum length of the kind of memory in bytes.
 const LONGEST_KIND: usize = 64;
-/// What follows the generation in the name of a file.
+/// The suffix of a file's name, after the generation.
 const ENDING: &str = ".dmafile";
-/// So that the digits of a generation have a bounded length, and numbers of JSON hold it.
+/// Bounds the number of digits of a generation, and fits into a JSON number.
 pub(super) const LAST_GENERATION: u64 = 999_999_999_999_999;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     version: u64,
-    /// Counts the snapshots of the folder.
+    /// The number of this snapshot in the folder.
     pub(super) generation: u64,
-    /// Of the digests.
+    /// The algorithm of the digests.
     algorithm: String,
     pub(super) sources: Vec<Entry>,
 }
@@ -45,15 +45,15 @@ pub(super) struct Entry {
     /// The file, in the same folder.
     pub(super) file: String,
     pub(super) bytes: u64,
-    /// In hexadecimal, of all bytes, holes included.
+    /// In hexadecimal, over all bytes, holes included.
     pub(super) digest: String,
     /// What was saved: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
     pub(super) kind: String,
-    /// Bytes of the largest pages of memory that was saved.
+    /// Size of the largest pages of the saved memory, in bytes.
     pub(super) page: Option<u64>,
 }
 
-/// What any version has.
+/// What every version has.
 #[derive(Deserialize)]
 struct Head {
     version: u64,
@@ -75,10 +75,10 @@ impl Manifest {
         text
     }
 
-    /// Reads one, whatever has written it.
+    /// Parses a manifest that may come from anywhere.
     ///
     /// # Errors
-    /// EOPNOTSUPP for another version, EBADMSG for what is no manifest. `path` is where it is.
+    /// EOPNOTSUPP for another version, EBADMSG if it is not a manifest. `path` is the place for errors.
     pub(super) fn parse(text: &[u8], path: &Path) -> Result<Self> {
         let damaged = |why: String| {
             Error::new("cannot use the snapshot", why)
@@ -87,20 +87,20 @@ impl Manifest {
                 .with_remedy("it is damaged: use another folder")
         };
         let head: Head = serde_json::from_slice(text)
-            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("invalid manifest: {error}")))?;
         if head.version != VERSION {
             let why = format!("it has version {}, and this is {VERSION}", head.version);
             return Err(damaged(why)
                 .with_errno(Errno::OPNOTSUPP)
-                .with_remedy("use the dmafile that has saved it, or a newer one"));
+                .with_remedy("use the version of dmafile that saved it, or a newer one"));
         }
         let manifest: Self = serde_json::from_slice(text)
-            .map_err(|error| damaged(format!("no manifest: {error}")))?;
+            .map_err(|error| damaged(format!("invalid manifest: {error}")))?;
         manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
 
-    /// Whether its values are possible.
+    /// Checks that its values are valid.
     fn check(&self) -> Result<(), String> {
         if !(1..=LAST_GENERATION).contains(&self.generation) {
             return Err(format!("there is no generation {}", self.generation));
@@ -120,20 +120,20 @@ impl Manifest {
             self.expected(entry)
                 .map_err(|error| format!("of '{name}', {error}"))?;
             if entry.kind.len() > LONGEST_KIND {
-                return Err(format!("'{name}' is of no known kind"));
+                return Err(format!("'{name}' has an unknown kind"));
             }
         }
         Ok(())
     }
 
-    /// What the bytes of a source must be.
+    /// The expected digest of a source.
     pub(super) fn expected(&self, entry: &Entry) -> Result<Verify> {
         let verify: Verify = self.algorithm.parse()?;
         Verify::expect(verify.algorithm, &entry.digest)
     }
 }
 
-/// Whether there can be a snapshot of so many sources; why not.
+/// Checks the number of sources; returns why it is invalid.
 pub(super) fn check_count(sources: usize) -> Result<(), String> {
     match sources {
         1..=MOST_SOURCES => Ok(()),
@@ -143,23 +143,23 @@ pub(super) fn check_count(sources: usize) -> Result<(), String> {
     }
 }
 
-/// Whether these can be the names of sources; why not.
+/// Checks the names of sources; returns why they are invalid.
 pub(super) fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for name in names {
         check_name(name)?;
         if !seen.insert(name) {
-            return Err(format!("the name '{name}' comes twice"));
+            return Err(format!("the name '{name}' appears twice"));
         }
     }
     Ok(())
 }
 
-/// Names are part of names of files, and of lists that are separated by commas.
+/// Names become part of file names, and of comma-separated lists.
 fn check_name(name: &str) -> Result<(), String> {
     let why = match name {
         "" => "it is empty",
-        NAME => "the manifest is called so",
+        NAME => "that is the name of the manifest",
         _ if name.len() > LONGEST_NAME => "it has more than 64 bytes",
         _ if name.starts_with('.') => "it begins with a dot",
         _ if name.contains(['/', ',', '=']) => "it has a slash, a comma or an equals sign",
@@ -174,8 +174,8 @@ pub(super) fn file_of(name: &str, generation: u64) -> String {
     format!("{name}.{generation}{ENDING}")
 }
 
-/// Of which generation a file is: one of a source, or one that a save has left on its way there. 0 of the
-/// manifest on its way. None of whatever else is in the folder.
+/// The generation of a file of a source, complete or not. 0 for a manifest that is being written, None
+/// for any other file.
 pub(super) fn generation_of(file: &str) -> Option<u64> {
     let Some(hidden) = file.strip_prefix('.') else {
         return generation_of_source(file);
@@ -194,7 +194,7 @@ fn generation_of_source(file: &str) -> Option<u64> {
     let (name, digits) = file.strip_suffix(ENDING)?.rsplit_once('.')?;
     let generation = digits.parse().ok()?;
     let known = (1..=LAST_GENERATION).contains(&generation) && check_name(name).is_ok();
-    // Neither +1 nor 01.
+    // Refuses +1 and 01.
     (known && file_of(name, generation) == file).then_some(generation)
 }
 

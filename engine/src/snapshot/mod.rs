@@ -1,8 +1,8 @@
-//! Snapshots: several sources in one folder, valid all at once or not at all.
+//! Snapshots: several sources in one folder, which become valid together or not at all.
 //!
-//! Each source has a file of its own, `NAME.GENERATION.dmafile`, and a manifest names those that are valid.
-//! A new snapshot writes files of a new generation, then replaces the manifest in one step: until then the
-//! snapshot before is whole, and nothing has touched it.
+//! Each source has a separate file, `NAME.GENERATION.dmafile`, and a manifest names those that are valid. A
+//! new snapshot writes files of a new generation, then replaces the manifest atomically. Until then the
+//! previous snapshot is complete and unchanged.
 
 mod folder;
 mod load;

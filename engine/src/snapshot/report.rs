@@ -1,4 +1,4 @@
-//! What will be done with a snapshot, and what has been.
+//! Plans and reports of snapshots.
 
 use crate::buffer::Buffer;
 use crate::flow::clock::Cpu;
@@ -14,18 +14,18 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SnapshotPlan {
-    /// The folder; in JSON what of its path is no UTF-8 is replaced.
+    /// The folder; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
-    /// Which snapshot of the folder it will be: part of the names of its files.
+    /// The number of the snapshot in the folder, which is part of the names of its files.
     pub generation: u64,
-    /// Of the digests.
+    /// The algorithm of the digests.
     pub algorithm: Algorithm,
-    /// The sources, in their order.
+    /// The sources, in order.
     pub sources: Vec<SourcePlan>,
 }
 
-/// A source of a snapshot to be.
+/// The plan for one source.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SourcePlan {
@@ -36,30 +36,31 @@ pub struct SourcePlan {
     pub plan: SavePlan,
 }
 
-/// How a snapshot was saved. Serialised, it is the JSON that the command prints.
+/// The report of saving a snapshot. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SnapshotReport {
     /// Bytes of all sources, holes included.
     pub bytes: u64,
-    /// Wall time from open to the end: with [`SnapshotReport::sync`], until all of it is on the disk.
+    /// Wall-clock time from opening the files to the end: with [`SnapshotReport::sync`], until
+    /// everything is on the disk.
     pub seconds: f64,
-    /// The folder; in JSON what of its path is no UTF-8 is replaced.
+    /// The folder; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub to: PathBuf,
-    /// Which snapshot of the folder it is.
+    /// The number of the snapshot in the folder.
     pub generation: u64,
-    /// It is on the disk.
+    /// Whether it is on the disk.
     pub sync: bool,
-    /// Processor time.
+    /// CPU time.
     pub cpu: Cpu,
-    /// Bytes that went to the disk directly.
+    /// Bytes written directly to the disk.
     pub bytes_direct: u64,
-    /// Bytes that were copied to the page cache.
+    /// Bytes copied to the page cache.
     pub bytes_buffered: u64,
-    /// Bytes of holes, which were not written.
+    /// Bytes in holes, which were not written.
     pub bytes_hole: u64,
-    /// The sources, in their order.
+    /// The sources, in order.
     pub sources: Vec<SavedSource>,
     /// What was found and done in the folder.
     pub reasons: Vec<Reason>,
@@ -71,7 +72,7 @@ pub struct SnapshotReport {
 pub struct SavedSource {
     /// Its name.
     pub name: String,
-    /// How it was saved; its times count from when its bytes began to move.
+    /// The report of its save; its times count from when its bytes began to move.
     #[serde(flatten)]
     pub report: SaveReport,
 }
@@ -80,16 +81,16 @@ pub struct SavedSource {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SnapshotLoadPlan {
-    /// The folder; in JSON what of its path is no UTF-8 is replaced.
+    /// The folder; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub from: PathBuf,
-    /// Which snapshot of the folder it is.
+    /// The number of the snapshot in the folder.
     pub generation: u64,
-    /// The sources, in their order.
+    /// The sources, in order.
     pub sources: Vec<SourceLoadPlan>,
 }
 
-/// A source of a snapshot that is to be loaded.
+/// The plan for loading one source.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SourceLoadPlan {
@@ -97,7 +98,7 @@ pub struct SourceLoadPlan {
     pub name: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// How it will be loaded; None of a source without a byte, which becomes an empty memfd.
+    /// The plan of its load; None for an empty source, which becomes an empty memfd.
     pub plan: Option<Plan>,
 }
 
@@ -107,7 +108,7 @@ pub struct SourceLoadPlan {
 pub struct LoadedSnapshot {
     /// Its sources, in the order in which they were saved.
     pub sources: Vec<LoadedSource>,
-    /// How it went.
+    /// The report.
     pub report: SnapshotLoadReport,
 }
 
@@ -117,26 +118,26 @@ pub struct LoadedSnapshot {
 pub struct LoadedSource {
     /// Its name.
     pub name: String,
-    /// Its bytes. Of a source without a byte it is an empty memfd, whatever kind was asked for.
+    /// Its bytes. For an empty source it is an empty memfd, whatever kind was requested.
     pub buffer: Buffer,
 }
 
-/// How a snapshot was loaded. Serialised, it is the JSON that the command prints.
+/// The report of loading a snapshot. Serialised, it is the JSON that the command prints.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SnapshotLoadReport {
     /// Bytes of all sources.
     pub bytes: u64,
-    /// Wall time from open to hand-over.
+    /// Wall-clock time from opening the files until the buffers are returned.
     pub seconds: f64,
-    /// The folder; in JSON what of its path is no UTF-8 is replaced.
+    /// The folder; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub from: PathBuf,
-    /// Which snapshot of the folder it is.
+    /// The number of the snapshot in the folder.
     pub generation: u64,
-    /// Processor time.
+    /// CPU time.
     pub cpu: Cpu,
-    /// The sources, in their order.
+    /// The sources, in order.
     pub sources: Vec<SourceLoadReport>,
 }
 
@@ -150,8 +151,8 @@ pub struct SourceLoadReport {
     pub bytes: u64,
     /// What was saved, as the manifest says: `memfd`, `dma-buf`, `file`, `block device`, `pipe`.
     pub saved_from: String,
-    /// Bytes of the largest pages of the memory that was saved; None of what was no memory.
+    /// Size of the largest pages of the saved memory in bytes; None if it was not memory.
     pub saved_page: Option<u64>,
-    /// How it was loaded; None of a source without a byte.
+    /// The report of its load; None for an empty source.
     pub report: Option<Report>,
 }

@@ -1,4 +1,5 @@
-//! Saving a snapshot: look, stage every source, reserve, write, make it valid, clear away.
+//! Saves a snapshot: inspects and plans every source, reserves space, writes, makes the snapshot valid, and
+//! removes the old files.
 
 use super::folder::Folder;
 use super::manifest::{self, Entry, Manifest};
@@ -19,14 +20,14 @@ use std::sync::{Arc, OnceLock};
 type EachFn = Box<dyn Fn(&str, Save<'static>) -> Save<'static> + Send>;
 type PlanFn = Box<dyn FnOnce(&SnapshotPlan) + Send>;
 
-/// A snapshot in the making: several sources that become valid at once, in a folder that exists.
+/// A builder for a snapshot: several sources that become valid together, in an existing folder.
 ///
-/// The files of the snapshot before stay untouched until all of the new one is on the disk; then the new
-/// manifest takes the place of the old one in one step, and the old files are removed. So there must be
-/// room for both. Whatever ends it early leaves the snapshot before, whole; what is left of the new one is
-/// removed, after a crash by the next save to the folder.
+/// The files of the previous snapshot stay unchanged until all of the new one is on the disk. Then the new
+/// manifest replaces the old one atomically, and the old files are removed; so there must be room for both.
+/// If the save ends early, the previous snapshot is still complete; what remains of the new one is removed,
+/// after a crash by the next save to the folder.
 ///
-/// What is written to the memory meanwhile makes the digest differ from the bytes: it should be at rest.
+/// The memory should not change during the save: concurrent writes make its digest wrong.
 ///
 /// ```no_run
 /// use dmafile::{Algorithm, Io, Origin, Snapshot, SnapshotLoad};
@@ -56,11 +57,11 @@ pub struct Snapshot {
     names: &'static dyn Names,
 }
 
-/// What the progress of each source adds to, once there is a plan.
+/// Sums up the progress of the sources, once there is a plan.
 type Told = Arc<OnceLock<Arc<Tally>>>;
 
 impl Snapshot {
-    /// A snapshot in the folder `path`, of sources to be added.
+    /// A snapshot in the folder `path`, without sources yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -75,15 +76,15 @@ impl Snapshot {
         }
     }
 
-    /// Adds a source: 1 to 64 bytes of a name that begins with no dot and has no slash, comma, equals sign
-    /// or control character; [`MOST_SOURCES`](crate::MOST_SOURCES) of them at most.
+    /// Adds a source. Its name has 1 to 64 bytes, does not start with a dot, and has no slash, comma,
+    /// equals sign or control character. At most [`MOST_SOURCES`](crate::MOST_SOURCES).
     pub fn add(mut self, name: impl Into<String>, origin: Origin<'static>) -> Self {
         self.sources.push((name.into(), origin));
         self
     }
 
-    /// Has `with` set the options of each source's save, which it is given with the source's name. What a
-    /// snapshot has for itself (`verify`, `sync`, `cancel`, `progress`) is set after it.
+    /// Calls `with` with the name and the save of each source, to set its options. The snapshot's own
+    /// options (`verify`, `sync`, `cancel`, `progress`) are set afterwards.
     pub fn each(
         mut self,
         with: impl Fn(&str, Save<'static>) -> Save<'static> + Send + 'static,
@@ -92,45 +93,46 @@ impl Snapshot {
         self
     }
 
-    /// The digests in the manifest; default [`Algorithm::Xxh3`], the longest of those that cost the
-    /// processor least. It finds damage, and no forgery: for that, compare a digest of the manifest.
+    /// The algorithm of the digests in the manifest; default [`Algorithm::Xxh3`], the longest of those that
+    /// cost the least CPU time. It detects damage, not forgery: for that, compare a digest of the manifest.
     pub fn verify(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// Whether to wait until all of it is on the disk; default true. Without, a crash of the machine soon
-    /// after may leave no snapshot that can be loaded.
+    /// Whether to wait until everything is on the disk; default true. If false, a system crash shortly
+    /// afterwards may leave no snapshot that can be loaded.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
         self
     }
 
-    /// Lets `token` end it early.
+    /// Lets `token` cancel the save.
     pub fn cancel(mut self, token: CancelToken) -> Self {
         self.cancel = token;
         self
     }
 
-    /// As [`Save::progress`], of all sources together.
+    /// As [`Save::progress`], for all sources together.
     pub fn progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// How reasons name options; default as this crate does.
+    /// Sets how messages name options; default: as this crate does.
     pub fn names(mut self, names: &'static dyn Names) -> Self {
         self.names = names;
         self
     }
 
-    /// Calls `show` with the plan once it is made, before anything is moved.
+    /// Calls `show` with the plan, before any byte is moved.
     pub fn on_plan(mut self, show: impl FnOnce(&SnapshotPlan) + Send + 'static) -> Self {
         self.on_plan = Some(Box::new(show));
         self
     }
 
-    /// Checks what needs neither files nor this machine: names, and how many sources there are.
+    /// Checks everything that depends neither on files nor on this machine: the names and the number of
+    /// sources.
     ///
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).
@@ -141,7 +143,7 @@ impl Snapshot {
             .map_err(|why| Error::usage(Opt::From, why))
     }
 
-    /// What would be done and why. Opens everything and tries what the machine offers; moves nothing, and
+    /// Returns what would be done, and why. Opens everything and probes the machine; moves nothing, and
     /// leaves nothing behind.
     ///
     /// # Errors
@@ -156,13 +158,13 @@ impl Snapshot {
         Ok(self.plan_of(generation, &staged))
     }
 
-    /// Saves. When it returns, the snapshot is in its place, and on the disk unless [`Snapshot::sync`] says
-    /// otherwise.
+    /// Saves the snapshot. When it returns, the snapshot is valid, and on the disk unless
+    /// [`Snapshot::sync`] is false.
     ///
     /// # Errors
-    /// As [`Save::run`]; and EBUSY while another snapshot is being saved to the folder, ENOENT and ENOTDIR
-    /// where there is none, EBADMSG and EOPNOTSUPP for a manifest there that this crate cannot read. The
-    /// snapshot before is whole, but for an error in the last sync, after which a crash may bring either
+    /// As [`Save::run`]; EBUSY while another snapshot is being saved to the folder; ENOENT and ENOTDIR if
+    /// there is no such folder; EBADMSG and EOPNOTSUPP if its manifest cannot be read by this version. The
+    /// previous snapshot is complete, except after an error in the last sync: then a crash may leave either
     /// one.
     pub fn run(mut self) -> Result<SnapshotReport> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
@@ -188,7 +190,7 @@ impl Snapshot {
             show(&plan);
         }
         for source in &mut staged {
-            // Of all of them: a full disk is found before anything is written.
+            // For all sources first, so that a full disk is detected before anything is written.
             source.reserve()?;
         }
         let mut sources = Vec::new();
@@ -232,7 +234,7 @@ impl Snapshot {
         })
     }
 
-    /// Removes what snapshots have left that did not end; what of it stays.
+    /// Removes files of snapshots that were not completed; returns those that could not be removed.
     fn clear(
         &self,
         folder: &Folder,
@@ -245,8 +247,8 @@ impl Snapshot {
             return Ok(left);
         }
         if valid.is_some() {
-            // Its saver may have ended before this: then what is left includes a snapshot that a crash
-            // would bring back.
+            // Its saver may have ended before the sync: a crash could then bring back an older snapshot,
+            // whose files we are about to remove.
             folder.settle()?;
         }
         let stay = folder.remove(left);
@@ -255,7 +257,7 @@ impl Snapshot {
         Ok(stay)
     }
 
-    /// Decides on all sources.
+    /// Plans all sources.
     fn stage(&self, folder: &Folder, generation: u64, told: &Told) -> Result<Vec<Staged<'static>>> {
         let stage = |(number, (name, origin)): (usize, &(String, Origin<'static>))| {
             let file = folder.place(&manifest::file_of(name, generation));
@@ -291,7 +293,7 @@ impl Snapshot {
         }
     }
 
-    /// Puts the manifest in its place: from now on the new snapshot is the one.
+    /// Replaces the manifest: from now on the new snapshot is the valid one.
     fn validate(&self, folder: &Folder, manifest: &Manifest) -> Result<()> {
         let path = folder.place(manifest::NAME);
         let text = manifest.to_json();
@@ -309,7 +311,7 @@ impl Snapshot {
     }
 }
 
-/// The generation after all that there are.
+/// The generation after all existing ones.
 fn next(old: Option<&Manifest>, left: &[(String, u64)]) -> Result<u64> {
     let all = left.iter().map(|file| file.1);
     let last = all.chain(old.map(|old| old.generation)).max().unwrap_or(0);
@@ -334,7 +336,7 @@ fn save_one(
         let error = Error::os("cannot save a snapshot", Errno::EXIST);
         return Err(error
             .at(folder.place(&file).display().to_string())
-            .with_why("the file of another source is there")
+            .with_why("another source has the same file name")
             .with_remedy("choose names that differ in more than upper and lower case"));
     }
     let page = staged.page();
@@ -355,7 +357,8 @@ fn save_one(
     Ok((entry, saved))
 }
 
-/// A snapshot that has not become valid: its files go when this is dropped, unless it has.
+/// A snapshot that is not valid yet: its files are removed when this is dropped, unless it has become
+/// valid.
 struct Unfinished<'a> {
     folder: &'a Folder,
     generation: u64,
@@ -363,7 +366,7 @@ struct Unfinished<'a> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        // Where that cannot be known the next save finds out.
+        // If that cannot be found out, the next save does.
         let Ok(valid) = self.folder.manifest() else {
             return;
         };

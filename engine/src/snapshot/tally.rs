@@ -1,4 +1,4 @@
-//! How far all sources together have come.
+//! The progress of all sources together.
 
 use crate::control::{Progress, ProgressFn};
 use crate::sync::lock;
@@ -11,7 +11,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Of transfers of this many bytes, as far as that is known before.
+    /// For transfers of this many bytes, as far as the numbers are known.
     pub(super) fn new(tell: ProgressFn, totals: impl Iterator<Item = u64>) -> Arc<Self> {
         let each = totals.map(|total| Progress { done: 0, total });
         Arc::new(Self {
@@ -20,12 +20,12 @@ impl Tally {
         })
     }
 
-    /// One of them has come that far.
+    /// Sets the progress of one of them.
     pub(super) fn set(&self, number: usize, progress: Progress) {
         let mut each = lock(&self.each);
         each[number] = progress;
         let sum = |of: fn(&Progress) -> u64| each.iter().map(of).fold(0, u64::saturating_add);
-        // In the order in which it is counted: it is told with the lock held.
+        // Called with the lock held, so that the calls have the order of the counts.
         (self.tell)(Progress {
             done: sum(|one| one.done),
             total: sum(|one| one.total),

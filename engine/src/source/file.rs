@@ -1,4 +1,4 @@
-//! One file that a load reads: two descriptors for it, one of them past the page cache.
+//! One file that a load reads: two descriptors for it, one of them for direct I/O.
 
 use crate::error::{Error, Result};
 use crate::sync;
@@ -18,11 +18,11 @@ pub(crate) struct Input {
     direct: Result<OwnedFd, String>,
     stat: Stat,
     align: u64,
-    /// Where [`Input::peek`] has missed, by which it has brought pages in.
+    /// Offsets of pages that [`Input::peek`] did not find, and so brought into the page cache.
     missed: Mutex<Vec<u64>>,
 }
 
-/// File systems whose files are made up while they are read.
+/// File systems whose files are generated when they are read.
 const PSEUDO: &[(u32, &str)] = &[
     (libc::PROC_SUPER_MAGIC as u32, "proc"),
     (libc::SYSFS_MAGIC as u32, "sysfs"),
@@ -34,8 +34,7 @@ const PSEUDO: &[(u32, &str)] = &[
     (0x6265_6570, "configfs"),
     (libc::BPF_FS_MAGIC as u32, "bpf"),
 ];
-/// File systems whose files are memory already. Numbers are those that libc has no name for, here
-/// and below.
+/// File systems whose files are in memory. Numbers here and below are constants that libc lacks.
 const MEMORY: &[(u32, &str)] = &[
     (libc::TMPFS_MAGIC as u32, "tmpfs"),
     (0x8584_58f6, "ramfs"),
@@ -67,17 +66,16 @@ fn named(list: &[(u32, &'static str)], magic: u64) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// The file system that keeps a file in memory, if one does.
+/// The file system, if it keeps the file in memory.
 pub(crate) fn in_memory(stat: &Stat) -> Option<&'static str> {
     let on_disk = stat.kind == FileType::BlockDevice;
     named(MEMORY, stat.fs_magic).filter(|_| !on_disk)
 }
 
-/// The name of a file's file system, "block device" for one; a number in hexadecimal where it is
-/// not one we know.
+/// The name of a file's file system, "block device" for one; a hexadecimal number if it is unknown.
 pub(crate) fn file_system(stat: &Stat) -> String {
     if stat.kind == FileType::BlockDevice {
-        // Where its node lies says nothing.
+        // The file system of its node does not matter.
         return super::Source::BLOCK_DEVICE.to_string();
     }
     [DISK, MEMORY]
@@ -93,27 +91,27 @@ fn refusal(why: &str, errno: Errno, remedy: &str) -> Error {
 }
 
 impl Input {
-    /// Opens a regular file or a block device, plainly and with `O_DIRECT`.
+    /// Opens a regular file or a block device, with and without `O_DIRECT`.
     ///
-    /// Refuses what has no contents of a known size: directories, FIFOs, sockets, character
-    /// devices, files of `/proc` and its like, and files without a byte.
+    /// Refuses anything without contents of a known size: directories, FIFOs, sockets, character
+    /// devices, files of `/proc` and similar, and empty files.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let place = path.display().to_string();
         let buffered = file::open(path, false).map_err(|errno| match errno {
-            // open(2) says so of a socket.
+            // What open(2) returns for a socket.
             Errno::NXIO => refusal("is a socket or a device without a driver", errno, REGULAR),
             _ => Error::os("cannot open", errno),
         });
         Self::of(path, buffered.map_err(|error| error.at(&place))?, path)
     }
 
-    /// The same of a file that is open for reading; `again` leads to it once more, `path` is what it is
-    /// called.
+    /// The same for a file that is open for reading; `again` is a path to reopen it, `path` its name in
+    /// messages.
     pub(crate) fn of(path: &Path, buffered: OwnedFd, again: &Path) -> Result<Self> {
         let place = path.display().to_string();
         let refuse = |why: &str, errno, remedy| refusal(why, errno, remedy).at(&place);
         let stat = file::stat(buffered.as_fd())
-            .map_err(|errno| Error::os("cannot ask about", errno).at(&place))?;
+            .map_err(|errno| Error::os("cannot stat", errno).at(&place))?;
         match stat.kind {
             FileType::RegularFile | FileType::BlockDevice => {}
             FileType::Directory => {
@@ -123,7 +121,7 @@ impl Input {
             _ => return Err(refuse("is not a regular file", Errno::INVAL, REGULAR)),
         }
         if let Some(fs) = named(PSEUDO, stat.fs_magic) {
-            let why = format!("{fs} makes this file up while it is read and gives it no size");
+            let why = format!("{fs} generates this file as it is read, and reports no size");
             return Err(refuse(
                 &why,
                 Errno::INVAL,
@@ -149,16 +147,16 @@ impl Input {
         Ok(source)
     }
 
-    /// The file system that keeps it in memory, if one does.
+    /// The file system, if it keeps the file in memory.
     pub(crate) fn in_memory(&self) -> Option<&'static str> {
         in_memory(&self.stat)
     }
 
-    /// The second descriptor and the alignment its reads need, or why there is none.
+    /// The second descriptor and the alignment for its reads, or why there is none.
     fn open_direct(&mut self, path: &Path) -> Result<OwnedFd, String> {
         if let Some(fs) = self.in_memory() {
             return Err(format!(
-                "{fs} keeps its files in memory: nothing to pass by"
+                "{fs} keeps its files in memory: there is nothing to bypass"
             ));
         }
         if self.stat.direct.is_some_and(|(_, offset)| offset == 0) {
@@ -173,7 +171,7 @@ impl Input {
         let direct = file::open(path, true).map_err(named_open)?;
         let again = file::stat(direct.as_fd()).map_err(named_open)?;
         if again.identity != self.stat.identity {
-            return Err("the path led to another file when it was opened again".to_string());
+            return Err("the path led to a different file when it was opened again".to_string());
         }
         self.align = match self.stat.direct {
             Some((memory, offset)) => u64::from(memory.max(offset)),
@@ -182,9 +180,9 @@ impl Input {
         Ok(direct)
     }
 
-    /// The alignment of direct reads where `statx` does not tell: the smallest that a read
-    /// accepts, from the file system's block upwards. Larger than needed does no harm, smaller
-    /// makes btrfs and f2fs fall back to the page cache without a word.
+    /// The alignment of direct reads if `statx` does not report it: the smallest that a read accepts,
+    /// starting with the file system's block size. A value that is too large does no harm; one that is
+    /// too small makes Btrfs and F2FS silently fall back to the page cache.
     fn probe_align(&self, direct: BorrowedFd<'_>) -> Result<u64, String> {
         const LARGEST: u64 = 1 << 20;
         let mut align = self.stat.fs_block.next_power_of_two();
@@ -194,8 +192,8 @@ impl Input {
         let memory = Mapping::anon(2 * LARGEST as usize, LARGEST as usize)
             .map_err(|errno| format!("no memory to try direct reads in ({errno:?})"))?;
         while align <= LARGEST {
-            // Into memory that is there, for btrfs's sake (see plan::allocation). Where that cannot be
-            // had, a few pages stay in the cache, and nothing else.
+            // Into memory that is present, because of Btrfs (see plan::allocation). If that fails, only
+            // a few pages stay in the page cache.
             let _ = memory.region().populate(0, align);
             match retry(|| file::pread(direct, &memory.region(), 0, align, 0)) {
                 Ok(_) => return Ok(align),
@@ -215,35 +213,34 @@ impl Input {
         &self.path
     }
 
-    /// The size when it was opened: the one that counts.
+    /// The size when it was opened, which counts for the load.
     pub(crate) fn size(&self) -> u64 {
         self.stat.size
     }
 
-    /// The size now.
+    /// The current size.
     pub(crate) fn size_now(&self) -> Result<u64> {
         let stat = file::stat(self.buffered.as_fd())
-            .map_err(|errno| Error::os("cannot ask about", errno).at(self.place(0)))?;
+            .map_err(|errno| Error::os("cannot stat", errno).at(self.place(0)))?;
         Ok(stat.size)
     }
 
-    /// The name of its file system, "block device" for one; a number in hexadecimal where it is
-    /// not one we know.
+    /// The name of its file system, "block device" for one; a hexadecimal number if it is unknown.
     pub(crate) fn file_system(&self) -> String {
         file_system(&self.stat)
     }
 
-    /// The block device that it is or lies on.
+    /// The block device that it is or is stored on.
     pub(crate) fn device(&self) -> Option<Device> {
         Device::of(self.stat.device)
     }
 
-    /// Offsets, lengths and memory of direct reads are multiples of this many bytes.
+    /// Alignment of offsets, lengths and memory of direct reads, in bytes.
     pub(crate) fn align(&self) -> u64 {
         self.align
     }
 
-    /// Where the alignment comes from.
+    /// Whether `statx` reported the alignment.
     pub(crate) fn align_is_told(&self) -> bool {
         self.stat.direct.is_some()
     }
@@ -259,7 +256,7 @@ impl Input {
         }
     }
 
-    /// Whether pages that a read brings into the page cache can be dropped behind it, which is tried.
+    /// Whether reads can drop the pages that they bring into the page cache; found by trying.
     pub(crate) fn drops_behind(&self) -> bool {
         file::drops_behind(self.buffered(), self.size())
     }
@@ -272,16 +269,15 @@ impl Input {
         }
     }
 
-    /// The parts of `[start, end)` that hold data; the rest are holes and need no reading.
+    /// The ranges of `[start, end)` that have data; the others are holes and need not be read.
     ///
-    /// Holes shorter than `small` are left inside the data: reading zeros is cheaper than
-    /// breaking a read in two.
+    /// Holes shorter than `small` count as data: reading zeros is cheaper than splitting a read.
     pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
         file::data(self.buffered(), start, end, small)
     }
 
-    /// Bytes of `[start, end)` in the page cache, in whole pages; EPERM where the kernel keeps
-    /// that from us, ENOSYS where it cannot say.
+    /// Bytes of `[start, end)` in the page cache, in whole pages; EPERM if the kernel does not allow
+    /// the query, ENOSYS if it does not support it.
     pub(crate) fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
         let page = crate::sys::map::page_size();
         let first = start - start % page;
@@ -289,11 +285,11 @@ impl Input {
         Ok((pages * page).min(end - start))
     }
 
-    /// Whether the page cache holds the bytes at both offsets, found by reading them without waiting:
-    /// for those whom `cachestat` refuses. A miss brings the page in, and where the disk is fast or
-    /// this thread has to wait for its CPU, it has come before the kernel looks again: so a hit
-    /// counts only if nothing was read from a disk. Two, because not every kernel and file system
-    /// counts that. What a miss has brought in goes by [`Input::forget_misses`].
+    /// Whether the page cache has the bytes at both offsets, found by reading them without blocking:
+    /// for users whom `cachestat` refuses. A miss brings the page in, and if the disk is fast or this
+    /// thread waits for its CPU, it may arrive before the kernel looks again: so a hit counts only if
+    /// nothing was read from a disk. Two offsets, because not every kernel and file system counts these
+    /// reads. Pages that a miss brought in are dropped by [`Input::forget_misses`].
     pub(crate) fn peek(&self, offsets: [u64; 2]) -> bool {
         let mut byte = [0_u8];
         let region = crate::sys::map::Region::lent(&mut byte);
@@ -306,8 +302,8 @@ impl Input {
         hit
     }
 
-    /// Drops the pages that peeking has brought in, of which the next load would believe that they
-    /// stand for their surroundings. Those that are still on their way stay.
+    /// Drops the pages that peeking has brought in: the next load would assume that their neighbours
+    /// are cached, too. Those that have not arrived yet stay.
     pub(crate) fn forget_misses(&self) {
         for offset in self.missed().drain(..) {
             cache::drop_page(self.buffered(), offset);
@@ -323,7 +319,7 @@ impl Input {
         sync::lock(&self.missed)
     }
 
-    /// Keeps misses of [`Input::peek`] from reading ahead.
+    /// Prevents misses of [`Input::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         cache::no_readahead(self.buffered());
     }
@@ -373,7 +369,7 @@ mod tests {
     #[test]
     fn what_has_no_contents_is_refused() {
         let refused = |path: &str| Input::open(Path::new(path)).err().unwrap().to_string();
-        assert!(refused("/proc/self/maps").contains("proc makes this file up"));
+        assert!(refused("/proc/self/maps").contains("proc generates this file"));
         assert!(refused("/dev/null").contains("is not a regular file"));
         assert!(refused("/tmp").contains("is a directory (EISDIR)"));
         assert!(refused("/no/such/file").contains("(ENOENT); check the path"));

@@ -1,9 +1,8 @@
 //! What a load reads: one file, or the shards of one model, end to end.
 //!
-//! Several files stand one behind the other in one space of offsets, each at a multiple of
-//! [`GRAIN`], so that what is aligned in that space is aligned in its file, and that a buffer whose
-//! first byte is offset 0 holds each file as it is. A file alone begins at 0: its offsets are its
-//! own.
+//! Several files share one space of offsets, each at a multiple of [`GRAIN`], so that what is aligned
+//! in that space is aligned in its file, and a buffer whose first byte is offset 0 has each file as it
+//! is. A single file begins at 0: the offsets are those of the file.
 
 mod file;
 
@@ -16,17 +15,17 @@ use serde::Serialize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Where files may begin: no direct alignment and no base page is larger.
+/// Alignment of files: no direct I/O alignment and no base page is larger.
 const GRAIN: u64 = 2 << 20;
 
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Shard {
-    /// Its path; in JSON what of it is no UTF-8 is replaced.
+    /// Its path; in JSON, parts that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
-    /// Where its first byte lies among the wanted bytes of a buffer.
+    /// Offset of its first byte within the requested bytes of a buffer.
     pub at: u64,
     /// Its size in bytes.
     pub bytes: u64,
@@ -44,7 +43,7 @@ impl Shard {
             .collect()
     }
 
-    /// The files of a source; none where there is only one.
+    /// The files of a source; none if there is only one.
     pub(crate) fn several(source: &Source) -> Vec<Self> {
         let mut all = Self::all(source);
         if all.len() == 1 {
@@ -73,7 +72,7 @@ impl Part {
 }
 
 impl Source {
-    /// What stands for the file system of a block device.
+    /// Used in place of a file system's name.
     pub(crate) const BLOCK_DEVICE: &str = "block device";
 
     /// Opens one file.
@@ -84,7 +83,7 @@ impl Source {
         Self::open_all(path, &[path.to_path_buf()])
     }
 
-    /// A file that is open for reading, and called `path`.
+    /// A file that is open for reading, with `path` as its name in messages.
     ///
     /// # Errors
     /// As [`Input::open`].
@@ -97,12 +96,12 @@ impl Source {
         })
     }
 
-    /// Opens the files of what is known by `path`, in this order; at least one.
+    /// Opens files, at least one, in this order; `path` is the name of all of them in messages.
     pub(crate) fn open_all(path: &Path, files: &[PathBuf]) -> Result<Self> {
         Self::all(path, files.iter().map(|path| Input::open(path)))
     }
 
-    /// As [`Source::open_all`], of files that are open for reading.
+    /// As [`Source::open_all`], for files that are open for reading.
     #[cfg(feature = "hold")]
     pub(crate) fn of_all(path: &Path, files: Vec<(PathBuf, OwnedFd)>) -> Result<Self> {
         let files = files.into_iter().map(|(path, file)| {
@@ -116,7 +115,7 @@ impl Source {
         let mut parts: Vec<Part> = Vec::new();
         for file in files {
             let file = file?;
-            // A gap even where a file ends at such a multiple: no extent lies in two files.
+            // A gap even if a file ends at such a multiple, so that no extent is in two files.
             let start = match parts.last() {
                 None => Some(0),
                 Some(last) => (last.end() + 1).checked_next_multiple_of(GRAIN),
@@ -135,19 +134,19 @@ impl Source {
         })
     }
 
-    /// What of each file lies within `[start, end)`.
+    /// The part of each file within `[start, end)`.
     pub(crate) fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let clip = |part: &Part| (start.max(part.start), end.min(part.end()));
         let ranges = self.parts.iter().map(clip);
         ranges.filter(|range| range.0 < range.1).collect()
     }
 
-    /// What it is known by.
+    /// Its name in messages.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Each file: its path, where it begins, and its size when it was opened, which counts.
+    /// Each file: its path, its start, and its size when it was opened, which counts for the load.
     pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = (&Path, u64, u64)> {
         let parts = self.parts.iter();
         parts.map(|part| (part.file.path(), part.start, part.file.size()))
@@ -162,8 +161,8 @@ impl Source {
         self.parts.last().expect("there is at least one file")
     }
 
-    /// The name of the file system of the first file that stands out: FUSE and what may lie on it
-    /// come before others.
+    /// The name of one file system, if there are several: FUSE and those that may be on top of it are
+    /// preferred.
     pub(crate) fn file_system(&self) -> String {
         let names = self.parts.iter().map(|part| part.file.file_system());
         names
@@ -171,39 +170,39 @@ impl Source {
             .expect("there is at least one file")
     }
 
-    /// The name of the file system of the file that holds a byte.
+    /// The name of the file system of the file at an offset.
     pub(crate) fn file_system_at(&self, at: u64) -> String {
         self.part(at).0.file.file_system()
     }
 
-    /// The block device that the file with a byte is or lies on.
+    /// The block device that the file at an offset is or is stored on.
     pub(crate) fn device(&self, at: u64) -> Option<Device> {
         self.part(at).0.file.device()
     }
 
-    /// Offsets, lengths and memory of direct reads are multiples of this many bytes.
+    /// Alignment of offsets, lengths and memory of direct reads, in bytes.
     pub(crate) fn align(&self) -> u64 {
         let aligns = self.parts.iter().map(|part| part.file.align());
         aligns.max().expect("there is at least one file")
     }
 
-    /// Where the alignment comes from: told for all of them, or not.
+    /// Whether `statx` reported the alignment of all files.
     pub(crate) fn align_is_told(&self) -> bool {
         self.parts.iter().all(|part| part.file.align_is_told())
     }
 
-    /// Whether all of it is in memory already.
+    /// Whether all of it is in memory.
     pub(crate) fn in_memory(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.all(|part| part.file.in_memory().is_some())
     }
 
-    /// Whether pages that reads bring into the page cache can be dropped behind them.
+    /// Whether reads can drop the pages that they bring into the page cache.
     pub(crate) fn drops_behind(&self) -> bool {
         self.parts.iter().all(|part| part.file.drops_behind())
     }
 
-    /// Why some file cannot be read directly; None where all can.
+    /// Why some file cannot be read directly; None if all can.
     pub(crate) fn direct_refused(&self) -> Option<String> {
         if let [part] = &self.parts[..] {
             return part.file.direct().err().map(str::to_string);
@@ -221,8 +220,8 @@ impl Source {
         None
     }
 
-    /// The number of the file that holds a byte, and where the byte lies in it. What lies between
-    /// two files counts to the first.
+    /// The number of the file at an offset, and the offset in that file. A gap belongs to the file
+    /// before it.
     pub(crate) fn locate(&self, at: u64) -> (usize, u64) {
         let number = self.parts.partition_point(|part| part.start <= at) - 1;
         (number, at - self.parts[number].start)
@@ -233,13 +232,13 @@ impl Source {
         (&self.parts[number], offset)
     }
 
-    /// The descriptor to read a byte through, and where the byte lies in its file.
+    /// The descriptor for reads at an offset, and the offset in its file.
     pub(crate) fn buffered(&self, at: u64) -> (BorrowedFd<'_>, u64) {
         let (part, offset) = self.part(at);
         (part.file.buffered(), offset)
     }
 
-    /// As [`Source::buffered`], past the page cache, or why not.
+    /// As [`Source::buffered`], for direct reads; or why they are not possible.
     pub(crate) fn direct(&self, at: u64) -> Result<(BorrowedFd<'_>, u64), &str> {
         let (part, offset) = self.part(at);
         part.file.direct().map(|fd| (fd, offset))
@@ -253,23 +252,23 @@ impl Source {
         }
     }
 
-    /// The end of the file that holds a byte.
+    /// The end of the file at an offset.
     pub(crate) fn end_at(&self, at: u64) -> u64 {
         self.part(at).0.end()
     }
 
-    /// How many bytes the file that holds a byte had when it was opened.
+    /// The size, when it was opened, of the file at an offset.
     pub(crate) fn size_at(&self, at: u64) -> u64 {
         self.part(at).0.file.size()
     }
 
-    /// How many bytes the file that holds a byte has now.
+    /// The current size of the file at an offset.
     pub(crate) fn size_now(&self, at: u64) -> Result<u64> {
         self.part(at).0.file.size_now()
     }
 
-    /// Where the file ends now that has been cut short before the end of one of these ranges,
-    /// which ascend.
+    /// The current end of a file that has been truncated before the end of one of these ranges, which
+    /// ascend.
     pub(crate) fn missing(&self, ranges: &[(u64, u64)]) -> Result<Option<u64>> {
         for part in &self.parts {
             let last = ranges.partition_point(|range| range.0 < part.end());
@@ -292,14 +291,14 @@ impl Source {
         self.path.display().to_string()
     }
 
-    /// `path` or `path at byte N` of the file that holds a byte, for error messages.
+    /// `path` or `path at byte N` for the file at an offset, for error messages.
     pub(crate) fn place(&self, at: u64) -> String {
         let (part, offset) = self.part(at);
         part.file.place(offset)
     }
 
-    /// The parts of `[start, end)` that hold data; the rest are holes and need no reading. Holes
-    /// shorter than `small` are left inside the data.
+    /// The ranges of `[start, end)` that have data; the others are holes and need not be read. Holes
+    /// shorter than `small` count as data.
     pub(crate) fn data(&self, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
         let mut list = Vec::new();
         for part in &self.parts {
@@ -315,8 +314,8 @@ impl Source {
         list
     }
 
-    /// Bytes of `[start, end)` of one file in the page cache, in whole pages; EPERM where the
-    /// kernel keeps that from us, ENOSYS where it cannot say.
+    /// Bytes of `[start, end)` of one file in the page cache, in whole pages; EPERM if the kernel does
+    /// not allow the query, ENOSYS if it does not support it.
     pub(crate) fn resident(&self, start: u64, end: u64) -> Result<u64, Errno> {
         let (part, offset) = self.part(start);
         part.file.resident(offset, offset + (end - start))
@@ -328,7 +327,7 @@ impl Source {
         part.file.peek([offset, second - part.start])
     }
 
-    /// Drops what misses of [`Source::peek`] have brought into the page cache.
+    /// Drops the pages that misses of [`Source::peek`] have brought into the page cache.
     pub(crate) fn forget_misses(&self) {
         self.parts.iter().for_each(|part| part.file.forget_misses());
     }
@@ -338,14 +337,14 @@ impl Source {
         self.parts.iter().any(|part| part.file.has_misses())
     }
 
-    /// Keeps misses of [`Source::peek`] from reading ahead.
+    /// Prevents misses of [`Source::peek`] from reading ahead.
     pub(crate) fn no_readahead(&self) {
         self.parts.iter().for_each(|part| part.file.no_readahead());
     }
 }
 
-/// A folder for the files of a test, on a disk: the one that holds the build, or where DMAFILE_TEST_DIR
-/// says, on machines that cannot write there.
+/// A folder on a disk for the files of a test: next to the build, or where DMAFILE_TEST_DIR says, on
+/// machines that cannot write there.
 #[cfg(test)]
 pub(crate) fn folder_on_disk() -> tempfile::TempDir {
     let target = std::env::var("DMAFILE_TEST_DIR")

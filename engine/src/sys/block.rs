@@ -1,21 +1,20 @@
-//! What /sys says of block devices.
+//! Properties of block devices, from /sys.
 
 use super::host::{number, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A block device that a file is or lies on.
+/// A block device that a file is or is stored on.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
-    /// Its name, a partition's own.
+    /// Its name, or that of a partition.
     name: String,
-    /// The folder of the whole disk, without links.
+    /// The folder of the whole disk, with links resolved.
     disk: PathBuf,
 }
 
 impl Device {
-    /// The one with this number; None where /sys has none, as for file systems without a device of
-    /// their own.
+    /// The device with this number; None if /sys has none, as for file systems without a block device.
     pub(crate) fn of((major, minor): (u32, u32)) -> Option<Self> {
         Self::at(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
     }
@@ -35,7 +34,7 @@ impl Device {
         &self.name
     }
 
-    /// Why it is not an NVMe namespace behind one controller on PCI; None where it is one.
+    /// Why it is not an NVMe namespace behind one controller on PCI; None if it is one.
     pub(crate) fn not_one_nvme(&self) -> Option<String> {
         let name = self.disk.file_name()?.to_string_lossy();
         let has = |what: &str| self.disk.join(what).exists();
@@ -60,7 +59,7 @@ impl Device {
         Some(format!("{} {what}", self.name))
     }
 
-    /// What keeps a driver from mapping buffers once for such a namespace, as far as /sys tells.
+    /// Why a driver could not map buffers once for such a namespace, as far as /sys shows.
     pub(crate) fn namespace_refuses(&self) -> Option<String> {
         let attribute = |what: &str| text(self.disk.join(what));
         if number("/sys/module/nvme/parameters/premap") == Some(0) {
@@ -80,21 +79,21 @@ impl Device {
         None
     }
 
-    /// Whether the memory that it reaches is looked up by an IOMMU, in tables that each mapping changes.
+    /// Whether its memory accesses are translated by an IOMMU, with tables that each mapping changes.
     pub(crate) fn is_translated(&self) -> bool {
-        // The disk's own folder has none, but its controller's.
+        // The disk's own folder has none, but its controller's has.
         let groups = self
             .disk
             .ancestors()
             .map(|folder| folder.join("iommu_group/type"));
-        // "DMA" or "DMA-FQ"; "identity" looks nothing up.
+        // "DMA" or "DMA-FQ"; "identity" does not translate.
         groups
             .filter_map(text)
             .next()
             .is_some_and(|kind| kind.starts_with("DMA"))
     }
 
-    /// What the controller of an NVMe namespace is reached by.
+    /// The transport of the controller of an NVMe namespace.
     fn transport(&self) -> Option<String> {
         text(self.disk.join("device").join("transport"))
             .or_else(|| text(self.disk.parent()?.join("transport")))
@@ -105,8 +104,8 @@ impl Device {
 mod tests {
     use super::*;
 
-    /// What [`Device`] says of a disk whose folder has these files, or of its first partition: name, why it
-    /// is not one NVMe namespace, and what such a one has against being mapped for.
+    /// The answers of [`Device`] for a disk whose folder has these files, or for its first partition: name,
+    /// why it is not one NVMe namespace, and why buffers cannot be mapped for it.
     fn told(
         path: &str,
         files: &[(&str, &str)],

@@ -1,13 +1,13 @@
-//! What the page cache holds of a file.
+//! The contents of the page cache for a file.
 //!
-//! `mincore(2)` is not asked: to someone who neither owns the file nor may write it, it answers
+//! `mincore(2)` is not used: to a user who neither owns the file nor may write to it, it reports
 //! that everything is resident.
 
 use super::{Errno, last_errno};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `cachestat(2)` has the same number on every architecture that Rust's Linux targets share
-/// (include/uapi/asm-generic/unistd.h); an older kernel answers ENOSYS.
+/// `cachestat(2)` has the same number on all architectures of Rust's Linux targets
+/// (include/uapi/asm-generic/unistd.h); an older kernel returns ENOSYS.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 /// struct cachestat_range of linux/mman.h.
@@ -30,7 +30,7 @@ struct Counts {
 
 /// Pages of `len` bytes at `offset` that are in the page cache (cachestat(2), Linux 6.5).
 ///
-/// EPERM for a file that is neither ours nor writable to us; ENOSYS before 6.5.
+/// EPERM for a file that this user neither owns nor may write to; ENOSYS before 6.5.
 pub(crate) fn resident(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
     let range = Range { offset, len };
     let mut counts = Counts::default();
@@ -50,12 +50,12 @@ pub(crate) fn resident(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64,
     }
 }
 
-/// Drops the page that holds the byte at `offset`, if it is clean and nobody else uses it
+/// Drops the page that contains the byte at `offset`, if it is clean and not in use
 /// (posix_fadvise(2)).
 pub(crate) fn drop_page(fd: BorrowedFd<'_>, offset: u64) {
     let page = super::map::page_size();
     let len = std::num::NonZeroU64::new(page);
-    // Advice only: a page that stays is a page more in the cache.
+    // Only advice: at worst, a page stays in the cache.
     let _ = rustix::fs::fadvise(
         fd,
         offset - offset % page,
@@ -64,17 +64,17 @@ pub(crate) fn drop_page(fd: BorrowedFd<'_>, offset: u64) {
     );
 }
 
-/// Drops the pages of a range, but for those that are not on the disk or that somebody else uses
-/// (posix_fadvise(2)). `len` 0 reaches to the end of the file.
+/// Drops the pages of a range, except for those that are dirty or in use (posix_fadvise(2)).
+/// With `len` 0 the range extends to the end of the file.
 pub(crate) fn drop_range(fd: BorrowedFd<'_>, offset: u64, len: u64) {
     let len = std::num::NonZeroU64::new(len);
-    // Advice only, as in `drop_page`.
+    // Only advice, as in `drop_page`.
     let _ = rustix::fs::fadvise(fd, offset, len, rustix::fs::Advice::DontNeed);
 }
 
-/// Says that reads on this descriptor will jump about, so that a miss brings in no more than
-/// what was asked for (posix_fadvise(2)).
+/// Announces random reads on this descriptor, so that a miss brings in no more than requested
+/// (posix_fadvise(2)).
 pub(crate) fn no_readahead(fd: BorrowedFd<'_>) {
-    // Advice only: a file system that refuses it reads ahead, nothing more.
+    // Only advice: at worst, the file system reads ahead.
     let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::Random);
 }

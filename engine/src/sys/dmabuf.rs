@@ -1,5 +1,5 @@
-//! dma-bufs: making them of a memfd or by a heap, and bracketing access by the CPU
-//! (linux/udmabuf.h, linux/dma-heap.h, linux/dma-buf.h).
+//! dma-bufs: creates them from a memfd or by a heap, and brackets CPU access (linux/udmabuf.h,
+//! linux/dma-heap.h, linux/dma-buf.h).
 
 use super::ioctl::{Argument, Opcode, opcode, request};
 use super::{Errno, retry};
@@ -32,7 +32,7 @@ struct Allocation {
     heap_flags: u64,
 }
 
-/// How large a buffer shall be: as it is said, or as a file is.
+/// The size of a buffer: a number, or that of a file.
 #[repr(C)]
 union Size {
     len: u64,
@@ -46,7 +46,7 @@ struct FileOf {
     file_reserved: u32,
 }
 
-/// The buffer has a file's size and content, on a kernel with the series in kernel/linux-6.12.
+/// The buffer gets a file's size and contents, on a kernel with the series in kernel/linux-6.12.
 const DMA_HEAP_ALLOC_AND_READ_FILE: u64 = 1;
 
 // SAFETY: DMA_HEAP_IOCTL_ALLOC updates the structure, and has no addresses in it.
@@ -69,10 +69,10 @@ unsafe impl Argument for Sync {
     const OPCODE: Opcode = opcode::write::<Self>(b'b', 0);
 }
 
-/// The longest name, its NUL included (DMA_BUF_NAME_LEN).
+/// The maximum length of a name, including NUL (DMA_BUF_NAME_LEN).
 const NAME_LEN: usize = 32;
 
-/// A name, which ends with a NUL.
+/// A NUL-terminated name.
 #[repr(transparent)]
 struct Name([u8; NAME_LEN]);
 
@@ -81,7 +81,7 @@ unsafe impl Argument for Name {
     const OPCODE: Opcode = opcode::write::<u64>(b'b', 1);
 }
 
-/// What fstatfs(2) says of a dma-buf (linux/magic.h).
+/// The file system type of a dma-buf in fstatfs(2) (linux/magic.h).
 const DMA_BUF_MAGIC: u64 = 0x444d_4142;
 
 /// Opens `/dev/udmabuf`.
@@ -90,8 +90,8 @@ pub(crate) fn open_udmabuf() -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open("/dev/udmabuf", flags, Mode::empty()))
 }
 
-/// Makes a dma-buf of `size` bytes at `offset` of a memfd, whole pages that are sealed against
-/// shrinking. Pages that are not there yet come into being, zeroed; all are pinned.
+/// Creates a dma-buf of `size` bytes at `offset` of a memfd: whole pages, sealed against shrinking.
+/// Missing pages are allocated and zeroed; all are pinned.
 ///
 /// EINVAL above `size_limit_mb`, for a memfd without `F_SEAL_SHRINK` or with `F_SEAL_WRITE`.
 pub(crate) fn udmabuf(
@@ -111,10 +111,10 @@ pub(crate) fn udmabuf(
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Where the nodes of heaps are.
+/// The folder with the nodes of heaps.
 pub(crate) const HEAPS: &str = "/dev/dma_heap";
 
-/// Opens the node of a heap. Reading it is all that allocating takes.
+/// Opens the node of a heap. Allocating only needs read permission.
 pub(crate) fn open_heap(name: &str) -> Result<OwnedFd, Errno> {
     open_node(&Path::new(HEAPS).join(name))
 }
@@ -125,7 +125,7 @@ pub(crate) fn open_node(node: &Path) -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(node, flags, Mode::empty()))
 }
 
-/// The nodes of the heaps that there are, in order.
+/// The nodes of all heaps, in order.
 pub(crate) fn heaps() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(HEAPS).into_iter().flatten().flatten();
     let mut nodes: Vec<_> = entries.map(|entry| entry.path()).collect();
@@ -133,27 +133,27 @@ pub(crate) fn heaps() -> Vec<PathBuf> {
     nodes
 }
 
-/// Has a heap make a dma-buf of `size` bytes, rounded up to whole pages, all of them zero.
+/// Makes a heap allocate a dma-buf of `size` bytes, rounded up to whole pages, all zero.
 pub(crate) fn allocate(heap: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Errno> {
     ask(heap, Size { len: size }, 0)
 }
 
-/// Whether a heap knows [`allocate_and_read`]: asked for a file that there isn't.
+/// Whether a heap supports [`allocate_and_read`]; probed with an invalid descriptor.
 pub(crate) fn reads_files(heap: BorrowedFd<'_>) -> bool {
     let nothing = FileOf {
         file_fd: u32::MAX,
         file_reserved: 0,
     };
     let asked = ask(heap, Size { file: nothing }, DMA_HEAP_ALLOC_AND_READ_FILE);
-    // Who doesn't know the flag says EINVAL, before anything else.
+    // A kernel without the flag returns EINVAL before it looks at the descriptor.
     asked.is_err_and(|errno| errno == Errno::BADF)
 }
 
-/// Has a heap make a dma-buf that is as large as a file, rounded up to whole pages, with its bytes
-/// in it and zeros behind them; past the page cache if the file is open that way.
+/// Makes a heap allocate a dma-buf of the size of a file, rounded up to whole pages, with the
+/// file's bytes followed by zeros. Bypasses the page cache if the file is open with O_DIRECT.
 ///
-/// ENODATA for a file that is empty, or that is cut short meanwhile; otherwise as [`allocate`], and
-/// what reading the file says.
+/// ENODATA for an empty file, or one that is truncated during the call; otherwise as [`allocate`],
+/// and any error of reading the file.
 pub(crate) fn allocate_and_read(
     heap: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -177,8 +177,8 @@ fn ask(heap: BorrowedFd<'_>, size: Size, heap_flags: u64) -> Result<OwnedFd, Err
     Ok(unsafe { OwnedFd::from_raw_fd(data.fd as i32) })
 }
 
-/// Whether a descriptor is a dma-buf. Its link is looked at first: whose file system may be a
-/// stranger's daemon (FUSE), which might never answer, is not asked.
+/// Whether a descriptor is a dma-buf. Checks its link first: its file system may be an untrusted
+/// daemon (FUSE) that never answers, which must not be queried.
 pub(crate) fn is_one(fd: BorrowedFd<'_>) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     if link.is_ok_and(|link| !link.as_os_str().as_encoded_bytes().starts_with(b"/dmabuf:")) {
@@ -189,22 +189,22 @@ pub(crate) fn is_one(fd: BorrowedFd<'_>) -> bool {
 
 /// The size of a dma-buf, which never changes.
 pub(crate) fn size(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
-    // It has no position that this would move.
+    // It has no file position that this could change.
     rustix::fs::seek(fd, SeekFrom::End(0))
 }
 
-/// Names a dma-buf, for those who look for who holds memory (`/proc/PID/fdinfo`, debugfs).
+/// Names a dma-buf, so that its user can be found (`/proc/PID/fdinfo`, debugfs).
 pub(crate) fn name(fd: BorrowedFd<'_>, name: &str) {
     let mut bytes = Name([0; NAME_LEN]);
     let name = name.bytes().filter(|&byte| byte != 0).take(NAME_LEN - 1);
     for (to, from) in bytes.0.iter_mut().zip(name) {
         *to = from;
     }
-    // A kernel that takes no names loses nothing but the name.
+    // A kernel that does not support names works without.
     let _ = request(fd, &mut bytes);
 }
 
-/// Says that the CPU begins (or ends) to read, or to read and write, the memory of a dma-buf.
+/// Announces that the CPU begins (or ends) to read, or to read and write, the memory of a dma-buf.
 pub(crate) fn sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Errno> {
     loop {
         match try_sync(fd, write, end) {
@@ -214,7 +214,8 @@ pub(crate) fn sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Err
     }
 }
 
-/// As [`sync`]; a signal ends it (EINTR), as it does its wait for what devices have still to write.
+/// As [`sync`], but a signal interrupts it (EINTR) while it waits for devices that are still
+/// writing.
 pub(crate) fn try_sync(fd: BorrowedFd<'_>, write: bool, end: bool) -> Result<(), Errno> {
     let mut flags = DMA_BUF_SYNC_READ;
     if write {

@@ -366,7 +366,7 @@ impl Registered {
         })
     }
 
-    /// Gives it back, for those who want to know whether that worked.
+    /// Unregisters it, and returns the result.
     pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.unregister()
     }
@@ -383,7 +383,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // There is nobody to tell; `end` tells.
+        // A drop cannot return an error; `end` does.
         let _ = self.unregister();
     }
 }
@@ -430,7 +430,7 @@ impl Stream {
         );
         let _entered = self.context.enter()?;
         // SAFETY: the destination lies inside memory of a device, as just checked. What is read are bytes
-        // of a region; whoever begins a copy waits for its end before the region goes.
+        // of a region; the caller waits for the end of its copies before it frees the region.
         unsafe {
             self.context.driver.copy_in(
                 to.address + at,
@@ -445,7 +445,7 @@ impl Stream {
     pub(crate) fn follow(&self, other: OtherStream, event: &Event) -> Result<(), Failure> {
         let driver = self.context.driver;
         let _entered = self.context.enter()?;
-        // SAFETY: whoever named the other stream has promised that it is one; the others are alive.
+        // SAFETY: the caller of `OtherStream::new` guarantees that stream; the other handles are alive.
         unsafe {
             driver.event_record(event.handle, other.0 as Handle)?;
             driver.stream_wait(self.handle, event.handle, 0)
@@ -480,7 +480,7 @@ unsafe impl Send for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
-        /// Who waits for it sleeps, and nobody asks when it came.
+        /// A wait for it sleeps; it records no time.
         const BLOCKING_SYNC: c_uint = 1;
         const DISABLE_TIMING: c_uint = 2;
         let _entered = context.enter()?;

@@ -1,4 +1,4 @@
-//! Files: opening, what they are, where their data lies, reading into a region and writing from one.
+//! Files: opening them, their properties, where their data is, reading into a region and writing from one.
 
 use super::map::{Region, iovec};
 use super::{Errno, last_errno, retry};
@@ -9,20 +9,20 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// What `statx(2)` and `fstatfs(2)` say of an open file.
+/// The results of `statx(2)` and `fstatfs(2)` for an open file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     pub kind: FileType,
     pub size: u64,
     pub identity: (u32, u32, u64),
-    /// The block device that it is or lies on, as major and minor number; major 0 where it is none.
+    /// The block device that it is or is stored on, as major and minor number; major 0 if there is none.
     pub device: (u32, u32),
-    /// Memory and offset alignment of direct I/O, where the kernel tells (STATX_DIOALIGN, Linux
-    /// 6.1). Zeros mean that it tells and says no.
+    /// Memory and offset alignment of direct I/O, if the kernel reports it (STATX_DIOALIGN, Linux 6.1).
+    /// Zeros mean that direct I/O is not supported.
     pub direct: Option<(u32, u32)>,
     pub fs_magic: u64,
     pub fs_block: u64,
-    /// Bytes that are allocated for it.
+    /// Number of bytes allocated for it.
     pub allocated: u64,
 }
 
@@ -33,12 +33,12 @@ impl Stat {
     }
 }
 
-/// Opens for reading without waiting for a FIFO's writer.
+/// Opens for reading, without blocking on a FIFO.
 pub(crate) fn open(path: &Path, direct: bool) -> Result<OwnedFd, Errno> {
     let mut flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     flags.set(OFlags::DIRECT, direct);
     let fd = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
-    // io_uring would answer EAGAIN to whatever it cannot read at once.
+    // With it, io_uring would return EAGAIN for everything that it cannot read immediately.
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
     Ok(fd)
@@ -50,15 +50,15 @@ pub(crate) fn try_node(path: &Path) -> Result<(), Errno> {
     retry(|| rustix::fs::open(path, flags, Mode::empty())).map(drop)
 }
 
-/// A second descriptor for the same open file.
+/// Duplicates a descriptor.
 pub(crate) fn twin(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(fd, 3)
 }
 
-/// A second descriptor for the file behind a number that the process was given.
+/// Duplicates a descriptor by a number that was passed to the process.
 pub(crate) fn duplicate(number: i32) -> Result<OwnedFd, Errno> {
-    // Not rustix's: it takes a descriptor that is open, and this may be any number.
-    // SAFETY: the call touches no memory; EBADF where the number is not open.
+    // Not rustix's, which requires an open descriptor: this may be any number.
+    // SAFETY: the call touches no memory; EBADF if the number is not open.
     match unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) } {
         // SAFETY: a descriptor that the kernel has just made for us.
         fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -72,7 +72,7 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
     let told = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
     let fs = rustix::fs::fstatfs(fd)?;
     let kind = FileType::from_raw_mode(statx.stx_mode.into());
-    // What stat says of a block device's size is 0.
+    // stat reports 0 as the size of a block device.
     let (size, device) = if kind == FileType::BlockDevice {
         let size = rustix::fs::seek(fd, SeekFrom::End(0))?;
         (size, (statx.stx_rdev_major, statx.stx_rdev_minor))
@@ -93,8 +93,7 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
 
 /// The next range of data at or after `from`: `SEEK_DATA` and `SEEK_HOLE` (lseek(2)).
 ///
-/// None where only a hole is left. A file system that knows of no holes answers with the rest
-/// of the file.
+/// None if there is only a hole left. A file system without support for holes returns the rest of the file.
 pub(crate) fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<(u64, u64)>, Errno> {
     match rustix::fs::seek(fd, SeekFrom::Data(from)) {
         Ok(data) => {
@@ -106,22 +105,22 @@ pub(crate) fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<(u64, u6
     }
 }
 
-/// The parts of `[start, end)` of a file that hold data; the rest are holes.
+/// The ranges of `[start, end)` of a file that have data; the others are holes.
 ///
-/// Holes shorter than `small` are left inside the data. The list is at most 64 Ki long; what lies
-/// behind counts as data.
+/// Holes shorter than `small` count as data. The list has at most 64 Ki entries; what follows them counts as
+/// data.
 pub(crate) fn data(fd: BorrowedFd<'_>, start: u64, end: u64, small: u64) -> Vec<(u64, u64)> {
     let mut list: Vec<(u64, u64)> = Vec::new();
     let mut from = start;
     while from < end {
-        // An error means that the file system cannot tell: all of it counts as data.
+        // An error means that holes cannot be found: all of it counts as data.
         let whole = (from, end);
         let next = if list.len() < 1 << 16 {
             next_data(fd, from).unwrap_or(Some(whole))
         } else {
             Some(whole)
         };
-        // A network or FUSE server that answers nonsense tells as little.
+        // A network or FUSE server that returns nonsense counts as an error.
         let next = next.map(|(data, hole)| match from <= data && data < hole {
             true => (data, hole),
             false => whole,
@@ -146,8 +145,8 @@ pub(crate) fn pwrite(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
-    // Not rustix's: it wants a slice, and others may write to these bytes meanwhile.
-    // SAFETY: `span` has checked that the bytes lie inside the region, which is there through the call.
+    // Not rustix's, which requires a slice: others may write to these bytes at the same time.
+    // SAFETY: `span` has checked that the bytes are inside the region, which exists during the call.
     let done = unsafe {
         libc::pwrite64(
             fd.as_fd().as_raw_fd(),
@@ -159,7 +158,7 @@ pub(crate) fn pwrite(
     u64::try_from(done).map_err(|_| last_errno())
 }
 
-/// read(2) of up to `len` bytes to `at` of the region: what a pipe has.
+/// read(2) of up to `len` bytes to `at` of the region, from a pipe.
 pub(crate) fn read(
     fd: BorrowedFd<'_>,
     region: &Region<'_>,
@@ -171,7 +170,7 @@ pub(crate) fn read(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
-/// Whether a pipe has something to read, or has ended, within `most`.
+/// Waits up to `most` until a pipe has something to read, or has ended; returns whether it has.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, Errno> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     let most = Timespec::try_from(most).map_err(|_| Errno::INVAL)?;
@@ -182,7 +181,8 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>, most: Duration) -> Result<bool, 
     }
 }
 
-/// The largest size that this process may give to a file, in bytes; None is no limit (RLIMIT_FSIZE).
+/// The maximum size that this process may give to a file, in bytes; None if there is no limit
+/// (RLIMIT_FSIZE).
 pub(crate) fn size_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current
 }
@@ -195,8 +195,8 @@ pub(crate) fn pread(
     len: u64,
     offset: u64,
 ) -> Result<u64, Errno> {
-    // Not rustix's: it wants a `&mut`, and others may look at these bytes meanwhile.
-    // SAFETY: `span` has checked that the bytes lie inside the region, which is there through the call.
+    // Not rustix's, which requires a `&mut`: others may read these bytes at the same time.
+    // SAFETY: `span` has checked that the bytes are inside the region, which exists during the call.
     let got = unsafe {
         libc::pread64(
             fd.as_fd().as_raw_fd(),
@@ -208,8 +208,8 @@ pub(crate) fn pread(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
-/// Up to `len` bytes from `offset` of `from` to byte `at` of `to` (copy_file_range(2)); positions are
-/// neither used nor moved.
+/// Copies up to `len` bytes from `offset` of `from` to byte `at` of `to` (copy_file_range(2)); file
+/// positions are neither used nor changed.
 pub(crate) fn copy_range(
     from: BorrowedFd<'_>,
     offset: u64,
@@ -223,12 +223,12 @@ pub(crate) fn copy_range(
         .map(|got| got as u64)
 }
 
-/// Whether the kernel copies from one to the other: it says so of no bytes, too.
+/// Whether the kernel can copy from one to the other; probed with a zero-length copy.
 pub(crate) fn copies_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> bool {
     copy_range(from, 0, to, 0, 0) == Ok(0)
 }
 
-/// As [`pread`], but only what the page cache holds already (RWF_NOWAIT, Linux 4.14).
+/// As [`pread`], but only what the page cache already has (RWF_NOWAIT, Linux 4.14).
 pub(crate) fn pread_cached(
     fd: impl AsFd,
     region: &Region<'_>,
@@ -239,10 +239,10 @@ pub(crate) fn pread_cached(
     preadv2(fd, region, (at, len), offset, libc::RWF_NOWAIT)
 }
 
-/// As [`pread`], but pages that it brings into the page cache are dropped when they have been read;
-/// what was there before stays (RWF_DONTCACHE, Linux 6.14).
+/// As [`pread`], but drops pages that it brings into the page cache when they have been read; what was there
+/// before stays (RWF_DONTCACHE, Linux 6.14).
 ///
-/// EOPNOTSUPP where the kernel or the file system does not know that.
+/// EOPNOTSUPP if the kernel or the file system does not support that.
 pub(crate) fn pread_dropping(
     fd: impl AsFd,
     region: &Region<'_>,
@@ -253,7 +253,7 @@ pub(crate) fn pread_dropping(
     preadv2(fd, region, (at, len), offset, libc::RWF_DONTCACHE)
 }
 
-/// Whether [`pread_dropping`] works, asked at the end of a file of `size` bytes, where nothing is read.
+/// Whether [`pread_dropping`] works, tried at the end of a file of `size` bytes, where nothing is read.
 pub(crate) fn drops_behind(fd: impl AsFd, size: u64) -> bool {
     let mut byte = [0_u8];
     let region = Region::lent(&mut byte);
@@ -281,8 +281,8 @@ fn preadv2(
     u64::try_from(got).map_err(|_| last_errno())
 }
 
-/// Copies from or to memory of this process that may vanish (a mapped file that is cut short): a
-/// fault comes back as EFAULT, not as SIGBUS (process_vm_readv(2) on ourselves).
+/// Copies from or to memory of this process that may disappear (a mapped file that is truncated): a fault
+/// returns EFAULT and does not raise SIGBUS (process_vm_readv(2) on this process).
 pub(crate) fn copy_mapped(
     from: &Region<'_>,
     from_at: u64,
@@ -292,7 +292,7 @@ pub(crate) fn copy_mapped(
 ) -> Result<u64, Errno> {
     let local = iovec(into.span(at, len), len as usize);
     let remote = iovec(from.span(from_at, len), len as usize);
-    // SAFETY: both vectors lie inside live regions; the kernel checks the pages themselves.
+    // SAFETY: both vectors are inside live regions; the kernel checks the pages themselves.
     let got = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
@@ -322,7 +322,7 @@ pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(flags & OFlags::ACCMODE != OFlags::WRONLY && !flags.contains(OFlags::PATH))
 }
 
-/// Lets a program that this process executes inherit the descriptor.
+/// Clears close-on-exec, so that a program that this process executes inherits the descriptor.
 pub(crate) fn inherit(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
 }
@@ -332,7 +332,7 @@ pub(crate) fn read_at(fd: BorrowedFd<'_>, into: &mut [u8], offset: u64) -> Resul
     retry(|| rustix::io::pread(fd, &mut *into, offset))
 }
 
-/// Reads exactly `into.len()` bytes at `offset`; EIO where the file ends before.
+/// Reads exactly `into.len()` bytes at `offset`; EIO if the file ends before.
 pub(crate) fn pread_all(
     fd: BorrowedFd<'_>,
     mut into: &mut [u8],
@@ -349,14 +349,14 @@ pub(crate) fn pread_all(
     Ok(())
 }
 
-/// Takes over a descriptor that this process was started with, and closes it on exec from now on.
+/// Takes over a descriptor that this process was started with, and sets close-on-exec.
 ///
-/// EBADF where the number is not open. Nothing else in this process may own it.
+/// EBADF if the number is not open. Nothing else in this process may own it.
 pub(crate) fn inherited(number: i32) -> Result<OwnedFd, Errno> {
-    // As in `duplicate`: it may be any number. A copy, so that what the number is to others stays.
+    // As in `duplicate`, it may be any number. A copy, so that other uses of the number are not affected.
     let own = duplicate(number)?;
-    // SAFETY: the number is open, as was just seen, and this program has no other use for it, as its starter
-    // said.
+    // SAFETY: the number is open, as was just checked, and according to its starter this program has no
+    // other use for it.
     drop(unsafe { OwnedFd::from_raw_fd(number) });
     Ok(own)
 }

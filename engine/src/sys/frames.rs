@@ -1,4 +1,5 @@
-//! What the kernel tells of each page frame (`/proc/kpageflags` and its like, admin-guide/mm/pagemap.rst).
+//! What the kernel reports for each page frame (`/proc/kpageflags` and similar,
+//! admin-guide/mm/pagemap.rst).
 
 use super::{Errno, errno};
 use std::fs::File;
@@ -12,7 +13,7 @@ pub(crate) const MMAP: u64 = 1 << 11;
 pub(crate) const ANON: u64 = 1 << 12;
 pub(crate) const SWAPCACHE: u64 = 1 << 13;
 pub(crate) const SWAPBACKED: u64 = 1 << 14;
-/// Of the pages of a folio, those behind the first one.
+/// A page of a folio other than the first one.
 pub(crate) const TAIL: u64 = 1 << 16;
 pub(crate) const HUGE: u64 = 1 << 17;
 pub(crate) const ZERO_PAGE: u64 = 1 << 24;
@@ -26,25 +27,25 @@ pub(crate) struct Frames {
     pins: Option<File>,
 }
 
-/// A word of `/proc/kpagepins` (the series' Documentation/mm/pin_owner.rst): pins of the page's folio...
+/// In a word of `/proc/kpagepins` (the series' Documentation/mm/pin_owner.rst): the pins of the page's folio.
 const PINS: u64 = 0xffff_ffff;
-/// ... whether that is exact ...
+/// Whether that number is exact.
 const PINS_EXACT: u64 = 1 << 33;
-/// ... that the tracker does not count this page ...
+/// The tracker does not count this page.
 const UNTRACKED: u64 = 1 << 35;
-/// ... and from where on the number of the region is that was added last.
+/// Position of the number of the region that was added last.
 const REGION_SHIFT: u32 = 36;
 
-/// Words that are read at once.
+/// Number of words that are read at once.
 const CHUNK: usize = 1 << 17;
 
-/// A page that the kernel's pin tracker counts pins of.
+/// A page whose pins the kernel's pin tracker counts.
 pub(crate) struct Tracked {
     pub frame: u64,
     pub flags: u64,
-    /// Those of its folio, never 0.
+    /// Pins of its folio, never 0.
     pub pins: u64,
-    /// The last of its regions that was added; 0 without one.
+    /// The region that was added last; 0 if there is none.
     pub region: u64,
 }
 
@@ -63,7 +64,7 @@ impl Frames {
         entry(&self.flags, frame)
     }
 
-    /// How often it is mapped.
+    /// How many times it is mapped.
     pub(crate) fn mapped(&self, frame: u64) -> Result<u64, Errno> {
         entry(&self.count, frame)
     }
@@ -74,12 +75,13 @@ impl Frames {
         Some(inode).filter(|inode| *inode != 0)
     }
 
-    /// How often its folio is pinned, where the kernel's pin tracker counts it.
+    /// The number of pins of its folio, if the kernel's pin tracker counts it.
     pub(crate) fn pins(&self, frame: u64) -> Option<u64> {
         exact_pins(entry(self.pins.as_ref()?, frame).ok()?)
     }
 
-    /// Calls `each` for all pages that the tracker knows pins of, by frame. ENOENT on kernels without it.
+    /// Calls `each` for all pages that have pins according to the tracker, by frame. ENOENT on kernels
+    /// without it.
     pub(crate) fn tracked(&self, mut each: impl FnMut(Tracked)) -> Result<(), Errno> {
         let file = self.pins.as_ref().ok_or(Errno::NOENT)?;
         let (mut words, mut flags) = (vec![0_u8; CHUNK * 8], vec![0_u8; CHUNK * 8]);
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(exact_pins(PINS_EXACT), Some(0));
         // Two long-term pins of region 7.
         assert_eq!(exact_pins((7 << 36) | PINS_EXACT | (1 << 32) | 2), Some(2));
-        // A maybe, and the count of a large folio that is not tracked.
+        // Pins that are not exact, and the count of a large folio that is not tracked.
         assert_eq!(exact_pins(UNTRACKED | 1), None);
         assert_eq!(exact_pins(UNTRACKED | PINS_EXACT | 3), None);
         assert_eq!(exact_pins(0), None);

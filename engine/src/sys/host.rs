@@ -1,6 +1,6 @@
-//! Limits and settings of this machine, read from `/proc`, `/sys` and `getrlimit(2)`.
+//! Limits and settings of this machine, from `/proc`, `/sys` and `getrlimit(2)`.
 //!
-//! What cannot be read is `None`: a container may hide any of it.
+//! `None` means that it cannot be read: a container may hide any of it.
 
 use super::process;
 use rustix::process::{Resource, getrlimit};
@@ -23,10 +23,11 @@ pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_string())
 }
 
-/// Bytes that nobody else has (getrandom(2)).
+/// Unique random bytes (getrandom(2)).
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // So few come at once, or not at all on kernels without the call: then the clock has to do.
+    // So few bytes are returned completely, or not at all on kernels without the call: then use
+    // the clock.
     if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).is_err() {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let seed = (time.tv_sec as u64) << 30 | time.tv_nsec as u64;
@@ -37,13 +38,13 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Seconds since the machine started, those asleep included.
+/// Seconds since the machine started, including suspend.
 pub(crate) fn uptime() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The version of this kernel: its first two numbers.
+/// The first two numbers of this kernel's version.
 pub(crate) fn release() -> Option<(u64, u64)> {
     let name = rustix::system::uname();
     let mut numbers = name
@@ -82,28 +83,29 @@ pub(crate) fn vmstat(name: &str) -> Option<u64> {
         .ok()
 }
 
-/// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
+/// The soft limit on locked and pinned memory, in bytes; None if there is no limit
+/// (RLIMIT_MEMLOCK).
 pub(crate) fn memlock() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// The soft limit on address space, in bytes; None is no limit (RLIMIT_AS).
+/// The soft limit on address space, in bytes; None if there is no limit (RLIMIT_AS).
 pub(crate) fn address_space() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
-/// Whether RLIMIT_MEMLOCK does not bind this process.
+/// Whether RLIMIT_MEMLOCK does not apply to this process.
 pub(crate) fn may_pin_freely() -> bool {
     let own = Path::new("/proc/self");
     capabilities(None).is_ok_and(|sets| process::pins_freely(own, sets.effective))
 }
 
-/// Processors this process may run on.
+/// Number of CPUs that this process may run on.
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Memory that cgroups still allow this process, in bytes, and the file that limits it.
+/// Memory that cgroups still allow this process, in bytes, and the file with the limit.
 pub(crate) fn cgroup_room() -> Option<(u64, PathBuf)> {
     room("memory", "memory")
 }
@@ -118,8 +120,8 @@ pub(crate) fn cgroup_pool_room(page: u64) -> Option<u64> {
     room("hugetlb", &format!("hugetlb.{size}")).map(|(room, _)| room)
 }
 
-/// What cgroups still allow this process of a resource, the tightest of all levels: limit less
-/// usage, page cache that the kernel can take back counted as free.
+/// How much of a resource cgroups still allow this process, the minimum over all levels: limit
+/// minus usage, with reclaimable page cache counted as free.
 fn room(controller: &str, resource: &str) -> Option<(u64, PathBuf)> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mut tightest: Option<(u64, PathBuf)> = None;
@@ -128,7 +130,7 @@ fn room(controller: &str, resource: &str) -> Option<(u64, PathBuf)> {
         let (_, controllers, path) = (parts.next(), parts.next()?, parts.next()?);
         let root = Path::new("/sys/fs/cgroup");
         let (root, limit, usage) = if controllers.is_empty() {
-            // Beside version 1, version 2 has a place of its own.
+            // In a hybrid setup, version 2 is mounted separately from version 1.
             let beside = Some(root.join("unified")).filter(|path| path.is_dir());
             (
                 beside.unwrap_or_else(|| root.to_path_buf()),
@@ -144,12 +146,12 @@ fn room(controller: &str, resource: &str) -> Option<(u64, PathBuf)> {
         let own = root.join(path.trim_start_matches('/'));
         for level in own.ancestors().take_while(|level| level.starts_with(&root)) {
             let file = level.join(&limit);
-            // "max" is no number, and so no limit; version 1 says it with an absurd one.
+            // "max" is not a number, and means no limit; version 1 has a huge number instead.
             let Some(limit) = number(&file).filter(|&limit| limit < 1 << 60) else {
                 continue;
             };
             let used = number(level.join(&usage)).unwrap_or(0);
-            // There is none for other resources: nothing of them can be taken back.
+            // Other resources have no such file, because nothing can be reclaimed.
             let stat =
                 fs::read_to_string(level.join(format!("{resource}.stat"))).unwrap_or_default();
             let cache: u64 = stat

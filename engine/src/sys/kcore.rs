@@ -1,5 +1,5 @@
-//! The kernel's own memory (`/proc/kcore`, an ELF file), and what it says of itself in it
-//! (VMCOREINFO, admin-guide/kdump/vmcoreinfo.rst).
+//! The kernel's own memory (`/proc/kcore`, an ELF file), and its self-description (VMCOREINFO,
+//! admin-guide/kdump/vmcoreinfo.rst).
 
 use super::map::page_size;
 use super::{Errno, errno};
@@ -11,18 +11,18 @@ pub(crate) const PATH: &str = "/proc/kcore";
 
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
-/// Bytes of a program header.
+/// Size of a program header in bytes.
 const HEADER: usize = 56;
-/// What fits no other note, and more than the kernel writes.
+/// Larger than any note that the kernel writes.
 const LARGEST_NOTE: u64 = 1 << 20;
 
-/// A piece of memory in the file.
+/// A segment of memory in the file.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: u64,
     bytes: u64,
     offset: u64,
-    /// Where it is in physical memory; none for what is mapped page by page.
+    /// Its physical address; None for memory that is mapped page by page.
     physical: Option<u64>,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Kcore {
 }
 
 impl Kcore {
-    /// EACCES or EPERM for others than root and under lockdown, ENOENT where the kernel has none, EPROTO
-    /// where it is not understood.
+    /// EACCES or EPERM without root and under lockdown, ENOENT if the kernel has none, EPROTO if it
+    /// cannot be parsed.
     pub(crate) fn open() -> Result<Self, Errno> {
         let file = File::open(PATH).map_err(errno)?;
         let mut head = [0; 64];
         file.read_exact_at(&mut head, 0).map_err(errno)?;
-        // 64 bits, in this machine's order; there are no others that dmafile runs on.
+        // 64 bits, in this machine's byte order; dmafile runs on no others.
         if head[..5] != *b"\x7fELF\x02" {
             return Err(Errno::PROTO);
         }
@@ -75,7 +75,7 @@ impl Kcore {
         })
     }
 
-    /// Reads kernel memory at an address; EFAULT where the file has no such memory.
+    /// Reads kernel memory at an address; EFAULT if the file does not contain it.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Errno> {
         let holds = |one: &&Segment| {
             let at = address.checked_sub(one.start);
@@ -86,14 +86,14 @@ impl Kcore {
         self.file.read_exact_at(into, offset).map_err(errno)
     }
 
-    /// A pointer or a number of 64 bits at an address.
+    /// A pointer or 64-bit number at an address.
     pub(crate) fn word(&self, address: u64) -> Result<u64, Errno> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The page frames of memory.
+    /// The page frames of all memory.
     pub(crate) fn frames(&self) -> Vec<Range<u64>> {
         let memory = self.segments.iter().filter_map(|one| {
             let first = one.physical?.div_ceil(page_size());
@@ -104,7 +104,7 @@ impl Kcore {
     }
 }
 
-/// Ranges without what they have in common: the kernel's code is in memory, too.
+/// Merges overlapping ranges: the kernel's code is also part of memory.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|one| one.start);
     let mut all: Vec<Range<u64>> = Vec::new();
@@ -121,7 +121,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The text of the note of that name.
+/// The text of the note with that name.
 fn vmcoreinfo(mut notes: &[u8]) -> Option<Info> {
     loop {
         let size = |at: usize| {
@@ -152,7 +152,7 @@ impl Info {
         self.value(kind, name)?.parse().ok()
     }
 
-    /// The address of a variable; what an array or a pointer to one holds begins there.
+    /// The address of a variable.
     pub(crate) fn symbol(&self, name: &str) -> Option<u64> {
         u64::from_str_radix(self.value("SYMBOL", name)?, 16).ok()
     }

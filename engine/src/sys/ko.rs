@@ -1,4 +1,4 @@
-//! dmafile.ko: dma-bufs of its own, and bytes between files and the pages behind them
+//! dmafile.ko: creates its dma-bufs, and moves bytes between files and the pages behind them
 //! (kernel/uapi/dmafile.h).
 
 use super::ioctl::{Argument, Opcode, opcode, request};
@@ -11,11 +11,11 @@ use std::time::Duration;
 /// Its node.
 pub(crate) const NODE: &str = "/dev/dmafile";
 
-/// What of it is used here: DMAFILE_FEATURE_ALLOC_READ, DMAFILE_FEATURE_READ.
+/// Required features: DMAFILE_FEATURE_ALLOC_READ, DMAFILE_FEATURE_READ.
 pub(crate) const FEATURES: u64 = 0x1 | 0x2;
-/// What saving needs of it (DMAFILE_FEATURE_WRITE).
+/// The feature required for saving (DMAFILE_FEATURE_WRITE).
 pub(crate) const FEATURE_WRITE: u64 = 0x4;
-/// What it can do besides, and the names of all (DMAFILE_FEATURE_*).
+/// All features with their names (DMAFILE_FEATURE_*).
 pub(crate) const FEATURE_NAMES: [(u64, &str); 4] = [
     (0x1, "allocate and read in one step"),
     (0x2, "read"),
@@ -30,9 +30,9 @@ const IN_ORDER: u32 = 0x8;
 const READ: u32 = 0x10;
 const WRITE: u32 = 0x20;
 
-/// Bytes came by O_DIRECT, into the pages of the buffer themselves (DMAFILE_MODE_DIRECT).
+/// Bytes were read with O_DIRECT directly into the pages of the buffer (DMAFILE_MODE_DIRECT).
 pub(crate) const DIRECT: u32 = 0x1;
-/// By O_DIRECT, and a copy (DMAFILE_MODE_BOUNCED).
+/// Bytes were read with O_DIRECT and copied (DMAFILE_MODE_BOUNCED).
 pub(crate) const BOUNCED: u32 = 0x2;
 /// Through the page cache (DMAFILE_MODE_BUFFERED).
 pub(crate) const BUFFERED: u32 = 0x4;
@@ -42,17 +42,17 @@ pub(crate) const BUFFERED: u32 = 0x4;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Info {
     size: u32,
-    /// The alignment of direct I/O, in bytes, on files that need no larger one.
+    /// Alignment of direct I/O in bytes, for files that do not need a larger one.
     pub align: u32,
-    /// What it can do.
+    /// Its features.
     pub features: u64,
     /// The largest buffer, in bytes.
     pub max_buffer: u64,
-    /// How much it allocates before it reads that, in bytes, at most, where a call does not say.
+    /// Default maximum size of a chunk in bytes.
     pub gather: u64,
-    /// The most that a call may say.
+    /// Largest chunk that a call may request.
     pub max_gather: u64,
-    /// Gathers in flight, at most.
+    /// Maximum number of chunks in flight.
     pub depth: u32,
     reserved: u32,
 }
@@ -104,8 +104,8 @@ struct AllocRead {
     reserved: u32,
 }
 
-// SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The one address in it is that of a `Progress`,
-// which its maker borrows through the call, and whose members are atomic.
+// SAFETY: DMAFILE_IOC_ALLOC_READ updates the structure. The only address in it is that of a
+// `Progress`, which is borrowed for longer than the call, and whose members are atomic.
 unsafe impl Argument for AllocRead {
     const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 2);
 }
@@ -131,13 +131,13 @@ struct Rw {
     copy_ns: u64,
 }
 
-// SAFETY: DMAFILE_IOC_RW updates the structure. The one address in it is that of a `Progress`,
-// which its maker borrows through the call, and whose members are atomic.
+// SAFETY: DMAFILE_IOC_RW updates the structure. The only address in it is that of a `Progress`, which
+// is borrowed for longer than the call, and whose members are atomic.
 unsafe impl Argument for Rw {
     const OPCODE: Opcode = opcode::read_write::<Self>(MAGIC, 3);
 }
 
-/// struct dmafile_progress: what a running request and its caller tell each other.
+/// struct dmafile_progress: shared by a running request and its caller.
 #[repr(C, align(8))]
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -147,12 +147,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Bytes that are there, from the first one on.
+    /// Number of bytes in place, counted from the first one.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
     }
 
-    /// Ends the request before its next gather, with ECANCELED.
+    /// Ends the request before its next chunk, with ECANCELED.
     pub(crate) fn stop(&self) {
         self.stop.store(1, Ordering::Relaxed);
     }
@@ -173,11 +173,11 @@ pub(crate) struct Range {
 /// How a request moves its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// Bytes that are allocated, and handed to the file system, at a time; 0 leaves it to the module.
+    /// Bytes that are allocated, and passed to the file system, at a time; 0 for the module's default.
     pub gather: u64,
-    /// EINVAL rather than the page cache or a copy.
+    /// Fail with EINVAL rather than use the page cache or a copy.
     pub strict: bool,
-    /// All is allocated before the first read.
+    /// Allocate everything before the first read.
     pub in_order: bool,
 }
 
@@ -188,11 +188,11 @@ impl How {
     }
 }
 
-/// What a request has done.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moved {
     pub bytes: u64,
-    /// [`DIRECT`], [`BOUNCED`], [`BUFFERED`]; more than one where parts differ.
+    /// [`DIRECT`], [`BOUNCED`], [`BUFFERED`]; several if parts differ.
     pub mode: u32,
     pub alloc: Duration,
     pub submit: Duration,
@@ -206,7 +206,7 @@ pub(crate) fn open() -> Result<OwnedFd, Errno> {
     retry(|| rustix::fs::open(NODE, flags, Mode::empty()))
 }
 
-/// What it can do, and its limits (DMAFILE_IOC_INFO).
+/// Its features and limits (DMAFILE_IOC_INFO).
 pub(crate) fn info(node: BorrowedFd<'_>) -> Result<Info, Errno> {
     let mut info = Info {
         size: size_of::<Info>() as u32,
@@ -216,8 +216,7 @@ pub(crate) fn info(node: BorrowedFd<'_>) -> Result<Info, Errno> {
     Ok(info)
 }
 
-/// Makes a dma-buf of `length` bytes, rounded up to whole pages, all of them zero
-/// (DMAFILE_IOC_ALLOC).
+/// Creates a dma-buf of `length` bytes, rounded up to whole pages, all zero (DMAFILE_IOC_ALLOC).
 pub(crate) fn allocate(node: BorrowedFd<'_>, length: u64) -> Result<OwnedFd, Errno> {
     let mut alloc = Alloc {
         size: size_of::<Alloc>() as u32,
@@ -230,8 +229,8 @@ pub(crate) fn allocate(node: BorrowedFd<'_>, length: u64) -> Result<OwnedFd, Err
     Ok(unsafe { OwnedFd::from_raw_fd(alloc.fd) })
 }
 
-/// Makes a dma-buf of `size` bytes with a range of a file in it, and zeros around
-/// (DMAFILE_IOC_ALLOC_READ). The file's O_DIRECT chooses direct I/O; its position plays no part.
+/// Creates a dma-buf of `size` bytes with a range of a file in it, and zeros around it
+/// (DMAFILE_IOC_ALLOC_READ). The file's O_DIRECT flag selects direct I/O; its position is ignored.
 pub(crate) fn allocate_and_read(
     node: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -266,8 +265,8 @@ pub(crate) fn allocate_and_read(
     Ok((unsafe { OwnedFd::from_raw_fd(read.fd) }, moved))
 }
 
-/// Reads a range of a file into one of its dma-bufs (DMAFILE_IOC_RW): what was moved, and how it
-/// ended. EXDEV for a dma-buf of somebody else.
+/// Reads a range of a file into one of its dma-bufs (DMAFILE_IOC_RW); returns what was moved, and how
+/// the request ended. EXDEV for another exporter's dma-buf.
 pub(crate) fn read(
     node: BorrowedFd<'_>,
     dma_buf: BorrowedFd<'_>,
@@ -279,7 +278,7 @@ pub(crate) fn read(
     rw(READ, node, dma_buf, file, range, how, progress)
 }
 
-/// As [`read`], the other way: writes a range of a dma-buf to a file.
+/// As [`read`], in the other direction: writes a range of a dma-buf to a file.
 pub(crate) fn write(
     node: BorrowedFd<'_>,
     dma_buf: BorrowedFd<'_>,
@@ -324,8 +323,8 @@ fn rw(
     (moved, end)
 }
 
-/// Whether a dma-buf is one of its own, found by asking for a byte to be written where no file has
-/// any: of those alone that is said (EOVERFLOW), and before it waits for devices.
+/// Whether a dma-buf is one of its own. Probed with a write at an offset that no file can have: only
+/// for its own dma-bufs the result is EOVERFLOW, and it does not wait for devices before that.
 pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool {
     let Ok(drain) = memfd::create("dmafile-probe", false) else {
         return false;
@@ -342,11 +341,11 @@ pub(crate) fn is_its_own(node: BorrowedFd<'_>, dma_buf: BorrowedFd<'_>) -> bool 
     call(node, &mut rw) == Err(Errno::OVERFLOW)
 }
 
-/// What its descriptors are open for.
+/// The flags of new descriptors.
 const FD_FLAGS: u32 = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
 
-/// Makes a request again where a signal has cut it short: one that ends with EINTR has left nothing
-/// behind, and a process that is killed does not come here again.
+/// Repeats a request that a signal has interrupted: one that ends with EINTR has left nothing behind,
+/// and a process that is killed does not return here.
 fn call(node: BorrowedFd<'_>, data: &mut impl Argument) -> Result<(), Errno> {
     retry(|| request(node, data)).map(drop)
 }

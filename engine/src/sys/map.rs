@@ -1,4 +1,4 @@
-//! Mappings, and regions of memory that the kernel fills.
+//! Mappings, and regions of memory that the kernel reads and writes.
 
 use super::{Errno, last_errno};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -24,17 +24,17 @@ pub(crate) struct Mapping {
 /// Who else can change the bytes of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Share {
-    /// Nobody: it is private.
+    /// Nothing else: it is private.
     Private,
-    /// Nobody any more: its file is sealed against writing and shrinking.
+    /// Nothing: its file is sealed against writing and shrinking.
     Sealed,
-    /// Whoever holds the descriptor.
+    /// Any process that has the descriptor.
     Shared,
 }
 
-// SAFETY: a mapping is plain memory that no thread owns. Its address is private to this crate:
-// `Region` copies bytes or hands the address to the kernel, and makes no reference of it; `View`
-// makes slices only of bytes that nobody else can change, and no region while it is there.
+// SAFETY: a mapping is plain memory that no thread owns. Its address is private to this crate: `Region` copies
+// bytes or passes the address to the kernel, and makes no reference from it; `View` makes slices only of bytes
+// that nothing else can change, and no region exists while it does.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -46,8 +46,8 @@ impl Mapping {
         Self::anon_with(len, align, MapFlags::empty())
     }
 
-    /// As [`Mapping::anon`], of which most will never be touched: the kernel does not count on all
-    /// of it to be (MAP_NORESERVE).
+    /// As [`Mapping::anon`], for memory of which most will never be touched: the kernel does not reserve for it
+    /// (MAP_NORESERVE).
     pub(crate) fn anon_sparse(len: usize, align: usize) -> Result<Self, Errno> {
         Self::anon_with(len, align, MapFlags::NORESERVE)
     }
@@ -55,7 +55,7 @@ impl Mapping {
     fn anon_with(len: usize, align: usize, flags: MapFlags) -> Result<Self, Errno> {
         let hole = Self::reserve(len, align)?;
         let flags = flags | MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 hole.base.as_ptr().cast(),
@@ -70,7 +70,7 @@ impl Mapping {
 
     /// Private memory made of hugetlb pages; `len` is a multiple of their size.
     ///
-    /// ENOMEM where the pool cannot promise all of them: mapping reserves.
+    /// ENOMEM if the pool cannot reserve all of them: mapping reserves.
     pub(crate) fn anon_huge(len: usize) -> Result<Self, Errno> {
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -84,8 +84,8 @@ impl Mapping {
         Ok(Self::owned(base, len, Share::Private))
     }
 
-    /// `len` bytes of `fd` from its start, shared. `align` as in [`Mapping::anon`]; 1 leaves the
-    /// place to the kernel, as hugetlb descriptors want.
+    /// `len` bytes of `fd` from its start, shared. `align` as in [`Mapping::anon`]; 1 leaves the address to the
+    /// kernel, as hugetlb descriptors require.
     pub(crate) fn shared(
         fd: BorrowedFd<'_>,
         len: usize,
@@ -99,7 +99,7 @@ impl Mapping {
         }
         let mut hole = Self::reserve(len, align)?;
         hole.share = Share::Shared;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         unsafe {
             rustix::mm::mmap(
                 hole.base.as_ptr().cast(),
@@ -113,21 +113,20 @@ impl Mapping {
         Ok(hole)
     }
 
-    /// `len` bytes of `fd` from its start, copied page by page where they are written to (MAP_PRIVATE); `align`
-    /// as in [`Mapping::shared`]. The kernel counts on none of them to be (MAP_NORESERVE).
+    /// `len` bytes of `fd` from its start, copied page by page when written to (MAP_PRIVATE); `align` as in
+    /// [`Mapping::shared`]. The kernel does not reserve memory for the copies (MAP_NORESERVE).
     #[cfg(feature = "hold")]
     fn copied(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
         let hole = Self::reserve(len, align)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+        // SAFETY: the range is inside the reservation made above, which nothing else uses.
         unsafe { rustix::mm::mmap(hole.base.as_ptr().cast(), len, prot, flags, fd, 0)? };
         Ok(hole)
     }
 
-    /// `len` bytes of a hugetlb memfd from its start, shared and writable, of which few will be
-    /// touched: nothing is reserved for its holes (MAP_NORESERVE). A touch of a hole raises SIGBUS
-    /// where the pool is empty.
+    /// `len` bytes of a hugetlb memfd from its start, shared and writable, of which few will be touched:
+    /// nothing is reserved for its holes (MAP_NORESERVE). Touching a hole raises SIGBUS if the pool is empty.
     pub(crate) fn shared_sparse(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         Self::shared_with(fd, len, prot, MapFlags::SHARED | MapFlags::NORESERVE)
@@ -144,11 +143,10 @@ impl Mapping {
         Ok(Self::owned(base, len, Share::Shared))
     }
 
-    /// Whole dma-bufs, one behind the other in one range of addresses. Their sizes are multiples of a
-    /// page.
+    /// Whole dma-bufs, back to back in one range of addresses. Their sizes must be multiples of a page.
     ///
-    /// EACCES where one is not open for reading and writing; EINVAL or ENODEV where its exporter
-    /// lets nobody map it.
+    /// EACCES if one is not open for reading and writing; EINVAL or ENODEV if its exporter does not allow
+    /// mapping.
     pub(crate) fn chain(fds: &[(BorrowedFd<'_>, u64)]) -> Result<Self, Errno> {
         let total = fds
             .iter()
@@ -162,14 +160,14 @@ impl Mapping {
             let start = hole.region().span(at, *size).cast();
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: the range lies inside the reservation made above, which nobody else knows.
+            // SAFETY: the range is inside the reservation made above, which nothing else uses.
             unsafe { rustix::mm::mmap(start, *size as usize, prot, flags, fd, 0)? };
             at += size;
         }
         Ok(hole)
     }
 
-    /// Address space that holds nothing yet, aligned; the spare ends are given back.
+    /// Reserves aligned address space; the excess at both ends is released.
     fn reserve(len: usize, align: usize) -> Result<Self, Errno> {
         let page = page_size() as usize;
         let len = len.next_multiple_of(page);
@@ -204,7 +202,7 @@ impl Mapping {
         Self { base, len, share }
     }
 
-    /// The memory, for as long as the mapping lives.
+    /// The memory, for as long as the mapping exists.
     pub(crate) fn region(&self) -> Region<'_> {
         Region {
             base: self.base,
@@ -228,7 +226,7 @@ impl Mapping {
         }
     }
 
-    /// Ends the filling: from here on there are slices, copies and seals, and no region.
+    /// Ends the filling: from here on there are slices, copies and seals, but no regions.
     pub(crate) fn into_view(self) -> View {
         View(self)
     }
@@ -236,19 +234,19 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and no region of it outlives it.
-        // An error would mean that it was not ours; there is nobody to tell in a drop.
+        // SAFETY: the mapping is ours and no region of it outlives it. An error would mean that it was not
+        // ours; a drop could not report it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// A mapping that is filled. No [`Region`] of it exists any more, which its slices rely on: filling
-/// ends by [`Mapping::into_view`], which takes the mapping that regions borrow.
+/// A mapping that has been filled. Its slices rely on the fact that no [`Region`] of it exists any more:
+/// filling ends with [`Mapping::into_view`], which consumes the mapping that regions borrow.
 pub(crate) struct View(Mapping);
 
 impl View {
-    /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM where
-    /// it is not. `align` as in [`Mapping::shared`].
+    /// The first `len` bytes of a memfd that is sealed against writing and shrinking; EPERM if it is not.
+    /// `align` as in [`Mapping::shared`].
     pub(crate) fn sealed(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
         if !super::memfd::is_sealed(fd)? {
             return Err(Errno::PERM);
@@ -258,7 +256,7 @@ impl View {
         Ok(Self(map))
     }
 
-    /// As [`View::sealed`], writable: what is written stays in this process, in pages of its own.
+    /// As [`View::sealed`], but writable: writes stay in this process (copy-on-write).
     #[cfg(feature = "hold")]
     pub(crate) fn copied(fd: BorrowedFd<'_>, len: usize, align: usize) -> Result<Self, Errno> {
         if !super::memfd::is_sealed(fd)? {
@@ -267,8 +265,8 @@ impl View {
         Mapping::copied(fd, len, align).map(Self)
     }
 
-    /// Gives the memory back and keeps its addresses: they read as zeros from now on, and a write
-    /// there is a signal.
+    /// Frees the memory and keeps its address range reserved: it reads as zeros from now on, and a write there
+    /// raises a signal.
     pub(crate) fn blank(&mut self) -> Result<(), Errno> {
         // SAFETY: the range is ours, and `&mut self` says that no slice of it is held, and a view has no regions.
         unsafe {
@@ -282,8 +280,8 @@ impl View {
         Ok(())
     }
 
-    /// Shows the first `len` bytes of a memfd in its place: ones that nobody can change where that is
-    /// `sealed` (EPERM where it is not), else writable.
+    /// Maps the first `len` bytes of a memfd at the same address: read-only if `sealed` (EPERM if it is not),
+    /// otherwise writable.
     pub(crate) fn show(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -305,7 +303,7 @@ impl View {
         Ok(())
     }
 
-    /// Its first byte, for those who make no reference of it.
+    /// Its first byte; the caller must not make a reference from it.
     pub(crate) fn start(&self) -> *const u8 {
         self.0.base.as_ptr()
     }
@@ -314,14 +312,14 @@ impl View {
         self.0.len as u64
     }
 
-    /// Asks for transparent huge pages where it is touched later.
+    /// Requests transparent huge pages for later accesses.
     pub(crate) fn want_huge(&self) {
-        // Advice: pages are mapped as they come where the kernel does not take it.
+        // Only advice: without it, pages are mapped as they are.
         let _ = self.0.region().want_huge();
     }
 
-    /// Whether the first `huge` bytes are mapped as one huge page, once they are touched; None where nobody
-    /// can say.
+    /// Whether the first `huge` bytes are mapped as one huge page, after they were touched; None if that cannot
+    /// be found out.
     pub(crate) fn first_is_huge(&self, huge: u64) -> Option<bool> {
         let first = self.0.region().part(0, huge);
         // SAFETY: it makes pages present that are there in the file, and changes no contents.
@@ -337,7 +335,7 @@ impl View {
         self.0.region().copy_out(at, into);
     }
 
-    /// Copies bytes in; EPERM where it is sealed, as a store there would be a signal.
+    /// Copies bytes in; EPERM if it is sealed, because a store there would raise a signal.
     pub(crate) fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
         if self.is_sealed() {
             return Err(Errno::PERM);
@@ -346,23 +344,23 @@ impl View {
         Ok(())
     }
 
-    /// Nobody can write to it, nor we.
+    /// Nothing can write to it, not even this process.
     pub(crate) fn is_sealed(&self) -> bool {
         self.0.share == Share::Sealed
     }
 
-    /// The bytes as a slice, where nobody else can change them.
+    /// The bytes as a slice, if nothing else can change them.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         if self.0.share == Share::Shared {
             return None;
         }
-        // SAFETY: mapped and readable for `len` bytes. Private memory is written only through
-        // `&mut self`, as a view gives no region; a sealed file can neither be written nor shrink,
-        // as was checked when it was mapped, and seals cannot be taken off.
+        // SAFETY: mapped and readable for `len` bytes. Private memory is written only through `&mut self`,
+        // because a view gives no region; a sealed file can neither be written nor shrink, which was checked
+        // when it was mapped, and seals cannot be removed.
         unsafe { Some(std::slice::from_raw_parts(self.0.base.as_ptr(), self.0.len)) }
     }
 
-    /// The bytes as a mutable slice, where the memory is private.
+    /// The bytes as a mutable slice, if the memory is private.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         if self.0.share != Share::Private {
             return None;
@@ -377,11 +375,11 @@ impl View {
     }
 }
 
-/// Bytes that a caller lends to be read.
+/// Bytes that a caller lends for reading.
 #[derive(Clone)]
 pub(crate) struct Lent<'m> {
     region: Region<'m>,
-    /// Keeps them where they are, where no borrow does.
+    /// Keeps them alive and in place, if no borrow does.
     _owner: Option<Arc<dyn AsRef<[u8]> + Send + Sync>>,
 }
 
@@ -394,7 +392,7 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// As [`Lent::shown`], of memory that others may write to meanwhile.
+    /// As [`Lent::shown`], for memory that others may write to at the same time.
     pub(crate) fn shown_shared(memory: &'m [AtomicU8]) -> Self {
         let memory = NonNull::slice_from_raw_parts(NonNull::from(memory).cast(), memory.len());
         Self {
@@ -403,9 +401,9 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// For as long as this, or a clone of it, is there.
+    /// For as long as this, or a clone of it, exists.
     pub(crate) fn owned(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Self {
-        // What this borrows lasts as long as the owner is held, wherever this value is moved to.
+        // What this borrows lives as long as the owner is held, even if this value is moved.
         let region = Region::of(NonNull::from((*owner).as_ref()));
         Self {
             region,
@@ -413,13 +411,13 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// The bytes, to be read: nothing may be written to them.
+    /// The bytes, for reading: nothing may write to them.
     pub(crate) fn region(&self) -> Region<'_> {
         self.region
     }
 }
 
-/// Memory that the kernel may fill, or read: addresses, bounds, and no claim to be the only one there.
+/// Memory that the kernel may write or read: addresses and bounds, without exclusive access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region<'m> {
     base: NonNull<u8>,
@@ -436,13 +434,13 @@ struct Turn {
     phase: u64,
 }
 
-// SAFETY: see `Mapping`; nobody else can reach the bytes that a caller lends.
+// SAFETY: see `Mapping`; nothing else can access the bytes that a caller lends.
 unsafe impl Send for Region<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Region<'_> {}
 
 impl<'m> Region<'m> {
-    /// Memory that a caller lends; nobody else can reach it meanwhile.
+    /// Memory that a caller lends; nothing else can access it during that time.
     pub(crate) fn lent(memory: &'m mut [u8]) -> Self {
         Self::of(NonNull::from(memory))
     }
@@ -476,17 +474,17 @@ impl<'m> Region<'m> {
         self.base.as_ptr()
     }
 
-    /// The address of its first byte, to reason about alignment.
+    /// The address of its first byte, for alignment checks.
     pub(crate) fn address(&self) -> u64 {
         self.base.addr().get() as u64
     }
 
-    /// The address of `len` bytes at `at`, after a check that they lie inside.
+    /// The address of `len` bytes at `at`, after checking that they are inside.
     pub(super) fn span(&self, at: u64, len: u64) -> *mut u8 {
         let end = at.checked_add(len).expect("extent overflows");
         assert!(
             end <= self.len as u64,
-            "extent {at}+{len} lies outside a buffer of {} bytes",
+            "extent {at}+{len} is outside a buffer of {} bytes",
             self.len
         );
         let at = match self.turn {
@@ -500,7 +498,7 @@ impl<'m> Region<'m> {
                 at
             }
         };
-        // SAFETY: `at` lies inside the allocation, as just checked.
+        // SAFETY: `at` is inside the allocation, as just checked.
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
@@ -511,11 +509,11 @@ impl<'m> Region<'m> {
         unsafe { std::ptr::write_bytes(start, 0, len as usize) }
     }
 
-    /// Copies bytes out of the region, whoever else may be writing to it.
+    /// Copies bytes out of the region, even if others are writing to it.
     pub(crate) fn copy_out(&self, at: u64, into: &mut [u8]) {
         let start = self.span(at, into.len() as u64);
-        // SAFETY: inside the region; `into` is a distinct allocation. Another process may write
-        // meanwhile: the copy then holds old or new bytes, as with read(2).
+        // SAFETY: inside the region; `into` is a distinct allocation. Another process may write at the same
+        // time: the copy then has old or new bytes, as with read(2).
         unsafe { std::ptr::copy_nonoverlapping(start, into.as_mut_ptr(), into.len()) }
     }
 
@@ -526,9 +524,9 @@ impl<'m> Region<'m> {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), start, from.len()) }
     }
 
-    /// As [`Region::copy_in`], where a touch might raise SIGBUS: the kernel touches the pages
-    /// (process_vm_writev(2) to this process itself). EFAULT where one is gone and no other can be had;
-    /// bytes before it are then written.
+    /// As [`Region::copy_in`], for memory where an access might raise SIGBUS: the kernel accesses the pages
+    /// (process_vm_writev(2) on this process). EFAULT if a page is gone and cannot be replaced; bytes before it
+    /// have then been written.
     pub(crate) fn try_copy_in(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
         let start = self.span(at, from.len() as u64);
         let mut done = 0;
@@ -548,7 +546,7 @@ impl<'m> Region<'m> {
                 )
             };
             match got {
-                // Neither an error nor a byte: it must not go on for ever.
+                // Neither an error nor a byte: avoid an endless loop.
                 0 => return Err(Errno::FAULT),
                 1.. => done += got as usize,
                 _ => return Err(last_errno()),
@@ -560,13 +558,13 @@ impl<'m> Region<'m> {
     /// Copies `len` bytes from another region into this one, which must be writable.
     pub(crate) fn copy_from(&self, at: u64, from: &Region<'_>, from_at: u64, len: u64) {
         let (to, from) = (self.span(at, len), from.span(from_at, len));
-        // SAFETY: both lie inside their regions, which are distinct mappings.
+        // SAFETY: both are inside their regions, which are distinct mappings.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) }
     }
 
-    /// Whether direct reads may land in the page at `at`: the kernel can pin it. A device's pages, as
-    /// most dma-bufs map them, give EFAULT (process_vm_readv(2) pins what it reads); what else it
-    /// says, in a sandbox, leaves it open.
+    /// Whether direct reads can go into the page at `at`: the kernel can pin it. For a device's pages, as in
+    /// most mappings of dma-bufs, the result is EFAULT (process_vm_readv(2) pins what it reads). Any other
+    /// error, for example in a sandbox, leaves the question open.
     pub(crate) fn can_be_pinned(&self, at: u64) -> Result<(), Errno> {
         let mut byte = 0_u8;
         let local = iovec(&raw mut byte, 1);
@@ -581,7 +579,7 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// Asks for transparent huge pages wherever the region is touched later (madvise(2)).
+    /// Requests transparent huge pages for later accesses to the region (madvise(2)).
     pub(crate) fn want_huge(&self) -> Result<(), Errno> {
         // SAFETY: advice on memory that we own changes no contents.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) }
@@ -593,19 +591,19 @@ impl<'m> Region<'m> {
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) }
     }
 
-    /// Keeps the region out of children that are forked meanwhile, or no longer so (madvise(2)).
+    /// Excludes the region from forked children, or includes it again (madvise(2)).
     pub(crate) fn leave_out_of_forks(&self, leave: bool) {
         let advice = match leave {
             true => Advice::LinuxDontFork,
             false => Advice::LinuxDoFork,
         };
-        // SAFETY: advice on memory that we own changes no contents. It fails for no memory of
-        // ours, and children have no business in memory that is being filled.
+        // SAFETY: advice on memory that we own changes no contents. It does not fail for our memory, and
+        // children must not access memory that is being filled.
         let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) };
     }
 
-    /// Makes every page of the range present and writable; contents stay (MADV_POPULATE_WRITE,
-    /// Linux 5.14). Errors come back where a plain touch would raise SIGBUS.
+    /// Makes every page of the range present and writable; contents stay (MADV_POPULATE_WRITE, Linux 5.14).
+    /// Returns an error where an access would raise SIGBUS.
     pub(crate) fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
         let Some((start, len)) = self.pages(at, len) else {
             return Ok(());
@@ -619,9 +617,9 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// Turns the range into transparent huge pages, whatever `shmem_enabled` says
-    /// (MADV_COLLAPSE, Linux 6.1). `at` and `len` are multiples of `huge`; one base page of each
-    /// is made present first, because the kernel collapses only what has a page table.
+    /// Turns the range into transparent huge pages, independently of `shmem_enabled` (MADV_COLLAPSE, Linux
+    /// 6.1). `at` and `len` are multiples of `huge`; one base page of each is made present first, because the
+    /// kernel collapses only ranges with a page table.
     pub(crate) fn collapse(&self, at: u64, len: u64, huge: u64) -> Result<(), Errno> {
         for page in (at..at + len).step_by(huge as usize) {
             self.populate(page, 1)?;
@@ -634,12 +632,12 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// The whole pages that cover a range, clipped to those that lie in the region.
+    /// The whole pages that cover a range, clipped to those inside the region.
     fn pages(&self, at: u64, len: u64) -> Option<(*mut c_void, usize)> {
         let page = page_size();
         let (first, last) = (self.address(), self.address() + self.len());
         let down = |address: u64| address - address % page;
-        // A page that is only partly ours at either end of lent memory is left alone.
+        // A page that is only partly inside, at either end of lent memory, is left alone.
         let from = down(first + at).max(first.next_multiple_of(page));
         let end = (first + at + len).next_multiple_of(page).min(down(last));
         if from >= end {
@@ -650,7 +648,7 @@ impl<'m> Region<'m> {
     }
 }
 
-/// Memory as the kernel's calls describe it.
+/// Memory in the form of the kernel's calls.
 pub(super) fn iovec(start: *mut u8, len: usize) -> libc::iovec {
     libc::iovec {
         iov_base: start.cast(),
@@ -686,7 +684,7 @@ mod tests {
         let whole = Mapping::shared(huge.as_fd(), 1 << 40, 1, true);
         assert_eq!(whole.err(), Some(Errno::NOMEM));
         let map = Mapping::shared_sparse(huge.as_fd(), 1 << 40).unwrap();
-        // A page of the pool, or there is none: an error, and not a signal.
+        // A page of the pool, or there is none: then an error, not a signal.
         let copied = map.region().try_copy_in(1 << 30, &[9; 100]);
         assert!(matches!(copied, Ok(()) | Err(Errno::FAULT)), "{copied:?}");
     }
@@ -725,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "lies outside")]
+    #[should_panic(expected = "is outside")]
     fn an_extent_past_the_end_is_caught() {
         let map = Mapping::anon(4096, 4096).unwrap();
         map.region().zero(4000, 97);

@@ -9,15 +9,15 @@ pub(crate) fn create(name: &str, huge: bool) -> Result<OwnedFd, Errno> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     flags.set(MemfdFlags::HUGETLB, huge);
     // Systems with vm.memfd_noexec=2 refuse memfds that may become executable; kernels before
-    // 6.3 do not know the flag.
+    // 6.3 do not support the flag.
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         done => done,
     }
 }
 
-/// Sets the size. The errno is EFBIG where RLIMIT_FSIZE forbids it, without the signal that the
-/// kernel would send.
+/// Sets the size. If RLIMIT_FSIZE forbids it, returns EFBIG without the signal that the kernel
+/// would send.
 pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     if file::size_limit().is_some_and(|limit| size > limit) {
         return Err(Errno::FBIG);
@@ -25,34 +25,34 @@ pub(crate) fn resize(fd: BorrowedFd<'_>, size: u64) -> Result<(), Errno> {
     retry(|| rustix::fs::ftruncate(fd, size))
 }
 
-/// Whether the descriptor can be mapped for writing: opened for reading and writing.
+/// Whether the descriptor can be mapped for writing: it must be open for reading and writing.
 pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
-/// Whether writes go to its end, whatever offset they name (pwrite(2), BUGS).
+/// Whether writes go to its end, whatever their offset (BUGS in pwrite(2)).
 pub(crate) fn appends(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(rustix::fs::fcntl_getfl(fd)?.contains(OFlags::APPEND))
 }
 
-/// The seals of a memfd; EINVAL for what is none.
+/// The seals of a memfd; EINVAL for anything else.
 pub(crate) fn seals(fd: BorrowedFd<'_>) -> Result<SealFlags, Errno> {
     rustix::fs::fcntl_get_seals(fd)
 }
 
-/// A second descriptor that is open for reading alone: who gets it can't add seals.
+/// A second descriptor that is open only for reading: its receiver cannot add seals.
 pub(crate) fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let link = super::place::link_of(fd);
     retry(|| rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
-/// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping or a pin lives.
+/// Adds seals. EBUSY for `F_SEAL_WRITE` while a writable mapping or a pin exists.
 pub(crate) fn seal(fd: BorrowedFd<'_>, seals: SealFlags) -> Result<(), Errno> {
     rustix::fs::fcntl_add_seals(fd, seals)
 }
 
-/// Nobody can change its bytes any more, nor cut them off.
+/// Whether its bytes can neither be changed nor truncated any more.
 pub(crate) fn is_sealed(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(seals(fd)?.contains(SealFlags::WRITE | SealFlags::SHRINK))
 }

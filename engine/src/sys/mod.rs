@@ -1,7 +1,7 @@
-//! The only part of the engine that speaks to the kernel, and the only one with `unsafe`.
+//! The only part of the engine that makes system calls, and the only one with `unsafe`.
 //!
-//! Built on rustix and io-uring; raw system calls only where they lack one. Nothing here knows
-//! of plans, buffers or methods: descriptors, memory and numbers come in, an [`Errno`] comes out.
+//! Built on rustix and io-uring, with raw system calls only where these lack one. Nothing here depends
+//! on plans, buffers or methods: the input is descriptors, memory and numbers, the output an [`Errno`].
 #![allow(unsafe_code)]
 
 pub(crate) mod block;
@@ -32,17 +32,17 @@ use std::borrow::Borrow;
 
 pub(crate) use rustix::io::Errno;
 
-/// The errno that a raw libc call left behind.
+/// The errno of a failed raw libc call.
 fn last_errno() -> Errno {
     errno(std::io::Error::last_os_error())
 }
 
-/// The errno behind an error of the standard library or of the io-uring crate; EIO where there is none.
+/// The errno of an error of the standard library or of the io-uring crate; EIO if it has none.
 pub(crate) fn errno(error: impl Borrow<std::io::Error>) -> Errno {
     Errno::from_io_error(error.borrow()).unwrap_or(Errno::IO)
 }
 
-/// Runs a call again for as long as a signal cuts it short.
+/// Repeats a call for as long as signals interrupt it.
 pub(crate) fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

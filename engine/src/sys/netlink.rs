@@ -6,7 +6,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::time::Duration;
 
-/// Whom to ask.
+/// The netlink family.
 #[derive(Clone, Copy)]
 pub(crate) enum Family {
     /// RDMA devices and what is registered with them (rdma/rdma_netlink.h).
@@ -22,8 +22,8 @@ const NLMSG_DONE: u16 = 3;
 const DUMP: u16 = 0x301;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-/// All messages of a list, without their headers. `kind` is the type of the request, `body` what
-/// follows its header.
+/// All messages of a list, without their headers. `kind` is the type of the request, `body` is
+/// what follows its header.
 pub(crate) fn dump(family: Family, kind: u16, body: &[u8]) -> Result<Vec<Vec<u8>>, Errno> {
     let protocol = match family {
         Family::Rdma => RDMA,
@@ -35,7 +35,7 @@ pub(crate) fn dump(family: Family, kind: u16, body: &[u8]) -> Result<Vec<Vec<u8>
         SocketFlags::CLOEXEC,
         Some(protocol),
     )?;
-    // The kernel answers at once, or is broken.
+    // The kernel answers immediately, or is broken.
     set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(10)))?;
     let mut request = Vec::with_capacity(HEADER + body.len());
     let length = u32::try_from(HEADER + body.len()).map_err(|_| Errno::TOOBIG)?;
@@ -81,7 +81,7 @@ fn take(mut datagram: &[u8], messages: &mut Vec<Vec<u8>>) -> Result<bool, Errno>
     Ok(true)
 }
 
-/// An attribute, as a request carries it.
+/// An attribute for a request.
 pub(crate) fn attribute(kind: u16, value: u32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[..2].copy_from_slice(&8_u16.to_ne_bytes());
@@ -90,7 +90,7 @@ pub(crate) fn attribute(kind: u16, value: u32) -> [u8; 8] {
     bytes
 }
 
-/// The attributes in a message, or in one of them: types and values.
+/// The attributes in a message, or in an attribute: types and values.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*bytes.first_chunk()?) as usize;
@@ -139,7 +139,7 @@ mod tests {
         let found: Vec<_> = attributes(&bytes).collect();
         let seven = 7_u32.to_ne_bytes();
         assert_eq!(found, [(2, &seven[..]), (3, &[1, 2, 3, 4, 5][..])]);
-        // A length below its own header would never end.
+        // A length smaller than its own header would cause an endless loop.
         assert_eq!(attributes(&[0, 0, 1, 0]).count(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What pages a mapping has got (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
+//! The pages of a mapping (`/proc/PID/pagemap`, admin-guide/mm/pagemap.rst).
 
 use super::ioctl::{Argument, Opcode, opcode, request};
 use super::map::{Region, page_size};
@@ -35,8 +35,8 @@ struct Found {
     categories: u64,
 }
 
-// SAFETY: PAGEMAP_SCAN updates the structure, and writes at most `vec_len` entries to the array at
-// `vec`, which its maker borrows mutably through the call.
+// SAFETY: PAGEMAP_SCAN updates the structure, and writes at most `vec_len` entries to the array at `vec`,
+// which is mutably borrowed for longer than the call.
 unsafe impl Argument for Scan {
     const OPCODE: Opcode = opcode::read_write::<Self>(b'f', 16);
 }
@@ -44,9 +44,9 @@ unsafe impl Argument for Scan {
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
-/// Bytes of a mapping that lie on transparent huge pages; None where nobody can say.
+/// Bytes of a mapping on transparent huge pages; None if that cannot be found out.
 pub(crate) fn huge_bytes(region: &Region<'_>) -> Option<u64> {
-    // A kernel before 6.7 knows no scan, and a sandbox may hide it.
+    // Kernels before 6.7 do not support the scan, and a sandbox may hide it.
     scanned(region).ok().or_else(|| looked_up(region))
 }
 
@@ -57,7 +57,7 @@ fn scanned(region: &Region<'_>) -> Result<u64, Errno> {
     Ok(found.iter().map(|one| one.end - one.start).sum())
 }
 
-/// Where pages of a category are.
+/// The ranges with pages of a category.
 fn scan(pagemap: &File, whole: Range<u64>, category: u64) -> Result<Vec<Range<u64>>, Errno> {
     let mut found = [Found::default(); 64];
     let mut all = Vec::new();
@@ -86,25 +86,25 @@ fn scan(pagemap: &File, whole: Range<u64>, category: u64) -> Result<Vec<Range<u6
 /// The pages that a process has in memory.
 pub(crate) struct Pagemap(File);
 
-/// In an entry: the page is there, and its frame.
+/// In an entry: the page is present, and the rest is its frame.
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
 impl Pagemap {
-    /// Of the process with this folder.
+    /// For the process with this folder.
     pub(crate) fn open(folder: &Path) -> Result<Self, Errno> {
         File::open(folder.join("pagemap")).map(Self).map_err(errno)
     }
 
-    /// Calls `each` with the address and the frame of every page in a range that is there. All frames are
-    /// 0 without CAP_SYS_ADMIN.
+    /// Calls `each` with the address and the frame of every present page in a range. All frames are 0
+    /// without CAP_SYS_ADMIN.
     pub(crate) fn frames(
         &self,
         whole: Range<u64>,
         mut each: impl FnMut(u64, u64),
     ) -> Result<(), Errno> {
         let page = page_size();
-        // So that huge holes are not read; before 6.7 they are.
+        // Skips huge holes; before 6.7 they are read.
         let some = scan(&self.0, whole.clone(), PAGE_IS_PRESENT).unwrap_or_else(|_| vec![whole]);
         let mut buffer = vec![0_u8; 512 << 10];
         for range in some {
@@ -129,7 +129,7 @@ impl Pagemap {
     }
 }
 
-/// From `/proc/self/smaps`, which is about all memory of this process and takes as long.
+/// From `/proc/self/smaps`, which covers all memory of this process and takes correspondingly long.
 fn looked_up(region: &Region<'_>) -> Option<u64> {
     let (first, last) = (region.address(), region.address() + region.len());
     let smaps = fs::read_to_string("/proc/self/smaps").ok()?;

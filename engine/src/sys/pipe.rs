@@ -1,11 +1,11 @@
-//! Moving bytes between descriptors inside the kernel: sendfile(2) and splice(2).
+//! Moves bytes between descriptors inside the kernel: sendfile(2) and splice(2).
 
 use super::{Errno, retry};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Up to `len` bytes from `offset` of `from` to the position of `to`.
+/// Moves up to `len` bytes from `offset` of `from` to the position of `to`.
 pub(crate) fn sendfile(
     to: BorrowedFd<'_>,
     from: BorrowedFd<'_>,
@@ -22,14 +22,14 @@ pub(crate) fn seek(fd: BorrowedFd<'_>, to: u64) -> Result<(), Errno> {
     rustix::fs::seek(fd, SeekFrom::Start(to)).map(drop)
 }
 
-/// Opens the file behind a descriptor once more, for writing, with a position of its own (proc(5)).
+/// Opens the file behind a descriptor again, for writing, with a separate position (proc(5)).
 pub(crate) fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::open(&path, flags, Mode::empty()))
 }
 
-/// A pipe as large as this user may have, up to `want` bytes.
+/// The largest pipe that this user may have, up to `want` bytes.
 pub(crate) struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -39,20 +39,21 @@ impl Pipe {
     pub(crate) fn new(want: usize) -> Result<Self, Errno> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let mut size = want;
-        // An ordinary user is held to /proc/sys/fs/pipe-max-size; a smaller pipe works as well.
+        // Unprivileged users are limited by /proc/sys/fs/pipe-max-size; a smaller pipe works as
+        // well.
         while size > 65536 && rustix::pipe::fcntl_setpipe_size(&write, size).is_err() {
             size /= 2;
         }
         Ok(Self { read, write })
     }
 
-    /// Up to `len` bytes from `offset` of `from` into the pipe.
+    /// Moves up to `len` bytes from `offset` of `from` into the pipe.
     pub(crate) fn fill(&self, from: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
         let mut offset = offset;
         splice(from, Some(&mut offset), self.write.as_fd(), None, len)
     }
 
-    /// Up to `len` bytes from the pipe to `offset` of `to`.
+    /// Moves up to `len` bytes from the pipe to `offset` of `to`.
     pub(crate) fn drain(&self, to: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
         let mut offset = offset;
         splice(self.read.as_fd(), None, to, Some(&mut offset), len)

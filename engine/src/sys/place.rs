@@ -1,4 +1,4 @@
-//! Names in a folder, files that have none yet, and what makes both last.
+//! Names in a folder, files without names, and making both durable.
 
 use super::{Errno, retry};
 use rustix::fs::{
@@ -10,23 +10,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// What has a name in a folder.
+/// What a name in a folder refers to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub kind: FileType,
     pub inode: u64,
     pub owner: (u32, u32),
-    /// Permissions, without the bits that run a program as somebody else.
+    /// Permissions, without the setuid and setgid bits.
     pub mode: u32,
-    /// How many names it has.
+    /// Number of its names.
     pub links: u32,
-    /// Nobody may change or replace it (chattr(1)).
+    /// Whether it cannot be changed or replaced (chattr(1)).
     pub immutable: bool,
 }
 
 /// Opens a folder to look up and change names in.
 ///
-/// The second descriptor can be synced; None where the folder may not be listed.
+/// The second descriptor can be synced; None without permission to list the folder.
 pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |more| retry(|| rustix::fs::open(path, flags | more, Mode::empty()));
@@ -38,7 +38,7 @@ pub(crate) fn folder(path: &Path) -> Result<(OwnedFd, Option<OwnedFd>), Errno> {
     }
 }
 
-/// What a name stands for; None where nothing has it. A symbolic link is not followed.
+/// What a name refers to; None if it does not exist. A symbolic link is not followed.
 pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Named>, Errno> {
     match rustix::fs::statx(
         folder,
@@ -52,7 +52,7 @@ pub(crate) fn look_up(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Nam
     }
 }
 
-/// What a descriptor stands for.
+/// What a descriptor refers to.
 pub(crate) fn look_at(fd: BorrowedFd<'_>) -> Result<Named, Errno> {
     rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
         .map(|stat| named(&stat))
@@ -73,30 +73,30 @@ fn named(stat: &rustix::fs::Statx) -> Named {
 /// Whether this process may write to what has the name, by its real user (access(2)).
 pub(crate) fn may_write(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     let access = rustix::fs::Access::WRITE_OK;
-    // Some sandboxes refuse the newer call, which asks by the effective one.
+    // Some sandboxes refuse the newer call, which uses the effective user.
     rustix::fs::accessat(folder, name, access, AtFlags::empty())
 }
 
-/// A file in a folder that has no name, with the permissions that new files get (open(2), O_TMPFILE).
+/// A file in a folder without a name, with the permissions of new files (O_TMPFILE in open(2)).
 ///
-/// EOPNOTSUPP where the file system has none, EISDIR where the kernel has none.
+/// EOPNOTSUPP if the file system does not support that, EISDIR if the kernel does not.
 pub(crate) fn nameless(folder: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(folder, c".", flags, new_mode()))
 }
 
-/// A new file of this name; EEXIST where there is one.
+/// Creates a file with this name; EEXIST if it exists.
 pub(crate) fn create(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     retry(|| rustix::fs::openat(folder, name, flags, new_mode()))
 }
 
-/// What umask(2) and the folder's default ACL leave of it.
+/// Restricted by umask(2) and the folder's default ACL.
 fn new_mode() -> Mode {
     Mode::from_raw_mode(0o666)
 }
 
-/// Opens what a name in a folder stands for, which is no symbolic link, for reading and writing.
+/// Opens a file in a folder for reading and writing; refuses symbolic links.
 pub(crate) fn open(folder: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     retry(|| rustix::fs::openat(folder, name, flags, Mode::empty()))
@@ -112,7 +112,7 @@ pub(crate) fn open_to_read(folder: BorrowedFd<'_>, name: &OsStr) -> Result<Owned
     Ok(fd)
 }
 
-/// The names in a folder that was opened to be listed, in no order, without `.` and `..`.
+/// The names in a folder that was opened for listing, in no order, without `.` and `..`.
 pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<OsString>, Errno> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(folder)? {
@@ -125,8 +125,7 @@ pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<OsString>, Errno> {
     Ok(names)
 }
 
-/// Opens a file that exists to write into it. A block device that is in use, mounted for example, is
-/// EBUSY.
+/// Opens an existing file for writing. EBUSY for a block device that is in use, for example mounted.
 pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> {
     let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     flags.set(OFlags::EXCL, alone);
@@ -140,13 +139,13 @@ pub(crate) fn open_to_write(path: &Path, alone: bool) -> Result<OwnedFd, Errno> 
     Ok(fd)
 }
 
-/// Opens the file behind a descriptor once more, for writing past the page cache (proc(5)).
+/// Opens the file behind a descriptor again, for direct writes (proc(5)).
 pub(crate) fn reopen_direct(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
     retry(|| rustix::fs::open(link_of(fd), flags, Mode::empty()))
 }
 
-/// Gives a nameless file a name (linkat(2)); EEXIST where another file has it.
+/// Gives a nameless file a name (linkat(2)); EEXIST if that exists.
 pub(crate) fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     rustix::fs::linkat(
         rustix::fs::CWD,
@@ -157,18 +156,17 @@ pub(crate) fn link(fd: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &OsStr) -> 
     )
 }
 
-/// Whether [`link`] and [`reopen_direct`] have what they need: `/proc`.
+/// Whether [`link`] and [`reopen_direct`] work: they need `/proc`.
 pub(crate) fn has_link(fd: BorrowedFd<'_>) -> bool {
     std::fs::symlink_metadata(link_of(fd)).is_ok()
 }
 
-/// The path of what a descriptor stands for, for as long as it is open (proc(5)).
+/// A path to what a descriptor refers to, valid while it is open (proc(5)).
 pub(crate) fn link_of(fd: BorrowedFd<'_>) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
-/// Gives a file another name in the same folder, and takes that from the file that had it, in one step
-/// (rename(2)).
+/// Renames a file within a folder, and atomically replaces the file that has the new name (rename(2)).
 pub(crate) fn rename(folder: BorrowedFd<'_>, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     rustix::fs::renameat(folder, from, folder, to)
 }
@@ -177,19 +175,19 @@ pub(crate) fn unlink(folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> 
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Marks a file, or a folder that may be listed, as in use until [`unmark`], or until its last descriptor is
-/// closed (flock(2)); EAGAIN where another process does.
+/// Marks a file, or a folder opened for listing, as in use until [`unmark`], or until its last descriptor is
+/// closed (flock(2)); EAGAIN if another process has marked it.
 pub(crate) fn mark(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive))
 }
 
-/// Ends a mark at once: a child that was forked meanwhile has the descriptor, too.
+/// Removes a mark immediately: a child that was forked since has the descriptor, too.
 pub(crate) fn unmark(fd: BorrowedFd<'_>) {
-    // It fails for no descriptor that was marked.
+    // Does not fail for a marked descriptor.
     let _ = retry(|| rustix::fs::flock(fd, FlockOperation::Unlock));
 }
 
-/// Gives a file these permissions and this owner.
+/// Sets permissions and owner of a file.
 pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32), mode: u32) -> Result<(), Errno> {
     let now = look_at(fd)?;
     if now.owner != owner {
@@ -199,7 +197,8 @@ pub(crate) fn own(fd: BorrowedFd<'_>, owner: (u32, u32), mode: u32) -> Result<()
     rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
 }
 
-/// The extended attributes of what has a name, each with its value. None of a file system without any.
+/// The extended attributes of what has a name, each with its value. Empty if the file system does not
+/// support them.
 pub(crate) fn attributes(
     folder: BorrowedFd<'_>,
     name: &OsStr,
@@ -220,7 +219,7 @@ pub(crate) fn attributes(
         let mut value = vec![0_u8; 64 << 10];
         match rustix::fs::getxattr(&link, name, &mut value[..]) {
             Ok(len) => value.truncate(len),
-            // Taken away meanwhile.
+            // Removed since.
             Err(Errno::NODATA) => continue,
             Err(errno) => return Err(errno),
         }
@@ -229,7 +228,7 @@ pub(crate) fn attributes(
     Ok(all)
 }
 
-/// Gives a file an extended attribute, unless it has just that one.
+/// Sets an extended attribute of a file, unless it already has this value.
 pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> Result<(), Errno> {
     let mut now = vec![0_u8; value.len() + 1];
     if rustix::fs::fgetxattr(fd, name.as_bytes(), &mut now[..]) == Ok(value.len())
@@ -240,30 +239,39 @@ pub(crate) fn set_attribute(fd: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> R
     rustix::fs::fsetxattr(fd, name.as_bytes(), value, XattrFlags::empty())
 }
 
-/// Reserves space for a range of a file, whose size stays (fallocate(2)). EOPNOTSUPP where the file
-/// system does not know that.
+/// Reserves space for a range of a file, without changing its size (fallocate(2)). EOPNOTSUPP if the file
+/// system does not support that.
 pub(crate) fn reserve(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
     retry(|| rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, at, len))
 }
 
-/// Makes a hole of a range of a file, or of a device (fallocate(2)). EOPNOTSUPP, or EINVAL, where that
-/// is not known.
+/// Punches a hole into a range of a file, or of a device (fallocate(2)). EOPNOTSUPP or EINVAL if that is not
+/// supported.
 pub(crate) fn punch(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<(), Errno> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     retry(|| rustix::fs::fallocate(fd, flags, at, len))
 }
 
-/// Waits until a file's bytes, and all that is needed to find them, are on the disk (fdatasync(2)).
+/// Waits until a file's bytes, and all metadata that is needed to find them, are on the disk (fdatasync(2)).
+///
+/// On F2FS this takes a checkpoint (syncfs(2)), as a sync of the file's folder does. The first node that is
+/// synced after a checkpoint has the number 0, which `f2fs_wait_on_node_pages_writeback()` takes for none:
+/// so fdatasync would send the flush while the node is still being written (Linux 6.12, and others).
 pub(crate) fn sync_data(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    retry(|| rustix::fs::fdatasync(fd))
+    retry(|| rustix::fs::fdatasync(fd))?;
+    let fs = rustix::fs::fstatfs(fd)?;
+    match fs.f_type as u64 == libc::F2FS_SUPER_MAGIC as u64 {
+        true => sync_all(fd),
+        false => Ok(()),
+    }
 }
 
-/// As [`sync_data`], with owner, permissions and attributes; of a folder its names (fsync(2)).
+/// As [`sync_data`], including owner, permissions and attributes; for a folder, its names (fsync(2)).
 pub(crate) fn sync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::fsync(fd))
 }
 
-/// As [`sync`], of all that the file system of a file has (syncfs(2)).
+/// As [`sync`], for everything in the file system of a file (syncfs(2)).
 pub(crate) fn sync_all(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     retry(|| rustix::fs::syncfs(fd))
 }

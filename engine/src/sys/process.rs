@@ -1,9 +1,9 @@
-//! What the kernel tells of any process, read from its folder under `/proc` (proc(5)).
+//! What the kernel reports about any process, from its folder under `/proc` (proc(5)).
 //!
-//! ENOENT or ESRCH: the process has ended. EACCES or EPERM: it may not be looked into.
+//! ENOENT or ESRCH: the process has ended. EACCES or EPERM: this process may not inspect it.
 //!
-//! Read by hand: procfs (0.18) ends names at a colon, refuses those that are not UTF-8 and wants
-//! lines that sandboxes leave out.
+//! Parsed here, because procfs (0.18) ends names at a colon, refuses those that are not UTF-8,
+//! and requires lines that sandboxes leave out.
 
 use super::{Errno, errno};
 use rustix::process::{Pid, test_kill_process};
@@ -13,15 +13,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What `status` says of a process.
+/// The contents of `status` of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Status {
-    /// The process, also where a thread was asked for.
+    /// The process, even for the folder of a thread.
     pub pid: u32,
     pub name: String,
-    /// The real user, the one that limits per user count for.
+    /// The real user, to whom per-user limits apply.
     pub uid: u32,
-    /// Bytes locked, or None where there is no memory: a kernel thread, a zombie.
+    /// Bytes locked; None if it has no memory: a kernel thread, a zombie.
     pub locked: Option<u64>,
     /// Bytes pinned.
     pub pinned: u64,
@@ -33,7 +33,7 @@ pub(crate) fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
-/// The processes that can be seen, in no order.
+/// The visible processes, in no order.
 pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(errno)? {
@@ -43,7 +43,7 @@ pub(crate) fn all() -> Result<Vec<u32>, Errno> {
     Ok(pids)
 }
 
-/// Whether there is such a process, even one that `/proc` hides.
+/// Whether a process exists, even if `/proc` hides it.
 pub(crate) fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
@@ -51,7 +51,7 @@ pub(crate) fn exists(pid: u32) -> bool {
 
 /// The file `status` of this folder.
 pub(crate) fn status(folder: &Path) -> Result<Status, Errno> {
-    // A process that ends while it is read leaves an empty file.
+    // A process that ends during the read leaves an empty file.
     parse_status(&text(&folder.join("status"))?).ok_or(Errno::SRCH)
 }
 
@@ -75,21 +75,22 @@ fn parse_status(text: &str) -> Option<Status> {
     })
 }
 
-/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): in the first
-/// user namespace, because the root of another one has it in vain.
+/// Whether CAP_IPC_LOCK is effective, which lifts RLIMIT_MEMLOCK (capabilities(7)): only in the
+/// initial user namespace; in others the capability has no effect.
 pub(crate) fn pins_freely(folder: &Path, effective: CapabilitySet) -> bool {
     /// PROC_USER_INIT_INO
     const FIRST: &str = "user:[4026531837]";
     effective.contains(CapabilitySet::IPC_LOCK)
         && match fs::read_link(folder.join("ns/user")) {
             Ok(link) => link.as_os_str() == FIRST,
-            // Without user namespaces there is no link; where it may not be read the capability
+            // Without user namespaces there is no link; if it may not be read, the capability
             // decides. Without /proc nothing does.
             Err(_) => folder.join("status").exists(),
         }
 }
 
-/// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK).
+/// The soft limit on locked and pinned memory, in bytes; None if there is no limit
+/// (RLIMIT_MEMLOCK).
 pub(crate) fn memlock(folder: &Path) -> Result<Option<u64>, Errno> {
     let text = text(&folder.join("limits"))?;
     let soft = text
@@ -97,11 +98,11 @@ pub(crate) fn memlock(folder: &Path) -> Result<Option<u64>, Errno> {
         .find_map(|line| line.strip_prefix("Max locked memory"))
         .and_then(|line| line.split_whitespace().next())
         .ok_or(Errno::SRCH)?;
-    // "unlimited" is no number.
+    // "unlimited" is not a number.
     Ok(soft.parse().ok())
 }
 
-/// Its descriptors and what each is open to, as the kernel names it (`/dmabuf:`, `socket:[7]`).
+/// Its descriptors and what they refer to, as the kernel names it (`/dmabuf:`, `socket:[7]`).
 pub(crate) fn links(folder: &Path) -> Result<Vec<(u32, PathBuf)>, Errno> {
     let mut links = Vec::new();
     for entry in fs::read_dir(folder.join("fd")).map_err(errno)? {
@@ -112,7 +113,7 @@ pub(crate) fn links(folder: &Path) -> Result<Vec<(u32, PathBuf)>, Errno> {
                 let fd = name.to_str().and_then(|name| name.parse::<u32>().ok());
                 links.extend(fd.map(|fd| (fd, link)));
             }
-            // Closed meanwhile.
+            // Closed since.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(errno(error)),
         }
@@ -121,7 +122,7 @@ pub(crate) fn links(folder: &Path) -> Result<Vec<(u32, PathBuf)>, Errno> {
     Ok(links)
 }
 
-/// What the kernel tells of a descriptor.
+/// What the kernel reports about a descriptor.
 pub(crate) fn fdinfo(folder: &Path, fd: u32) -> Result<String, Errno> {
     text(&folder.join("fdinfo").join(fd.to_string()))
 }
@@ -131,25 +132,25 @@ pub(crate) fn fdinfo(folder: &Path, fd: u32) -> Result<String, Errno> {
 pub(crate) struct Mapped {
     pub start: u64,
     pub end: u64,
-    /// The place of `start` in the file.
+    /// The offset of `start` in the file.
     pub offset: u64,
     /// Major and minor number, in hexadecimal.
     pub device: String,
-    /// 0 for memory of no file.
+    /// 0 for memory without a file.
     pub inode: u64,
-    /// As `maps` has it; empty where there is none.
+    /// As in `maps`; empty if there is none.
     pub name: String,
 }
 
 impl Mapped {
-    /// Bytes that this and a range of addresses have in common.
+    /// Size in bytes of the intersection with a range of addresses.
     pub(crate) fn common(&self, start: u64, bytes: u64) -> u64 {
         let end = start.saturating_add(bytes).min(self.end);
         end.saturating_sub(start.max(self.start))
     }
 }
 
-/// What a process has mapped.
+/// The mappings of a process.
 pub(crate) fn maps(folder: &Path) -> Result<Vec<Mapped>, Errno> {
     let text = text(&folder.join("maps"))?;
     Ok(text.lines().filter_map(parse_mapped).collect())
@@ -171,10 +172,11 @@ fn parse_mapped(line: &str) -> Option<Mapped> {
     })
 }
 
-/// The buffers registered with a ring, as address and length; None where the kernel does not
-/// list them: before Linux 5.6, or because the ring was busy whenever it was asked.
+/// The buffers registered with a ring, as address and length; None if the kernel does not list
+/// them: before Linux 5.6, or because the ring was busy at every attempt.
 pub(crate) fn registered(folder: &Path, ring: u32) -> Result<Option<Vec<(u64, u64)>>, Errno> {
-    // The kernel only tries for the ring's lock. Whoever registers much holds it for long.
+    // The kernel only tries to lock the ring, and a large registration holds the lock for a long
+    // time.
     const TRIES: u32 = 50;
     const PAUSE: Duration = Duration::from_millis(2);
     for _ in 0..TRIES {
@@ -187,8 +189,8 @@ pub(crate) fn registered(folder: &Path, ring: u32) -> Result<Option<Vec<(u64, u6
     Ok(None)
 }
 
-/// The list in a ring's `fdinfo`: `UserBufs:` with the number of slots, then a line for each. Of
-/// a busy ring the lines are missing; newer kernels leave out all of it.
+/// The list in a ring's `fdinfo`: `UserBufs:` with the number of slots, then one line each. For
+/// a busy ring the lines are missing; newer kernels omit the whole list.
 fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
     let mut lines = fdinfo.lines();
     let slots: usize = lines
@@ -204,10 +206,10 @@ fn parse_registered(fdinfo: &str) -> Option<Vec<(u64, u64)>> {
         }
         let (address, len) = slot.split_once('/')?;
         let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
-        // Behind the length of one that is mapped once it says for which file.
+        // For a buffer that is mapped once, the file follows its length.
         let len = len.split_whitespace().next()?.parse().ok()?;
-        // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is memory of
-        // the kernel, lent to the ring by a block device (ublk) and not pinned.
+        // Up to Linux 6.12 an empty slot is a buffer at the last address. One at 0 is kernel
+        // memory, which a block device has lent to the ring (ublk), and is not pinned.
         if address != u64::MAX && address != 0 && len != 0 {
             buffers.push((address, len));
         }
@@ -275,15 +277,15 @@ mod tests {
     #[test]
     fn buffers_are_listed_alike_by_every_kernel() {
         let two = Some(vec![(0x7f00_0000_1000, 4096), (0x7f00_0020_0000, 1 << 30)]);
-        // 5.6 to 6.12: an empty slot has an impossible address, and what comes of it as length.
+        // 5.6 to 6.12: an empty slot has an impossible address, and a length computed from it.
         let old = "SqMask:\t0x3\nUserFiles:\t1\n    0: 7: x\nUserBufs:\t4\n    \
                    0: 0x7f0000001000/4096\n    1: 0xffffffffffffffff/1\n    \
                    2: 0x7f0000200000/1073741824\n    3: 0xffffffffffffffff/0\nPollList:\n";
-        // From 6.13: an empty slot says so; from 6.15 there are buffers of the kernel's own.
+        // From 6.13: an empty slot is marked as such; from 6.15 there are kernel buffers.
         let new = "SqThread:\t-1\nUserFiles:\t0\nUserBufs:\t4\n    0: <none>\n    \
                    1: 0x7f0000001000/4096\n    2: 0x7f0000200000/1073741824\n    3: 0x0/65536\n\
                    Personalities:\n    1\n\tUid:\t0\n";
-        // Of one that is mapped once it says for what file; a dma-buf has no address.
+        // A buffer that is mapped once names its file; a dma-buf has no address.
         let mapped = "UserBufs:\t3\n    0: 0x7f0000001000/4096 pre-mapped for nvme0n1\n    \
                       1: 0x0/65536 pre-mapped for nvme0n1, a dma-buf\n    \
                       2: 0x7f0000200000/1073741824\nPollList:\n";

@@ -1,4 +1,4 @@
-//! Unix sockets: descriptors and a few bytes over them (SCM_RIGHTS, unix(7)), and who is at the other end.
+//! Unix sockets: send descriptors and a few bytes (SCM_RIGHTS, unix(7)), and identify the other end.
 
 use super::{Errno, last_errno, retry};
 use rustix::net::{
@@ -12,11 +12,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// How many descriptors one message carries (SCM_MAX_FD).
+/// The maximum number of descriptors in a message (SCM_MAX_FD).
 pub(crate) const MOST: usize = 253;
 
-/// Sends `bytes` with descriptors attached, at most [`MOST`]. Unless it may `wait`, EAGAIN where there
-/// is no room for them now.
+/// Sends `bytes` with descriptors attached, at most [`MOST`]. Unless it may `wait`, EAGAIN if the socket
+/// is full.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -31,7 +31,7 @@ pub(crate) fn send(
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::DONTWAIT, !wait);
     let sent = retry(|| rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
-    // A message this small goes whole or not at all.
+    // A message this small is sent completely or not at all.
     if sent == bytes.len() {
         Ok(())
     } else {
@@ -39,10 +39,9 @@ pub(crate) fn send(
     }
 }
 
-/// Receives `bytes.len()` bytes, which come in one piece, and the descriptors that came with them.
-/// EPROTO for fewer bytes: who sends them in pieces is no [`send`]. Unless it may `wait`, EAGAIN where
-/// nothing has come yet, and nothing is lost then. EMFILE where there was no room for all of the
-/// descriptors.
+/// Receives `bytes.len()` bytes, which must arrive in one piece, and the descriptors with them. EPROTO for
+/// fewer bytes: [`send`] does not split them. Unless it may `wait`, EAGAIN if nothing has arrived yet, and
+/// nothing is lost then. EMFILE if this process has too many open descriptors to receive all of them.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -56,15 +55,15 @@ pub(crate) fn receive(
     }
 }
 
-/// As [`receive`], at most `bytes.len()` bytes; how many, 0 where the other end has closed. EMSGSIZE for
-/// a longer message of a socket that keeps messages apart.
+/// As [`receive`], for at most `bytes.len()` bytes; returns their number, 0 if the other end has closed.
+/// EMSGSIZE if a message of a SOCK_SEQPACKET socket is longer.
 pub(crate) fn receive_up_to(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     wait: bool,
 ) -> Result<(usize, Vec<OwnedFd>), Errno> {
     let mut received = Vec::new();
-    // Credentials come along where the socket asks for them (SO_PASSCRED).
+    // Credentials are included if the socket has SO_PASSCRED.
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -81,14 +80,14 @@ pub(crate) fn receive_up_to(
     }
     match message.flags {
         flags if flags.contains(ReturnFlags::TRUNC) => Err(Errno::MSGSIZE),
-        // What did not fit into this process's table of descriptors is gone.
+        // Descriptors that did not fit into this process's table are lost.
         flags if flags.contains(ReturnFlags::CTRUNC) && message.bytes > 0 => Err(Errno::MFILE),
         _ => Ok((message.bytes, received)),
     }
 }
 
-/// Receives a message without waiting; its length, 0 where the other end has closed. Descriptors that
-/// came with it are closed by the kernel, and enter no table. EMSGSIZE where it is longer than `bytes`.
+/// Receives a message without blocking; returns its length, 0 if the other end has closed. The kernel
+/// closes descriptors that were sent with it. EMSGSIZE if it is longer than `bytes`.
 pub(crate) fn receive_bytes(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
     let wanted = bytes.len();
@@ -98,33 +97,34 @@ pub(crate) fn receive_bytes(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<
     }
 }
 
-/// A socket that keeps messages apart (SOCK_SEQPACKET); its calls do not wait.
+/// A non-blocking socket that preserves message boundaries (SOCK_SEQPACKET).
 fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Makes a socket with this path, on which nobody can connect before [`listen`].
+/// Creates a socket with this path; connecting is possible only after [`listen`].
 pub(crate) fn bind(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = seqpacket()?;
     at(path, |address| rustix::net::bind(&socket, address))?;
     Ok(socket)
 }
 
-/// Lets others connect; so many may wait to be accepted.
+/// Allows connections; at most `waiting` of them wait to be accepted.
 pub(crate) fn listen(socket: BorrowedFd<'_>, waiting: i32) -> Result<(), Errno> {
     rustix::net::listen(socket, waiting)
 }
 
-/// Connects. ECONNREFUSED where nobody listens any more, EAGAIN where too many wait to be accepted,
-/// EPROTOTYPE where it is a socket of another type.
+/// Connects. ECONNREFUSED if no process is listening any more, EAGAIN if too many connections wait to be
+/// accepted, EPROTOTYPE if it is a socket of another type.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = seqpacket()?;
     at(path, |address| rustix::net::connect(&socket, address))?;
     Ok(socket)
 }
 
-/// Calls with the address of a path. One that is too long for an address is reached by way of its folder.
+/// Calls a function with the address of a path. A path that is too long for an address is used relative to
+/// its folder.
 fn at(
     path: &Path,
     mut call: impl FnMut(&SocketAddrUnix) -> Result<(), Errno>,
@@ -146,21 +146,21 @@ fn at(
     retry(|| call(&address))
 }
 
-/// The next one that has connected; EAGAIN where nobody has.
+/// The next connection; EAGAIN if there is none.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     retry(|| rustix::net::accept_with(listener, flags))
 }
 
-/// Whether others can connect to it, and messages are kept apart.
+/// Whether it is a listening socket that preserves message boundaries.
 pub(crate) fn is_listener(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(sockopt::socket_acceptconn(socket)?
         && sockopt::socket_domain(socket)? == AddressFamily::UNIX
         && sockopt::socket_type(socket)? == SocketType::SEQPACKET)
 }
 
-/// Who connected, or listened: process, user and group at that time (SO_PEERCRED). The process is 0
-/// where it is one of another PID namespace.
+/// The process that connected, or listened: process, user and group at that time (SO_PEERCRED). The
+/// process is 0 if it is in another PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub pid: u32,
@@ -168,9 +168,9 @@ pub(crate) struct Credentials {
     pub gid: u32,
 }
 
-/// Who is at the other end.
+/// The credentials of the other end.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials, Errno> {
-    // Not rustix's: its process number can't be 0.
+    // Not rustix's, in which a process ID cannot be 0.
     let mut found = libc::ucred {
         pid: 0,
         uid: 0,
@@ -197,7 +197,7 @@ pub(crate) fn credentials(socket: BorrowedFd<'_>) -> Result<Credentials, Errno> 
     }
 }
 
-/// Sends a datagram to the service manager's socket, whose name begins with `@` where it is abstract.
+/// Sends a datagram to the service manager's socket; a name that begins with `@` is an abstract one.
 pub(crate) fn send_datagram(to: &Path, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,

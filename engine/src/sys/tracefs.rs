@@ -1,8 +1,8 @@
-//! An instance of the kernel's tracing with probes of its own (Documentation/trace/ftrace.rst,
-//! kprobetrace.rst), which is gone when it is dropped.
+//! An instance of the kernel's tracing with its own probes (Documentation/trace/ftrace.rst,
+//! kprobetrace.rst), removed when it is dropped.
 //!
-//! An instance that a process has a file of open in cannot be removed (EBUSY), and the kernel closes
-//! the files of one that is killed: so those that can be removed are left over.
+//! An instance cannot be removed while a process has one of its files open (EBUSY), and the kernel
+//! closes the files of a process that is killed: so instances that can be removed are leftovers.
 
 use super::{Errno, errno, retry};
 use rustix::fs::{FlockOperation, flock};
@@ -12,10 +12,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What the names of all instances and of the groups of their probes begin with.
+/// Prefix of the names of all instances and of the groups of their probes.
 const PREFIX: &str = "dmafile_watch_";
 
-/// Where tracefs is: by itself, or in debugfs.
+/// The mount of tracefs: a separate one, or in debugfs.
 pub(crate) fn root() -> Result<PathBuf, Errno> {
     let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
     let mut why = Errno::NOENT;
@@ -29,7 +29,7 @@ pub(crate) fn root() -> Result<PathBuf, Errno> {
     Err(why)
 }
 
-/// An instance, its probes, and the file that keeps others from removing it.
+/// An instance, its probes, and the open file that prevents its removal.
 pub(crate) struct Instance {
     root: PathBuf,
     name: String,
@@ -38,11 +38,11 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// A new one; what killed processes left is removed first.
+    /// Creates an instance, after removing what killed processes have left.
     pub(crate) fn new() -> Result<Self, Errno> {
         let root = root()?;
         let all = File::open(root.join("instances")).map_err(errno)?;
-        // One that is made but not held yet is not left over.
+        // An instance that has been created but not opened yet is not a leftover.
         retry(|| flock(&all, FlockOperation::LockExclusive))?;
         clear(&root)?;
         for number in 0.. {
@@ -61,7 +61,7 @@ impl Instance {
                     made.hold = Some(options.open(pipe).map_err(errno)?);
                     return Ok(made);
                 }
-                // A process of another container has the same number.
+                // A process in another container has the same number.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && number < 100 => {}
                 Err(error) => return Err(errno(error)),
             }
@@ -80,8 +80,8 @@ impl Instance {
             .join(own(probe))
     }
 
-    /// Makes a probe `name`: `kind` is `p` or `r`, `what` the function and what to fetch. ENOENT where
-    /// there is no such function, EINVAL where the kernel knows no such fetch.
+    /// Creates a probe `name`: `kind` is `p` or `r`, `what` is the function and what to fetch. ENOENT
+    /// if there is no such function, EINVAL if the kernel cannot fetch that.
     pub(crate) fn probe(&mut self, kind: char, name: &str, what: &str) -> Result<(), Errno> {
         let line = format!("{kind}:{}/{} {what}", self.name, own(name));
         append(&self.root.join("kprobe_events"), &line)?;
@@ -89,12 +89,12 @@ impl Instance {
         Ok(())
     }
 
-    /// Sets a trigger of a probe.
+    /// Sets a trigger on a probe.
     pub(crate) fn trigger(&self, probe: &str, trigger: &str) -> Result<(), Errno> {
         append(&self.event(probe).join("trigger"), trigger)
     }
 
-    /// Switches all probes on, or off.
+    /// Enables or disables all probes.
     pub(crate) fn switch(&self, on: bool) -> Result<(), Errno> {
         for probe in &self.probes {
             append(
@@ -111,7 +111,7 @@ impl Instance {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// How many hits of its probes the kernel had to leave out.
+    /// Number of hits of its probes that the kernel missed.
     pub(crate) fn missed(&self) -> Result<u64, Errno> {
         let text = fs::read_to_string(self.root.join("kprobe_profile")).map_err(errno)?;
         let probes: Vec<_> = self.probes.iter().map(|probe| own(probe)).collect();
@@ -121,7 +121,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // There is nobody to tell in a drop: what stays is removed by the next one.
+        // A drop cannot report errors: the next instance removes what stays.
         let _ = self.switch(false);
         self.hold = None;
         let _ = fs::remove_dir(self.folder());
@@ -131,12 +131,12 @@ impl Drop for Instance {
     }
 }
 
-/// What a probe is called: the table of misses has no groups.
+/// The name of a probe: the table of misses has no groups.
 fn own(probe: &str) -> String {
     format!("{probe}_{}", std::process::id())
 }
 
-/// The third column is misses, of the probes in the first one.
+/// The third column is the number of misses of the probe in the first one.
 fn misses(profile: &str, probes: &[String]) -> u64 {
     let of_line = |line: &str| {
         let mut words = line.split_whitespace();
@@ -148,7 +148,7 @@ fn misses(profile: &str, probes: &[String]) -> u64 {
     profile.lines().filter_map(of_line).sum()
 }
 
-/// Removes instances that nobody holds, and the probes of none.
+/// Removes instances that are not in use, and probes without an instance.
 fn clear(root: &Path) -> Result<(), Errno> {
     for entry in fs::read_dir(root.join("instances")).map_err(errno)? {
         let entry = entry.map_err(errno)?;
@@ -166,7 +166,7 @@ fn clear(root: &Path) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Group and name of a probe that such an instance has made: `r10:GROUP/NAME FUNCTION…`.
+/// Group and name of a probe that such an instance has created: `r10:GROUP/NAME FUNCTION…`.
 fn owned(line: &str) -> Option<(&str, &str)> {
     let (_, rest) = line.split_once(':')?;
     let (group, rest) = rest.split_once('/')?;
@@ -180,7 +180,7 @@ fn remove_probe(root: &Path, name: &str) -> Result<(), Errno> {
     let mut done = Ok(());
     for _ in 0..TRIES {
         done = append(&root.join("kprobe_events"), &format!("-:{name}"));
-        // Switched off a moment ago.
+        // It was disabled only a moment ago.
         if done != Err(Errno::BUSY) {
             break;
         }

@@ -1,24 +1,25 @@
-//! Whose turn it is to touch a dma-buf while it is filled: the CPU's, or a device's that it is mapped for.
+//! Controls whether the CPU or a device accesses a dma-buf while it is being filled.
 //!
-//! In a device's turn the CPU may still copy other bytes in, or read what has landed. Each such access is
-//! then one between `DMA_BUF_IOCTL_SYNC` calls, which are for all of a dma-buf: so no two at a time, or
-//! where caches are not coherent the beginning of one would drop what another has written and not ended.
+//! While a device has its turn, the CPU may still copy other bytes in, or read what the device has
+//! written. Each such access is then bracketed with `DMA_BUF_IOCTL_SYNC`, which applies to the whole
+//! dma-buf. So only one is made at a time: if caches are not coherent, the beginning of one access would
+//! drop what another one has written and not yet ended.
 
 use super::{Errno, dmabuf};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// A dma-buf that the CPU is writing to, but for the turns of devices.
+/// A dma-buf that the CPU is writing to, except during the turns of devices.
 pub(crate) struct Turns {
     fd: Arc<OwnedFd>,
-    /// It is a device's turn.
+    /// Whether a device has its turn.
     lent: RwLock<bool>,
-    /// Held by the one access by the CPU in a device's turn.
+    /// Held during the only CPU access in a device's turn.
     one: Mutex<()>,
 }
 
 impl Turns {
-    /// For a dma-buf to which CPU writes have begun (DMA_BUF_IOCTL_SYNC); the caller ends them.
+    /// For a dma-buf for which CPU writes have begun (DMA_BUF_IOCTL_SYNC); the caller ends them.
     pub(crate) fn new(fd: &Arc<OwnedFd>) -> Self {
         Self {
             fd: Arc::clone(fd),
@@ -31,7 +32,7 @@ impl Turns {
         self.fd.as_fd()
     }
 
-    /// Gives the turn to a device, until what is returned is dropped.
+    /// Gives the turn to a device, until the result is dropped.
     pub(crate) fn lend(&self) -> Result<Lent<'_>, Errno> {
         let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
         self.sync(true)?;
@@ -45,7 +46,7 @@ impl Turns {
         self.sync(false)
     }
 
-    /// The CPU reads or writes.
+    /// Calls `touch`, in which the CPU reads or writes.
     pub(crate) fn touch<T>(&self, touch: impl FnOnce() -> T) -> Result<T, Errno> {
         let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
         if !*lent {
@@ -58,17 +59,17 @@ impl Turns {
         Ok(touched)
     }
 
-    /// Begins or ends writing by the CPU.
+    /// Begins or ends CPU writes.
     fn sync(&self, end: bool) -> Result<(), Errno> {
         dmabuf::sync(self.fd(), true, end)
     }
 }
 
-/// A device's turn. When it ends, nothing is mapped for the device any more.
+/// A device's turn. Before it ends, everything must be unmapped from the device.
 pub(crate) struct Lent<'a>(Option<&'a Turns>);
 
 impl Lent<'_> {
-    /// Ends it. Where that fails, the CPU may not see what the device has written.
+    /// Ends it. If that fails, the CPU may not see what the device has written.
     pub(crate) fn take_back(mut self) -> Result<(), Errno> {
         self.0.take().map_or(Ok(()), Turns::take_back)
     }
@@ -77,7 +78,7 @@ impl Lent<'_> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if let Some(turns) = self.0 {
-            // After a panic: the memory is given up.
+            // After a panic the memory is discarded.
             let _ = turns.take_back();
         }
     }

@@ -1,4 +1,4 @@
-//! One io_uring that reads files into one region or into dma-bufs, and writes them from there.
+//! An io_uring that reads files into one region or into dma-bufs, and writes them from there.
 
 use super::map::{Region, iovec};
 use super::usage::Bell;
@@ -7,8 +7,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
-/// struct io_uring_rsrc_update2 of linux/io_uring.h, with the flags that kernels have which map
-/// buffers once.
+/// struct io_uring_rsrc_update2 of linux/io_uring.h, with the flags of kernels that can map buffers once.
 #[repr(C)]
 struct Update {
     offset: u32,
@@ -20,7 +19,7 @@ struct Update {
 }
 
 const IORING_REGISTER_BUFFERS_UPDATE: u32 = 16;
-/// `data` is an array of [`Buffer`]; EINVAL where the kernel doesn't know it.
+/// `data` is an array of [`Buffer`]; EINVAL if the kernel does not support it.
 const IORING_RSRC_UPDATE_EXTENDED: u32 = 1 << 1;
 
 /// struct io_uring_regbuf_desc.
@@ -56,31 +55,31 @@ const EMPTY: Buffer = Buffer {
 
 /// Windows of dma-bufs that are mapped begin and end at multiples of this.
 pub(crate) const MAP_UNIT: u64 = 4096;
-/// Slots for registered buffers, at most (IORING_MAX_REG_BUFFERS).
+/// The maximum number of slots for registered buffers (IORING_MAX_REG_BUFFERS).
 pub(crate) const MOST_SLOTS: usize = 1 << 14;
 
-/// Where a read lands, or a write begins.
+/// The destination of a read, or the source of a write.
 #[derive(Clone, Copy)]
 pub(crate) enum Landing<'m> {
-    /// At this byte of the region.
+    /// This byte of the region.
     Region(u64),
-    /// At the first byte of other memory, from which a write begins.
+    /// The first byte of other memory, for writes.
     Memory(Region<'m>),
-    /// At this byte of the region, which the buffer in a slot covers.
+    /// This byte of the region, which the buffer in a slot covers.
     Registered(u64, u32),
-    /// At this byte of the window of a dma-buf that is mapped in a slot: no address.
+    /// This byte of the window of a dma-buf that is mapped in a slot: not an address.
     Window(u64, u32),
 }
 
-/// A read or write that came back.
+/// A completed read or write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
-    /// The number it was given when it was submitted.
+    /// The number that was passed when it was submitted.
     pub token: u64,
     pub result: Result<u64, Errno>,
 }
 
-/// The ring. Dropping it waits for what is in flight: the memory may be taken away after that.
+/// The ring. Dropping it waits for operations in flight; the memory may be freed after that.
 pub(crate) struct Ring<'m> {
     ring: IoUring,
     region: Region<'m>,
@@ -91,18 +90,18 @@ pub(crate) struct Ring<'m> {
 }
 
 impl<'m> Ring<'m> {
-    /// A ring for `depth` reads of `files` at once, with the files registered where that works.
+    /// A ring for `depth` concurrent reads of `files`, with the files registered if that works.
     ///
-    /// EPERM where a sysctl or a seccomp filter forbids it, ENOSYS where the kernel has none.
+    /// EPERM if a sysctl or a seccomp filter forbids it, ENOSYS if the kernel has none.
     pub(crate) fn new(
         files: Vec<BorrowedFd<'m>>,
         region: Region<'m>,
         depth: u32,
     ) -> Result<Self, Errno> {
-        // One more than the reads: the bell that wakes us takes an entry too.
+        // One more than the reads, for the event that wakes us.
         let entries = depth + 1;
-        // Run completions only when we ask for them, on our own thread (Linux 6.1); kernels that
-        // do not know the flags get a plain ring.
+        // Run completions only when we ask for them, in our thread (Linux 6.1); kernels without these flags get
+        // a plain ring.
         let ring = IoUring::builder()
             .dontfork()
             .setup_single_issuer()
@@ -126,16 +125,15 @@ impl<'m> Ring<'m> {
         })
     }
 
-    /// Whether a ring can be had at all, knows reads (Linux 5.6), and does anything: a sandbox may
-    /// refuse any of it.
+    /// Whether a ring can be created, supports reads (Linux 5.6), and works: a sandbox may refuse any of it.
     pub(crate) fn probe() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno)?;
         let mut known = Probe::new();
         match ring.submitter().register_probe(&mut known).map_err(errno) {
             Ok(()) if known.is_supported(opcode::Read::CODE) => {}
-            // The question is as old as the answer.
+            // The probe and reads were added in the same version.
             Ok(()) | Err(Errno::INVAL) => return Err(Errno::NOSYS),
-            // Reads do not need what this sandbox keeps from us.
+            // Reads do not need what this sandbox refuses.
             Err(_) => {}
         }
         // SAFETY: doing nothing needs no memory.
@@ -144,8 +142,7 @@ impl<'m> Ring<'m> {
         ring.submit_and_wait(1).map(drop).map_err(errno)
     }
 
-    /// Whether the kernel knows buffers that are mapped once for a file: tried, by emptying a slot that
-    /// is empty.
+    /// Whether the kernel supports buffers that are mapped once for a file; probed by emptying an empty slot.
     pub(crate) fn maps_once() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
         if let Some(known) = KNOWN.get() {
@@ -157,12 +154,12 @@ impl<'m> Ring<'m> {
         });
         match asked {
             Ok(known) => *KNOWN.get_or_init(|| known),
-            // No ring now, for want of descriptors or memory: there may be one later.
+            // No ring now, for lack of descriptors or memory: there may be one later.
             Err(_) => false,
         }
     }
 
-    /// Makes room for registered buffers, none of them filled.
+    /// Creates empty slots for registered buffers.
     pub(crate) fn open_slots(&mut self, slots: u32) -> Result<(), Errno> {
         self.ring
             .submitter()
@@ -172,11 +169,11 @@ impl<'m> Ring<'m> {
         Ok(())
     }
 
-    /// Registers `len` bytes at `at` of the region in `slot`: they are pinned until the slot is
-    /// filled again. ENOMEM above the limit on pinned memory.
+    /// Registers `len` bytes at `at` of the region in `slot`: they are pinned until the slot is filled again.
+    /// ENOMEM above the limit on pinned memory.
     pub(crate) fn fill_slot(&mut self, slot: u32, at: u64, len: u64) -> Result<(), Errno> {
         let iov = iovec(self.region.span(at, len), len as usize);
-        // SAFETY: the memory lies in the region, which outlives the ring; the kernel pins it.
+        // SAFETY: the memory is in the region, which outlives the ring; the kernel pins it.
         unsafe {
             self.ring
                 .submitter()
@@ -186,8 +183,8 @@ impl<'m> Ring<'m> {
         .map(drop)
     }
 
-    /// As [`Ring::fill_slot`], mapped for direct reads of the file with this number. EOPNOTSUPP where that
-    /// file's driver does not map.
+    /// As [`Ring::fill_slot`], and maps them for direct reads of the file with this number. EOPNOTSUPP if that
+    /// file's driver does not support it.
     pub(crate) fn fill_slot_mapped(
         &mut self,
         slot: u32,
@@ -209,8 +206,8 @@ impl<'m> Ring<'m> {
         update(&self.ring, slot, &buffer)
     }
 
-    /// Maps `len` bytes at `at` of a dma-buf, in multiples of [`MAP_UNIT`], for direct reads of the file
-    /// with this number, until the slot is emptied.
+    /// Maps `len` bytes at `at` of a dma-buf, in multiples of [`MAP_UNIT`], for direct reads of the file with
+    /// this number, until the slot is emptied.
     pub(crate) fn map_slot(
         &mut self,
         slot: u32,
@@ -229,18 +226,18 @@ impl<'m> Ring<'m> {
         update(&self.ring, slot, &buffer)
     }
 
-    /// Empties a slot: what is mapped in it is unmapped behind the reads that it was named by.
+    /// Empties a slot: what is mapped in it is unmapped after the reads that use it.
     pub(crate) fn empty_slot(&mut self, slot: u32) -> Result<(), Errno> {
         update(&self.ring, slot, &EMPTY)
     }
 
-    /// Queues a read of `len` bytes to where they are to land, from an offset of the file with this
-    /// number. A slot that is named must cover it. The caller keeps to the depth the ring was made for.
+    /// Queues a read of `len` bytes to a destination, from an offset of the file with this number. A slot in it
+    /// must cover the bytes. The caller must not exceed the ring's depth.
     pub(crate) fn read(&mut self, token: u64, landing: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(false, token, landing, len, place);
     }
 
-    /// As [`Ring::read`], to write.
+    /// As [`Ring::read`], for a write.
     pub(crate) fn write(&mut self, token: u64, from: Landing<'m>, len: u64, place: (usize, u64)) {
         self.queue(true, token, from, len, place);
     }
@@ -257,13 +254,13 @@ impl<'m> Ring<'m> {
             Landing::Region(at) => (self.region.span(at, len), None),
             Landing::Memory(memory) => (memory.span(0, len), None),
             Landing::Registered(at, slot) => (self.region.span(at, len), Some(slot)),
-            // An offset, where others have an address.
+            // An offset in place of an address.
             Landing::Window(at, slot) => {
                 (std::ptr::without_provenance_mut(at as usize), Some(slot))
             }
         };
         let len = u32::try_from(len).expect("a block is at most 64 MiB");
-        // The two ways to name a file are two types.
+        // Registered and other files have different types.
         macro_rules! operation {
             ($fixed:ident, $plain:ident, $file:expr) => {
                 match slot {
@@ -286,7 +283,7 @@ impl<'m> Ring<'m> {
         self.push(&entry.user_data(token));
     }
 
-    /// Completes `token` when the bell rings.
+    /// Completes `token` when the event is signalled.
     pub(crate) fn listen(&mut self, token: u64, bell: &Bell) {
         let fd = types::Fd(bell.fd().as_raw_fd());
         let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
@@ -294,9 +291,9 @@ impl<'m> Ring<'m> {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the memory of a read or write lies in the region, or in another one, which outlive this
-        // ring; dropping the ring waits for it. Or it lies in a dma-buf, which the slot holds, where the kernel checks
-        // that it is inside of what is mapped. A bell is an eventfd and needs no memory.
+        // SAFETY: the memory of a read or write is in the region, or in another one; both outlive this ring,
+        // and dropping the ring waits for the operation. Or it is in a dma-buf, which the slot holds, and the
+        // kernel checks that it is inside the mapped range. An event is an eventfd and needs no memory.
         unsafe { self.ring.submission().push(entry) }
             .expect("the queue has an entry for each operation in flight");
         self.in_flight += 1;
@@ -312,7 +309,7 @@ impl<'m> Ring<'m> {
         self.ring.submit().map(drop).map_err(errno)
     }
 
-    /// What has completed.
+    /// Collects completed operations.
     pub(crate) fn completed(&mut self, into: &mut Vec<Done>) {
         into.clear();
         into.extend(
@@ -337,12 +334,12 @@ impl Drop for Ring<'_> {
             }
         }
         if self.slots {
-            // Closing a ring unpins and unmaps its buffers some time later; this does so now, so that
-            // the limit is free again, the memory can be sealed (F_SEAL_WRITE), and no device reaches it.
+            // Closing a ring unpins and unmaps its buffers some time later; this does so now, so that the limit
+            // is free again, the memory can be sealed (F_SEAL_WRITE), and no device accesses it.
             let _ = self.ring.submitter().unregister_buffers();
         }
         if self.registered_files {
-            // Likewise for the files, or their file system could not be unmounted yet.
+            // The same for files: otherwise their file system could not be unmounted yet.
             let _ = self.ring.submitter().unregister_files();
         }
     }
@@ -358,8 +355,8 @@ fn update(ring: &IoUring, slot: u32, buffer: &Buffer) -> Result<(), Errno> {
         nr: 1,
         resv2: 0,
     };
-    // SAFETY: both structures are laid out as the kernel's, which reads them during the call. Memory that
-    // is named in there lies in the region, which outlives the ring, and is pinned; a dma-buf is held.
+    // SAFETY: both structures have the kernel's layout, and it reads them during the call. Memory named in them
+    // is in the region, which outlives the ring, and is pinned; a dma-buf is held.
     let done = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,

@@ -1,4 +1,4 @@
-//! What this process and its threads have used, and waking a ring from another thread.
+//! CPU time of this process and its threads, and waking a ring from another thread.
 
 use super::Errno;
 use rustix::event::EventfdFlags;
@@ -14,13 +14,13 @@ pub(crate) fn cpu() -> (Duration, Duration) {
     (time(usage.ru_utime), time(usage.ru_stime))
 }
 
-/// Reads that this thread has sent to disks so far, in blocks of 512 bytes (getrusage(2)); what
-/// does not change where the kernel does not count or a file system reads by other threads.
+/// Reads that this thread has sent to disks so far, in blocks of 512 bytes (getrusage(2)). Does
+/// not change if the kernel does not count, or if a file system reads in other threads.
 pub(crate) fn blocks_read() -> libc::c_long {
     used_by(libc::RUSAGE_THREAD).ru_inblock
 }
 
-/// All zero where a filter refuses the call.
+/// All zero if a filter refuses the call.
 fn used_by(who: libc::c_int) -> libc::rusage {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the structure is the kernel's own and lives through the call.
@@ -30,7 +30,7 @@ fn used_by(who: libc::c_int) -> libc::rusage {
     }
 }
 
-/// Wakes whoever waits on it, through poll(2) or a ring (eventfd(2)).
+/// An event that wakes a thread through poll(2) or a ring (eventfd(2)).
 pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
@@ -39,13 +39,14 @@ impl Bell {
     }
 
     pub(crate) fn ring(&self) {
-        // EAGAIN means that it has rung 2^64 times unheard: it is awake.
+        // EAGAIN means that it has been signalled 2^64 times without being reset: the waiter is
+        // awake.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Forgets the rings so far.
+    /// Resets it.
     pub(crate) fn hush(&self) {
-        // EAGAIN means that it has not rung.
+        // EAGAIN means that it has not been signalled.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 

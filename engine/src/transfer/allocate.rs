@@ -1,6 +1,6 @@
-//! Memory comes into being gather by gather, ahead of the reads. Where reads have to wait for it, as
-//! one thread zeroes base pages slower than disks read, others join and take a part of a gather each;
-//! where they don't, a second thread would cost CPU time and save none.
+//! Memory is allocated chunk by chunk, ahead of the reads. If reads must wait for it, because one
+//! thread zeroes base pages more slowly than disks read, other threads join, each with a part of a
+//! chunk. Otherwise a second thread would only cost CPU time.
 
 use super::{Transfer, Work};
 use crate::error::{Error, errno_name};
@@ -13,40 +13,40 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Allocation looks for a cancel at least this often.
+/// Allocation checks for a cancellation at least this often, in bytes.
 const STEP: u64 = 32 << 20;
-/// The first gather: small, so that reading starts at once.
+/// The first chunk: small, so that reading starts immediately.
 const FIRST_GATHER: u64 = 8 << 20;
 
-/// What is still to be allocated, handed out in the order of the reads.
+/// What remains to be allocated, handed out in the order of the reads.
 pub(super) struct Steps<'a> {
     transfer: &'a Transfer<'a>,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Who is at work.
+    /// Number of working threads.
     threads: u64,
     /// The run of the layout that is being handed out.
     run: usize,
-    /// Memory below this has been handed out, and so far its gather reaches.
+    /// Memory below this has been handed out, and the end of its chunk.
     at: u64,
     stop_at: u64,
-    /// Gathers that are not all there, in order.
+    /// Chunks that are not completely present, in order.
     open: VecDeque<Gather>,
-    /// When the last one was.
+    /// When the last one completed.
     last: Duration,
 }
 
 struct Gather {
     at: u64,
     end: u64,
-    /// Bytes that are not there yet.
+    /// Bytes that are not present yet.
     left: u64,
     start: Duration,
 }
 
-/// A part of a gather, for one thread. Bytes in the buffer.
+/// A part of a chunk, for one thread, in bytes of the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) at: u64,
@@ -69,7 +69,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Makes all of it present, and then what others import; the log says where the kernel cannot.
+    /// Makes all memory present, and then creates what is exported; logs the reason if the kernel
+    /// refuses.
     pub(super) fn run(&self, feed: &Feed) {
         let end = End(feed);
         let Work { plan, log, .. } = self.transfer.work;
@@ -81,12 +82,12 @@ impl<'a> Steps<'a> {
                     return;
                 }
                 let builder = std::thread::Builder::new().name("dmafile-alloc".to_string());
-                // Fewer threads than wished for (EAGAIN under RLIMIT_NPROC) do the same work.
+                // Fewer threads than requested (EAGAIN under RLIMIT_NPROC) do the same work.
                 others.extend(builder.spawn_scoped(scope, || self.work(feed, |_| {})).ok());
                 self.shared_by(1 + others.len() as u64);
             };
             if allocation == Allocation::Before {
-                // No disk works meanwhile.
+                // The disk is idle during this.
                 (1..most).for_each(|_| one_more());
             }
             let mut refused = self.work(feed, |idle| {
@@ -110,19 +111,19 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Gathers are handed out in so many parts from now on.
+    /// From now on chunks are divided into this many parts.
     pub(super) fn shared_by(&self, threads: u64) {
         self.lock().threads = threads;
     }
 
-    /// How many threads are at work, or were.
+    /// Number of threads that are or were working.
     #[cfg(test)]
     pub(super) fn threads(&self) -> u64 {
         self.lock().threads
     }
 
-    /// Takes steps until none is left, and says after each whether reads were waiting for it. The
-    /// errno where the kernel refuses to populate memory.
+    /// Takes steps until none is left, and reports after each whether reads were waiting for it.
+    /// Returns the errno if the kernel refuses to populate memory.
     fn work(&self, feed: &Feed, mut after: impl FnMut(bool)) -> Option<Errno> {
         let Transfer { work, memory } = self.transfer;
         numa::prefer(work.plan.node);
@@ -153,7 +154,7 @@ impl<'a> Steps<'a> {
         None
     }
 
-    /// A dma-buf is made of pages that are there, while the last reads are in flight (AR-36).
+    /// Creates a dma-buf over the present pages, while the last reads are in flight.
     fn export(&self, feed: &Feed) {
         let Transfer { work, memory } = self.transfer;
         let Work { plan, meter, .. } = *work;
@@ -179,7 +180,7 @@ impl<'a> Steps<'a> {
             let run = layout.runs.get(state.run)?;
             let run_end = work.at(run.end).next_multiple_of(grain).min(end);
             let at = work.at(run.start);
-            // What two runs lie on is handed out once.
+            // What two runs share is handed out once.
             let at = (at - at % grain).max(state.at);
             if at >= run_end {
                 state.run += 1;
@@ -205,14 +206,14 @@ impl<'a> Steps<'a> {
         Some(Step { at, len })
     }
 
-    /// Its pages are there. What is there without a gap may be read into.
+    /// The pages of a step are present. Memory that is present without a gap may be read into.
     pub(super) fn done(&self, step: Step, feed: &Feed) {
         let Work { plan, meter, .. } = self.transfer.work;
         let mut state = self.lock();
         let gather = state.open.iter_mut().find(|one| step.at < one.end);
         gather.expect("its gather is open").left -= step.len;
         while let Some(first) = state.open.front().filter(|first| first.left == 0) {
-            // Several are under way at once, and one after the other complete.
+            // Several are in progress at once, and complete one after another.
             let start = first.start.max(state.last);
             let end = first.end;
             meter.allocated(start, first.at, end - first.at);
@@ -229,7 +230,7 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// Whatever ends allocation, a mistake of ours too, nobody waits for memory any longer.
+/// However allocation ends, even by a panic, nothing must wait for memory any longer.
 struct End<'a>(&'a Feed);
 
 impl Drop for End<'_> {
@@ -238,9 +239,9 @@ impl Drop for End<'_> {
     }
 }
 
-/// The size of the next gather. They double from a small first one, so that reading starts at once,
-/// up to the size of the plan, and halve towards the end, so that little is left to read after the
-/// last one.
+/// The size of the next chunk. Sizes double from a small first one, so that reading starts
+/// immediately, up to the size of the plan, and halve towards the end, so that little remains to be
+/// read after the last one.
 fn gather(made: u64, end: u64, most: u64, grain: u64) -> u64 {
     let ramp = made
         .max(FIRST_GATHER)
@@ -254,7 +255,7 @@ fn cannot_allocate(transfer: &Transfer<'_>, errno: Errno, at: u64) -> Error {
         .at(format!("byte {at} of {}", transfer.work.plan.capacity));
     match (errno, transfer.work.plan.pages) {
         (Errno::FAULT, _) if !transfer.memory.never_faults() => error
-            .with_why("its owner has cut it short meanwhile")
+            .with_why("its owner truncated it in the meantime")
             .with_remedy("seal it against that (F_SEAL_SHRINK)"),
         (Errno::FAULT, Pages::Huge) => error
             .with_why("a cgroup limits hugetlb pages to less")

@@ -1,7 +1,7 @@
 //! A fused load: one call of dmafile.ko or a heap allocates the buffer and reads the file into it.
 //!
-//! It allocates gather by gather and reads each one while it allocates the next, as the pipeline of
-//! [`Transfer::run`] does in user space, and nothing else sees the buffer before it is whole.
+//! It allocates chunk by chunk and reads each one while it allocates the next, as the pipeline of
+//! [`Transfer::run`] does in user space. Nothing else can access the buffer before it is complete.
 
 use super::{Outcome, Work};
 use crate::buffer::{self, Filled};
@@ -13,8 +13,8 @@ use crate::method::{self, Fused, Stop};
 use crate::options::Allocation;
 use crate::verify::Verified;
 
-/// Makes and fills the buffer of a plan that says so. None where that is refused, which the log says:
-/// the memory is then to be made and filled one after the other.
+/// Creates and fills the buffer of a plan for a fused load. None if that is refused, which is logged:
+/// the memory must then be created first and filled afterwards.
 pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)>> {
     let Work {
         plan,
@@ -51,7 +51,7 @@ pub(crate) fn fused(work: &Work<'_>) -> Result<Option<(Box<dyn Filled>, Outcome)
 }
 
 impl Work<'_> {
-    /// Hashes what is there already, as devices see it.
+    /// Hashes memory that is already filled, as devices see it.
     fn verify(&self, filled: &dyn Filled) -> Result<Vec<Verified>> {
         if self.checks.is_empty() {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Checksums of the wanted bytes, computed in file order as they land.
+//! Checksums of the requested bytes, computed in file order as they are read.
 
 use super::Work;
 use crate::buffer::CopyOut;
@@ -15,7 +15,7 @@ impl Work<'_> {
         pairs.map(|(check, digest)| check.judge(digest)).collect()
     }
 
-    /// Hashes the wanted bytes of each file in file order as they land.
+    /// Hashes the requested bytes of each file in file order as they are read.
     pub(super) fn hash(
         &self,
         memory: &(impl CopyOut + ?Sized),
@@ -44,7 +44,7 @@ impl Work<'_> {
         Ok(digests)
     }
 
-    /// Hashes what lies between two places in memory.
+    /// Hashes what is between two offsets in memory.
     fn hash_range(
         &self,
         memory: &(impl CopyOut + ?Sized),
@@ -57,12 +57,12 @@ impl Work<'_> {
         let runs = &self.layout.runs;
         let mut next = runs.partition_point(|run| self.at(run.end) <= at);
         while at < end {
-            // What has failed or been cancelled needs no digest, and nobody waits for one.
+            // A transfer that has failed or been cancelled needs no digest.
             if self.cancel.is_set() || feed.failed() {
                 return Err(unfinished());
             }
             let run = runs.get(next).filter(|run| self.at(run.start) < end);
-            // Holes are zeros; looking at them would allocate memory for them.
+            // Holes are zeros; reading them would allocate memory.
             let hole_end = run.map_or(end, |run| self.at(run.start));
             if at < hole_end {
                 let len = (hole_end - at).min(ZEROS.len() as u64);
@@ -85,5 +85,5 @@ impl Work<'_> {
 }
 
 fn unfinished() -> Error {
-    Error::new("verify", "not all bytes came")
+    Error::new("verify", "not all bytes arrived")
 }

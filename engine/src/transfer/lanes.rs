@@ -30,7 +30,7 @@ impl Transfer<'_> {
                 copy.push((run.start, run.end));
                 continue;
             }
-            // Memory that is not ours to write beyond: a part of a block at either end cannot be
+            // Memory beyond this range must not be written: a part of a block at either end cannot be
             // read directly.
             let align = self.work.plan.tuning.align;
             let mut middle = (run.start, run.end);
@@ -56,8 +56,8 @@ impl Transfer<'_> {
         (main, copy)
     }
 
-    /// Runs the lanes that have something to do until all extents are moved; errors are left in
-    /// the feed. The rung of the main lane's last try.
+    /// Runs the lanes that have something to do until all extents are moved; errors are left in the
+    /// feed. Returns the last method of the main lane.
     pub(super) fn read(&self, feed: &Feed, lanes: Lanes) -> Rung {
         match (lanes.main, lanes.copy) {
             (true, true) => std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ impl Transfer<'_> {
                 let rung = self.lane_main(feed);
                 match thread {
                     Ok(thread) => thread.join().expect("this thread does not panic"),
-                    // No thread can be made: one lane after the other.
+                    // No thread can be created: one lane after the other.
                     Err(_) => self.lane_copy(feed),
                 }
                 rung
@@ -95,7 +95,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Walks the ladder.
+    /// Tries the methods in order.
     fn lane_main(&self, feed: &Feed) -> Rung {
         let mut tried = self.work.plan.first();
         let mut rungs = self.work.plan.ladder.iter().copied().peekable();

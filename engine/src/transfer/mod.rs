@@ -1,6 +1,6 @@
-//! The pipeline: memory is allocated gather by gather while earlier gathers are read.
+//! The pipeline: memory is allocated chunk by chunk while earlier chunks are read.
 //!
-//! Total time tends to `T(first gather) + max(T(remaining allocation), T(I/O))` (AR-22).
+//! Total time tends to `T(first chunk) + max(T(remaining allocation), T(I/O))`.
 
 mod allocate;
 mod fused;
@@ -27,7 +27,7 @@ pub(crate) use fused::fused;
 use lanes::Lanes;
 pub(crate) use through::Through;
 
-/// What one load is to move, and what watches over it.
+/// What one load must move, and what monitors it.
 #[derive(Clone, Copy)]
 pub(crate) struct Work<'a> {
     pub plan: &'a Plan,
@@ -45,20 +45,20 @@ pub(crate) struct Transfer<'a> {
     pub memory: &'a dyn Filling,
 }
 
-/// What came of it.
+/// The result.
 pub(crate) struct Outcome {
-    /// What the main lane moved last by.
+    /// The last method of the main lane.
     pub rung: Rung,
     pub verified: Vec<Verified>,
 }
 
 impl Work<'_> {
-    /// Where a byte of the file lies in memory.
+    /// Where a byte of the file is in memory.
     fn at(&self, file: u64) -> u64 {
         file - self.plan.offset + self.plan.lead
     }
 
-    /// The place in the file of the memory's first byte, wrapping.
+    /// The file offset of the memory's first byte, wrapping.
     fn base(&self) -> u64 {
         self.plan.offset.wrapping_sub(self.plan.lead)
     }
@@ -71,7 +71,7 @@ impl Work<'_> {
             align: if whole { tuning.align } else { 1 },
             base: self.base(),
             phase: match tuning.drop_behind {
-                // No two blocks have a folio of the page cache in common.
+                // No two blocks share a folio of the page cache.
                 true => self.base() % tuning.block,
                 false => self.base() % tuning.align,
             },
@@ -89,7 +89,7 @@ impl Transfer<'_> {
             copy: !copy.is_empty(),
         };
         let ahead = self.work.plan.allocation != Allocation::InRead;
-        // Without a bell a ring that waits for a read notices new memory a little later.
+        // Without this event, a ring that waits for a read notices new memory a little later.
         let bell = if ahead { Bell::new().ok() } else { None };
         let feed = Feed::new(main, copy, self.work.cut(), bell);
         let (rung, digests) = if ahead || !self.work.checks.is_empty() {
@@ -105,8 +105,8 @@ impl Transfer<'_> {
         Ok(Outcome { rung, verified })
     }
 
-    /// Reads, while threads allocate ahead and another hashes what has landed. Where no
-    /// thread can be made (RLIMIT_NPROC), reads fault their pages in and hashing comes last.
+    /// Reads, while threads allocate ahead and another one hashes what has been read. If no thread
+    /// can be created (RLIMIT_NPROC), reads fault their pages in and hashing comes last.
     fn with_helpers(&self, feed: &Feed, lanes: Lanes, ahead: bool) -> (Rung, Result<Vec<String>>) {
         let steps = Steps::new(self);
         if ahead {
@@ -120,7 +120,7 @@ impl Transfer<'_> {
                 spawn("dmafile-verify").spawn_scoped(scope, || self.work.hash(self.memory, feed))
             });
             if let Some(Err(error)) = &allocator {
-                let why = format!("no thread can be made ({error})");
+                let why = format!("cannot start a thread ({error})");
                 self.work.log.add("allocation", Allocation::InRead, why);
                 feed.publish(u64::MAX);
             }
@@ -146,7 +146,7 @@ impl Transfer<'_> {
             rung,
             source: self.work.source,
             region: self.memory.region(),
-            // Huge pages that are not there yet may be refused by a cgroup: with a signal.
+            // A cgroup may refuse huge pages that are not present yet, by a signal.
             never_faults: self.memory.never_faults()
                 && (self.work.plan.pages != Pages::Huge
                     || self.work.plan.allocation != Allocation::InRead),
@@ -158,7 +158,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// All lanes have ended: is everything there?
+    /// After all lanes have ended: checks that everything is in place.
     fn check(&self, feed: &Feed) -> Result<()> {
         if let Some(error) = feed.error() {
             return Err(error);
@@ -175,22 +175,22 @@ impl Transfer<'_> {
             .map(|run| run.end - run.start)
             .sum();
         if direct + buffered < data {
-            // A lane that ends without an error has drained; anything else is our own mistake,
-            // and must not become a buffer with a gap.
+            // A lane that ends without an error must have drained its feed; anything else is a bug,
+            // and must not produce a buffer with a gap.
             return Err(Error::new(
                 "load",
-                format!("only {} of {data} bytes came", direct + buffered),
+                format!("only {} of {data} bytes arrived", direct + buffered),
             ));
         }
-        // A hole at the end hides that the file was cut short: no read has met its end.
+        // A hole at the end hides that the file was truncated: no read has reached its end.
         match self.work.source.missing(&self.work.layout.wanted)? {
             Some(now) => Err(method::cut_short(self.work.source, now)),
             None => Ok(()),
         }
     }
 
-    /// Bytes outside the wanted range are zero: rounded-out reads have brought some in, and
-    /// memory that is not fresh holds whatever it held, in holes too.
+    /// Zeros bytes outside the requested range: rounded-up reads have brought some in, and memory
+    /// that is not fresh has old contents, also in holes.
     fn zero_around(&self) -> Result<(), Errno> {
         let (floor, lead) = (self.work.plan.floor, self.work.plan.lead);
         let end = lead + self.work.plan.bytes;
@@ -205,15 +205,15 @@ impl Transfer<'_> {
             return self.memory.zero(end, capacity - end);
         }
         self.memory.zero(floor, lead - floor)?;
-        // Behind each file that was read to its end, and may have grown meanwhile.
+        // After each file that was read to its end, and may have grown during the load.
         let first = self.work.plan.offset;
         for (_, start, size) in self.work.source.files() {
             let end = (start + size).min(first + self.work.plan.bytes);
             let runs = &self.work.layout.runs;
             let last = runs.partition_point(|run| run.start < end).checked_sub(1);
             if last.is_some_and(|last| runs[last].end == end) {
-                // As far as the read reached in the file: in memory its end need not be aligned, and
-                // the next file may begin right behind it.
+                // Up to where the read reached in the file: in memory its end need not be aligned,
+                // and the next file may follow immediately.
                 let touched = self
                     .work
                     .at(end.next_multiple_of(self.work.plan.tuning.align))
@@ -226,8 +226,8 @@ impl Transfer<'_> {
     }
 }
 
-/// When reading has ended, in a panic of a caller's progress function too, nobody is left waiting
-/// for what will not come.
+/// When reading has ended, even by a panic in the caller's progress function, nothing must keep
+/// waiting.
 struct Over<'a>(&'a Transfer<'a>, &'a Feed);
 
 impl Drop for Over<'_> {

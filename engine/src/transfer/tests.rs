@@ -1,4 +1,4 @@
-//! What a real disk refuses, met in the middle of a transfer.
+//! Refusals by a real disk in the middle of a transfer.
 
 use super::*;
 use crate::buffer::{self, Finish};
@@ -19,7 +19,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Of a file, all of it, into a new memfd.
+    /// For all of a file, into a new memfd.
     fn of(path: &Path, plan: Plan, pages: Pages) -> Self {
         let source = Source::open(path).unwrap();
         Self {
@@ -49,8 +49,8 @@ impl Parts {
     }
 }
 
-/// ext4, xfs and block devices refuse direct reads that are not aligned: the refusal that
-/// overlayfs over squashfs and some FUSE daemons answer at the first read of any kind.
+/// ext4, XFS and block devices refuse direct reads that are not aligned, as overlayfs
+/// over squashfs and some FUSE daemons refuse every first read.
 #[test]
 fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
     let dir = crate::source::folder_on_disk();
@@ -87,14 +87,14 @@ fn a_direct_read_that_is_refused_is_left_to_the_next_rung() {
     }
 }
 
-/// Threads take steps in any order: what is read into has no gap.
+/// Threads take steps in any order, but memory is announced without gaps.
 #[test]
 fn memory_is_published_without_a_gap() {
     const MIB: u64 = 1 << 20;
     let dir = crate::source::folder_on_disk();
     let path = dir.path().join("file");
     let file = std::fs::File::create(&path).unwrap();
-    // The last two lie on one huge page, which is not a whole one.
+    // The last two are on one huge page, of which there is only a part.
     let data = [
         (0, 20 * MIB),
         (60 * MIB, 100 * MIB + 65536),
@@ -145,14 +145,14 @@ fn memory_is_published_without_a_gap() {
     assert_eq!(feed.frontier(), end);
 }
 
-/// A second thread that allocates costs CPU time: it joins where reads wait for memory.
+/// A second allocating thread costs CPU time: it joins only if reads wait for memory.
 #[test]
 fn others_allocate_where_reads_wait() {
     /// What is in flight while memory is being allocated.
     enum Reads {
-        /// As soon as there is memory, it has been read into.
+        /// Memory is read into as soon as it is announced.
         Waiting,
-        /// One read lasts.
+        /// One read takes very long.
         Lasting,
         NotBegun,
     }
@@ -183,6 +183,6 @@ fn others_allocate_where_reads_wait() {
     assert!(threads(Allocation::Ahead, Reads::Waiting) > 1);
     assert_eq!(threads(Allocation::Ahead, Reads::Lasting), 1);
     assert_eq!(threads(Allocation::Ahead, Reads::NotBegun), 1);
-    // Nothing is read meanwhile.
+    // Nothing is read at that time.
     assert_eq!(threads(Allocation::Before, Reads::NotBegun), 3);
 }

@@ -126,7 +126,7 @@ impl<'a> Through<'a> {
 
     /// Hands slots to the sink as they are filled, and to those that read as it has done with them.
     fn drive(&self, feed: &Feed, hashed: Option<&Landed>, sink: &mut dyn Sink) -> Result<()> {
-        // However this ends, nobody waits for a slot.
+        // However this ends, the reads do not wait for a slot.
         let _end = End(feed);
         self.populate(feed)?;
         let mut sink = Begun {
@@ -289,7 +289,7 @@ fn no_thread(error: &std::io::Error) -> Error {
         .with_remedy("raise the limit on processes: ulimit -u")
 }
 
-/// The ring, and how far it was read by the one who hashes.
+/// The ring, and how far it has been hashed.
 struct Watched<'a>(&'a buffer::Ring, &'a Landed);
 
 impl CopyOut for Watched<'_> {

@@ -1,9 +1,9 @@
-//! The algorithms, each by its crate.
+//! The algorithms, each implemented by a crate.
 
 use super::Algorithm;
 use sha2::Digest as _;
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 pub(crate) enum Hasher {
     Crc32c(u32),
     Xxh3(Box<xxhash_rust::xxh3::Xxh3>),
@@ -13,7 +13,7 @@ pub(crate) enum Hasher {
 }
 
 impl Hasher {
-    /// One of so many bytes.
+    /// Starts a checksum of this many bytes.
     pub(crate) fn new(algorithm: Algorithm, bytes: u64) -> Self {
         match algorithm {
             Algorithm::Crc32c => Self::Crc32c(0),

@@ -1,4 +1,4 @@
-//! Checksums, computed in file order while later extents are still on their way.
+//! Checksums, computed in file order while later extents are still being read.
 
 #[cfg(feature = "checksums")]
 mod hasher;
@@ -31,14 +31,14 @@ pub enum Algorithm {
     Blake3,
     /// SHA-256, 64 digits: what `sha256sum` prints.
     Sha256,
-    /// What git names a file by, 40 digits: SHA-1 of its size and its bytes (`git hash-object`). Small
-    /// files of a Hugging Face cache are compared with it ([`Verify::hub`]); it can't be asked for.
+    /// The name that git gives to a file (`git hash-object`), 40 digits: SHA-1 over its size and its bytes.
+    /// Only used to check small files of a Hugging Face cache ([`Verify::hub`]); it cannot be requested.
     #[strum(serialize = "git-sha1")]
     GitSha1,
 }
 
 impl Algorithm {
-    /// Every algorithm that can be asked for.
+    /// Every algorithm that can be requested.
     pub const ALL: &'static [Self] = &[Self::Crc32c, Self::Xxh3, Self::Blake3, Self::Sha256];
 
     /// Its name on the command line and in JSON.
@@ -56,22 +56,22 @@ impl Algorithm {
     }
 }
 
-/// A checksum to compute, and what it should be.
+/// A checksum to compute, and its expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verify {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// The digest in lower-case hexadecimal. Without one it is only computed and reported, but for
-    /// the SHA-256 of files in a Hugging Face cache, which are named by theirs.
+    /// The expected digest in lower-case hexadecimal. Without one the digest is only computed and
+    /// reported, except for the SHA-256 of files in a Hugging Face cache, which are named by it.
     pub expected: Option<String>,
-    /// Each file must lie in a Hugging Face cache, and is compared with the digest that names it there.
+    /// Each file must be in a Hugging Face cache, and is compared with the digest that names it there.
     pub hub: bool,
 }
 
 impl Verify {
-    /// Compares each file with the digest that a Hugging Face cache names it by, and fails the load where
-    /// it has none: SHA-256, and git's SHA-1 of small files.
+    /// Compares each file with the digest that names it in a Hugging Face cache (SHA-256, or git's SHA-1
+    /// for small files), and fails the load if there is none.
     pub fn hub() -> Self {
         Self {
             algorithm: Algorithm::Sha256,
@@ -89,15 +89,17 @@ impl Verify {
         }
     }
 
-    /// Computes a checksum, and fails the load where it is not this one, in hexadecimal.
+    /// Computes a checksum, and fails the load if it differs from `hex`.
     ///
     /// # Errors
-    /// Kind [`Usage`](crate::ErrorKind::Usage) where `hex` is not a digest of this algorithm.
+    /// Kind [`Usage`](crate::ErrorKind::Usage) if `hex` is not a digest of this algorithm.
     pub fn expect(algorithm: Algorithm, hex: &str) -> Result<Self> {
         let hex = hex.to_ascii_lowercase();
         if hex.len() != algorithm.digits() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
             let digits = algorithm.digits();
-            let why = format!("'{hex}' is no {algorithm}: {digits} hexadecimal digits");
+            let why = format!(
+                "'{hex}' is not a valid {algorithm} digest, which has {digits} hexadecimal digits"
+            );
             return Err(Error::usage(Opt::Verify, why));
         }
         Ok(Self {
@@ -125,7 +127,7 @@ impl FromStr for Verify {
         let algorithm = *known.ok_or_else(|| {
             let names: Vec<_> = Algorithm::ALL.iter().map(|one| one.name()).collect();
             let names = names.join(", ");
-            Error::usage(Opt::Verify, format!("'{name}' is none of {names}, hub"))
+            Error::usage(Opt::Verify, format!("'{name}' is not one of {names}, hub"))
         })?;
         match expected {
             Some(hex) => Self::expect(algorithm, hex),
@@ -134,35 +136,35 @@ impl FromStr for Verify {
     }
 }
 
-/// A digest that was computed, and the one that was expected if any.
+/// A computed digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Verified {
-    /// The file whose bytes these are; in JSON what of its path is no UTF-8 is replaced.
+    /// The file whose bytes these are; in JSON, parts of its path that are not UTF-8 are replaced.
     #[serde(serialize_with = "crate::error::lossy")]
     pub file: PathBuf,
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The digest in lower-case hexadecimal.
     pub digest: String,
-    /// It was compared with an expected one, and equal.
+    /// Whether it was compared with an expected digest, and equal.
     pub matched: bool,
 }
 
-/// A digest that is to be computed.
+/// A digest to compute.
 #[derive(Debug)]
 pub(crate) struct Check {
     pub file: PathBuf,
-    /// The bytes of the source that it is of.
+    /// The bytes of the source to hash.
     pub range: (u64, u64),
     pub algorithm: Algorithm,
     pub expected: Option<String>,
-    /// It is known by the file's name in the Hugging Face cache.
+    /// The expected digest comes from the file's name in the Hugging Face cache.
     pub by_name: bool,
 }
 
 impl Check {
-    /// What `verify` asks of a source of which `[start, end)` is wanted: one digest a file.
+    /// The checks that `verify` requires for the bytes `[start, end)` of a source: one digest per file.
     pub(crate) fn all(verify: &Verify, source: &Source, start: u64, end: u64) -> Result<Vec<Self>> {
         let mut checks = Vec::new();
         for (path, at, size) in source.files() {
@@ -195,7 +197,7 @@ impl Check {
             return Err(Error::usage(
                 Opt::Verify,
                 format!(
-                    "{}=HEX is of one file, and these are several",
+                    "{}=HEX works for one file only, and these are several",
                     verify.algorithm
                 ),
             ));
@@ -203,7 +205,7 @@ impl Check {
         Ok(checks)
     }
 
-    /// Compares what was computed with what is expected, if anything is.
+    /// Compares a computed digest with the expected one, if there is one.
     pub(crate) fn judge(&self, digest: String) -> Result<Verified> {
         if let Some(expected) = self.expected.as_ref().filter(|wanted| **wanted != digest) {
             return Err(Error::new(
@@ -212,7 +214,7 @@ impl Check {
             )
             .with_errno(Errno::BADMSG)
             .at(self.file.display().to_string())
-            .with_remedy("the file is damaged or another one: fetch it again"));
+            .with_remedy("the file is damaged, or is not the expected one: download it again"));
         }
         Ok(Verified {
             file: self.file.clone(),
@@ -223,7 +225,7 @@ impl Check {
     }
 }
 
-/// As [`named_in_cache`], of a file that has to have such a name.
+/// As [`named_in_cache`], for a file that must have such a name.
 fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
     let named = match whole {
         true => named_in_cache(path),
@@ -241,11 +243,11 @@ fn named_in_hub(path: &Path, whole: bool) -> Result<(Algorithm, String)> {
     })
 }
 
-/// The digest that a Hugging Face cache names a file by, or why there is none:
-/// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/DIGEST`, which is the SHA-256 of a
-/// large file (Git LFS) and git's own name of any other.
+/// The digest that names a file in a Hugging Face cache, or why there is none:
+/// `models--…/snapshots/REVISION/NAME` is a link to `models--…/blobs/DIGEST`, where DIGEST is the SHA-256
+/// of a large file (Git LFS) or git's own name of any other.
 fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
-    const NONE: &str = "it lies in no Hugging Face cache (models--…/blobs), whose files are named by their digests";
+    const NONE: &str = "it is not in a Hugging Face cache (models--…/blobs), whose files are named by their digests";
     let blob = path.canonicalize().map_err(|_| NONE)?;
     let folder = |path: &Path| {
         let parent = path.parent()?;
@@ -267,7 +269,7 @@ fn named_in_cache(path: &Path) -> Result<(Algorithm, String), &'static str> {
         let algorithm = known.into_iter().find(|one| one.digits() == name.len())?;
         Some((algorithm, name.to_string()))
     });
-    named.ok_or("the Hugging Face cache names it by no digest that is known here")
+    named.ok_or("its name in the Hugging Face cache is not a known digest")
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! In place of the algorithms, where the feature `checksums` is off: without `Load::verify`
-//! and `Save::verify` nothing asks for a checksum.
+//! Replaces the algorithms if the feature `checksums` is off: `Load::verify` and
+//! `Save::verify` do not exist then, so no checksum is ever computed.
 
 use super::Algorithm;
 
-/// What no load makes.
+/// Never created.
 pub(crate) struct Hasher;
 
 impl Hasher {

@@ -211,7 +211,7 @@ SEALED = (
     "writing: "
 )
 HELD = (
-    "1 long-term pin, whose region is gone by now",
+    "1 long-term pin, whose region has ended since",
     r"1 short pin, the first by \d+, pin_once, .+ before",
     "1 reference that no pin, mapping or cache explains",
 )

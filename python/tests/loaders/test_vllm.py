@@ -95,11 +95,11 @@ def test_the_entry_point_is_what_vllm_calls() -> None:
 
 WRONG: list[tuple[Any, str]] = [
     ({"bugdet": 1, "shares": "node"}, "has no bugdet, shares; it has budget, verify, share"),
-    ({"budget": 0}, "budget: 0 is no number of bytes"),
-    ({"budget": True}, "budget: True is no number"),
-    ({"budget": "1G"}, "budget: '1G' is no number"),
-    ({"verify": 1}, "verify: 1 is no checksum"),
-    ({"share": "all"}, "share: 'all' is none of"),
+    ({"budget": 0}, "budget: 0 is not a number of bytes"),
+    ({"budget": True}, "budget: True is not a number"),
+    ({"budget": "1G"}, "budget: '1G' is not a number"),
+    ({"verify": 1}, "verify: 1 is not a checksum"),
+    ({"share": "all"}, "share: 'all' is not 'off' or 'node'"),
 ]
 
 

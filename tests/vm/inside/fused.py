@@ -128,8 +128,8 @@ class Fused:
             assert all("(ENOENT)" in choices[f"not {one}"] for one in against), choices
             if kind == "dmafile" and "udmabuf" in self.kinds:
                 # Its pages are not to be chosen; a udmabuf's are.
-                report = self.loads.load(file, "dma-buf", "--pages=4k")
-                assert report["kind"] == "udmabuf" and report["pages"] == "4k", report
+                report = self.loads.load(file, "dma-buf", "--pages=base")
+                assert report["kind"] == "udmabuf" and report["pages"] == "base", report
             if kind == "dmafile":
                 subprocess.run(["rmmod", "dmafile"], check=True)
             else:

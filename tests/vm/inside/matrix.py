@@ -113,7 +113,7 @@ class Matrix:
         """Base, transparent huge and hugetlb pages, allocated ahead and by the reads."""
         file = self.file(2 * GATHER + 777)
         back = setting(POOL, 4)
-        for pages in ("4k", "thp", "huge"):
+        for pages in ("base", "thp", "huge"):
             for when in ("before", "ahead", "in-read"):
                 for way in self.ways(self.whole and when == "ahead"):
                     if pages == "huge" and way and way[0].removeprefix("--method=") in NO_HUGE:

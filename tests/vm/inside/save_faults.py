@@ -353,7 +353,7 @@ def meanwhile(saves: Saves, spare: str) -> None:
         command = saves.commands(folder, *slow)["new"]
         (folder / "new").unlink()
         line = saves.under_way(folder, command, lambda _: (folder / "new").mkdir(), 1)
-        assert "a folder has come into its place (EISDIR)" in line, line
+        assert "a folder has taken its place (EISDIR)" in line, line
         (folder / "new").rmdir()
 
         # The device goes away, and comes back.

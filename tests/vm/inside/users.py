@@ -161,7 +161,7 @@ class Users:
         line = self.loads.refused("load", str(file.path), "--to=dma-buf", "--quiet", user=True)
         assert "there is no /dev/dmafile (ENOENT)" in line and "modprobe dmafile" in line, line
         check = found["dmafile.ko"]
-        assert "the way to a dma-buf here" in check["found"], check
+        assert "the only way to get a dma-buf here" in check["found"], check
         assert check["remedy"].startswith("modprobe dmafile"), check
 
 

@@ -1,41 +1,41 @@
 //! GGUF: counts, typed metadata, descriptions of tensors, then their bytes, aligned.
 //!
-//! Every number is little-endian. Each count and length is held against the bytes that can still
-//! come before anything is made of it, and memory grows with what has come.
+//! All numbers are little-endian. Each count and length is checked against the remaining bytes
+//! of the file before it is used, and memory grows only with what has been read.
 
 use super::{Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted};
 use crate::format::Dtype;
 use std::collections::{BTreeMap, btree_map};
 use std::io::{BufReader, Read};
 
-/// What a file starts with.
+/// The first bytes of a file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
-/// The key that says how tensors are aligned.
+/// The key of the tensor alignment.
 const ALIGNMENT: &str = "general.alignment";
 
-/// How tensors are aligned in a file without that key.
+/// Tensor alignment of a file without that key.
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Alignments that make sense: the format wants multiples of 8, and no page is above 1 GiB.
+/// Valid alignments: the format requires multiples of 8, and no page is larger than 1 GiB.
 const ALIGNMENTS: std::ops::RangeInclusive<u64> = 8..=1 << 30;
 
-/// The longest key, in bytes.
+/// The maximum length of a key in bytes.
 const MAX_KEY: u64 = 65535;
 
-/// The longest name of a tensor, in bytes.
+/// The maximum length of a tensor's name in bytes.
 const MAX_NAME: u64 = 64;
 
-/// The most dimensions of a tensor.
+/// The maximum number of dimensions of a tensor.
 const MAX_DIMENSIONS: u32 = 4;
 
-/// How deep lists may lie in lists. The format sets no limit; nobody is known to nest at all.
+/// The maximum nesting of lists. The format has no limit, but no known file nests them at all.
 const MAX_DEPTH: u32 = 4;
 
-/// What is read at once of a text, so that memory for it is taken as it comes.
+/// Texts are read in steps of this many bytes, so that memory is allocated only as they arrive.
 const STEP: usize = 1 << 16;
 
-// The least bytes that a thing takes in the file.
+// The minimum sizes in the file, in bytes.
 const LEAST_TEXT: u64 = 8;
 const LEAST_LIST: u64 = 12;
 const LEAST_PAIR: u64 = LEAST_TEXT + 4 + 1;
@@ -60,7 +60,7 @@ pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
     header.part = "its tensors' descriptions";
     let mut tensors = header.several(tensors, |header| header.tensor(alignment))?;
 
-    // A file without tensors need not reach the place where they would start.
+    // A file without tensors may end before the place where they would start.
     let data = header.at.next_multiple_of(alignment).min(size);
     let room = size - data;
     for tensor in &mut tensors {
@@ -93,9 +93,7 @@ fn version(version: u32) -> Result<(), Bad> {
             "big-endian GGUF (version {}): only little-endian files are read",
             version.swap_bytes()
         ))),
-        _ => Err(Bad::new(format!(
-            "GGUF version {version}, which is not known here"
-        ))),
+        _ => Err(Bad::new(format!("unknown GGUF version {version}"))),
     }
 }
 
@@ -108,22 +106,23 @@ macro_rules! numbers {
     };
 }
 
-/// A header and how far it has been read.
+/// A header, and how far it has been read.
 struct Header<R> {
     file: BufReader<R>,
     at: u64,
     size: u64,
-    /// The part of it that is being read.
+    /// The part that is being read.
     part: &'static str,
 }
 
 impl<R: Read> Header<R> {
-    /// The bytes that can still come.
+    /// The number of remaining bytes.
     fn left(&self) -> u64 {
         self.size.min(MAX_HEADER).saturating_sub(self.at)
     }
 
-    /// Refuses `count` things of at least `least` bytes each where they cannot come any more.
+    /// Refuses `count` items of at least `least` bytes each if the rest of the file is too short
+    /// for them.
     fn room(&self, count: u64, least: u64, what: &str) -> Result<(), Bad> {
         let room = self.left() / least;
         if count > room {
@@ -188,7 +187,7 @@ impl<R: Read> Header<R> {
             .map_err(|_| Bad::new(format!("a text at byte {start} is not UTF-8")))
     }
 
-    /// The metadata, and the alignment that it asks for.
+    /// The metadata, and the alignment that it sets.
     fn metadata(&mut self, pairs: u64) -> Result<(BTreeMap<String, Value>, u64), Bad> {
         let mut metadata = BTreeMap::new();
         let mut alignment = DEFAULT_ALIGNMENT;
@@ -227,7 +226,7 @@ impl<R: Read> Header<R> {
         })
     }
 
-    /// A value that lies inside of `depth` lists.
+    /// A value inside of `depth` lists.
     fn value(&mut self, kind: Kind, depth: u32) -> Result<Value, Bad> {
         Ok(match kind {
             Kind::U8 => Value::Unsigned(self.u8()?.into()),
@@ -249,7 +248,7 @@ impl<R: Read> Header<R> {
     fn list(&mut self, depth: u32) -> Result<Value, Bad> {
         if depth == MAX_DEPTH {
             return Err(Bad::new(format!(
-                "lists in lists, more than {MAX_DEPTH} deep, before byte {}",
+                "arrays nested more than {MAX_DEPTH} deep, before byte {}",
                 self.at
             )));
         }
@@ -285,7 +284,7 @@ impl<R: Read> Header<R> {
         Ok(all)
     }
 
-    /// A tensor, at its offset from where the data starts.
+    /// A tensor, with its offset counted from the start of the data.
     fn tensor(&mut self, alignment: u64) -> Result<Entry, Bad> {
         let name = self.text(MAX_NAME)?;
         let unsound = |what: String| Err(Bad::new(format!("the tensor {} {what}", quoted(&name))));
@@ -297,7 +296,7 @@ impl<R: Read> Header<R> {
             ));
         }
         let mut shape = self.several(dimensions.into(), Self::u64)?;
-        // The format has the fastest varying dimension first.
+        // The format has the fastest-varying dimension first.
         shape.reverse();
 
         let id = self.u32()?;
@@ -334,7 +333,7 @@ impl<R: Read> Header<R> {
     }
 }
 
-/// The alignment that the metadata asks for.
+/// The alignment that the metadata sets.
 fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
     match *value {
         Value::Unsigned(bytes)
@@ -343,7 +342,7 @@ fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
             Ok(bytes)
         }
         Value::Unsigned(bytes) if kind == Kind::U32 => Err(Bad::new(format!(
-            "{ALIGNMENT} is {bytes}: it has to be a power of two from {} to {}",
+            "{ALIGNMENT} is {bytes}: it must be a power of two from {} to {}",
             ALIGNMENTS.start(),
             ALIGNMENTS.end()
         ))),
@@ -353,7 +352,7 @@ fn aligned(kind: Kind, value: &Value) -> Result<u64, Bad> {
     }
 }
 
-/// The type of a value, each at its number.
+/// The type of a value, with its number in the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u32)]
 enum Kind {
@@ -373,7 +372,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// The least bytes that a value takes in the file.
+    /// The minimum size of a value in the file, in bytes.
     fn least(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -386,7 +385,7 @@ impl Kind {
     }
 }
 
-/// A type of elements by its number in ggml; None for those that it dropped or never had.
+/// The type with this number in ggml; None for numbers that it has dropped or never used.
 fn dtype(id: u32) -> Option<Dtype> {
     Some(match id {
         0 => Dtype::F32,

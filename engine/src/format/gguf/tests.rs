@@ -172,7 +172,7 @@ fn metadata_has_to_be_sound() {
     for (pairs, expected) in [
         (
             vec![pair("k", Kind::List, &deeper)],
-            "lists in lists, more than 4 deep",
+            "arrays nested more than 4 deep",
         ),
         (vec![pair("k", Kind::Bool, &[2])], "boolean of 2"),
         (vec![byte.clone(), byte], "two values for the key \"k\""),
@@ -229,7 +229,7 @@ fn a_header_ends_at_its_bound() {
     assert!(text.contains("100000000 bytes of text"), "{text}");
 }
 
-/// A value: its type, its bytes, and what is made of it.
+/// A value: its type, its bytes, and the parsed result.
 fn value() -> impl Strategy<Value = (Kind, Vec<u8>, Value)> {
     macro_rules! number {
         ($type:ident, $kind:ident, $one:ident, $many:ident) => {

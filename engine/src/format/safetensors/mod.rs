@@ -1,7 +1,7 @@
 //! safetensors: the length of a JSON header in 8 bytes, the header, the tensors without gaps.
 //!
-//! The format's own crate reads what a tensor is. Around it stands what the crate leaves to the
-//! holder of the whole file, or lets pass: where the data ends, and names that come twice.
+//! The format's own crate parses the descriptions of tensors. This module checks what the crate
+//! leaves to the holder of the whole file, or accepts: where the data ends, and duplicate names.
 
 use super::{
     Bad, Entry, Format, MAX_HEADER, Table, Value, elements, fill, in_order, quoted, spelled,
@@ -16,10 +16,10 @@ use std::fmt;
 use std::io::Read;
 use std::marker::PhantomData;
 
-/// The bytes of the header's length.
+/// The size of the header's length field in bytes.
 const PREFIX: u64 = 8;
 
-/// What is taken before any of the header has come.
+/// What is allocated before any of the header has been read.
 const FIRST_BYTES: u64 = 1 << 20;
 
 pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
@@ -59,7 +59,7 @@ pub(super) fn read(file: &mut impl Read, size: u64) -> Result<Table, Bad> {
     })
 }
 
-/// The bytes of the header, memory for which is taken as they come.
+/// Reads the header; memory is allocated only as it arrives.
 fn header(file: &mut impl Read, size: u64) -> Result<Vec<u8>, Bad> {
     let mut length = [0; PREFIX as usize];
     fill(file, &mut length)?;
@@ -96,7 +96,7 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
     if !text.starts_with('{') {
         return Err(Bad::new("the header does not start with {"));
     }
-    // Spaces are how writers align the data; JSON would allow more.
+    // Writers use spaces to align the data; JSON would allow other whitespace.
     let text = text.trim_end_matches(' ');
     if !text.ends_with('}') {
         return Err(Bad::new("the header does not end with } and spaces"));
@@ -116,14 +116,11 @@ fn parse(header: &[u8]) -> Result<Header, Bad> {
     })
 }
 
-/// The tensor at the offsets that its description counts from the end of the header.
+/// A tensor, with its offset converted from the end of the header to the file.
 fn entry(name: String, info: TensorInfo, data: u64, room: u64) -> Result<Entry, Bad> {
     let unsound = |what: &str| Err(Bad::new(format!("the tensor {} {what}", quoted(&name))));
     let Some(dtype) = ours(info.dtype) else {
-        return unsound(&format!(
-            "has a dtype that is not known here, {}",
-            info.dtype
-        ));
+        return unsound(&format!("has an unknown dtype, {}", info.dtype));
     };
     let shape: Vec<u64> = info.shape.into_iter().map(|dim| dim as u64).collect();
     let (start, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
@@ -153,12 +150,12 @@ fn entry(name: String, info: TensorInfo, data: u64, room: u64) -> Result<Entry, 
             end - start
         )),
         None => unsound(&format!(
-            "has {count} elements of {dtype}, which is no whole number of bytes"
+            "has {count} elements of {dtype}, which is not a whole number of bytes"
         )),
     }
 }
 
-/// A dtype as the format's crate names it; None for one that it learned since.
+/// A dtype of the format's crate; None for one that was added to it later.
 fn ours(dtype: Theirs) -> Option<Dtype> {
     Some(match dtype {
         Theirs::BOOL => Dtype::Bool,
@@ -187,7 +184,7 @@ fn ours(dtype: Theirs) -> Option<Dtype> {
     })
 }
 
-/// What is read from a JSON object, and from nothing else: serde would take a list for a struct.
+/// Parsed only from a JSON object: serde would accept a list for a struct.
 trait FromObject: Sized {
     const WHAT: &str;
 
@@ -216,7 +213,8 @@ impl<'de, T: FromObject> Deserialize<'de> for Object<T> {
     }
 }
 
-/// The header as it was written, in its order and with every name, so that none hides another.
+/// The header as it was written, in order and with every name, so that no duplicate hides
+/// another.
 struct Header {
     metadata: Option<BTreeMap<String, Value>>,
     tensors: Vec<(String, TensorInfo)>,
@@ -235,7 +233,7 @@ impl FromObject for Header {
                 .replace(object.next_value::<Object<_>>()?.0)
                 .is_some()
             {
-                return Err(A::Error::custom("__metadata__ comes twice"));
+                return Err(A::Error::custom("__metadata__ appears twice"));
             }
         }
         Ok(Self { metadata, tensors })
@@ -257,7 +255,7 @@ impl FromObject for BTreeMap<String, Value> {
         let mut texts = Self::new();
         while let Some(name) = object.next_key::<String>()? {
             let btree_map::Entry::Vacant(place) = texts.entry(name) else {
-                return Err(A::Error::custom("a name in __metadata__ comes twice"));
+                return Err(A::Error::custom("a name in __metadata__ appears twice"));
             };
             place.insert(Value::Text(object.next_value()?));
         }

@@ -106,7 +106,7 @@ fn offsets_and_shapes_have_to_fit() {
             "1 bytes that belong to no tensor",
         ),
         (one("U8", "[2]", "[1,3]", 3), "a gap of 1 bytes"),
-        (one("F4", "[3]", "[0,1]", 1), "no whole number of bytes"),
+        (one("F4", "[3]", "[0,1]", 1), "not a whole number of bytes"),
         (
             one("U8", "[4294967296,4294967296]", "[0,0]", 0),
             "too many elements",
@@ -153,7 +153,7 @@ fn no_name_hides_another() {
     ] {
         let text = refusal(&file(&header, 0));
         assert!(
-            text.contains("comes twice") || text.contains("two tensors"),
+            text.contains("appears twice") || text.contains("two tensors"),
             "{text}"
         );
     }

@@ -1,6 +1,6 @@
-//! Types of the running kernel, as `/sys/kernel/btf/vmlinux` has them (Documentation/bpf/btf.rst).
+//! Types of the running kernel, from `/sys/kernel/btf/vmlinux` (Documentation/bpf/btf.rst).
 //!
-//! Read by hand: btf-rs (2.0) is under the LGPL, and only a few offsets are wanted.
+//! Parsed here because only a few offsets are needed, and btf-rs (2.0) is under the LGPL.
 
 use crate::error::{Error, Result};
 use crate::sys::errno;
@@ -8,7 +8,7 @@ use std::fs;
 
 const FILE: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
-/// Structures inside one another; more are not the kernel's.
+/// Maximum nesting of structures; the kernel's are not deeper.
 const DEEPEST: u32 = 16;
 
 // BTF_KIND_*
@@ -28,7 +28,7 @@ const DECL_TAG: u8 = 17;
 const TYPE_TAG: u8 = 18;
 const ENUM64: u8 = 19;
 
-/// The types, where each begins.
+/// The types, with the offset of each.
 pub(super) struct Btf {
     types: Vec<u8>,
     strings: Vec<u8>,
@@ -40,11 +40,11 @@ pub(super) struct Btf {
 struct Type {
     name: u32,
     kind: u8,
-    /// Members lie at bits that have the size of a bit field above them.
+    /// Offsets of members have the size of a bit field in their upper bits.
     with_fields: bool,
     count: usize,
     size_or_type: u32,
-    /// Where what follows the head begins.
+    /// Offset of what follows the head.
     body: usize,
 }
 
@@ -103,13 +103,13 @@ impl Btf {
         })
     }
 
-    /// The type of a number; 0 is void.
+    /// The type with this number; 0 is void.
     fn numbered(&self, number: u32) -> Option<Type> {
         let index = (number as usize).checked_sub(1)?;
         self.head(*self.starts.get(index)?)
     }
 
-    /// What a chain of names and qualifiers stands for.
+    /// The type at the end of a chain of typedefs and qualifiers.
     fn meant(&self, number: u32) -> Option<Type> {
         let mut kind = self.numbered(number)?;
         for _ in 0..DEEPEST {
@@ -134,12 +134,12 @@ impl Btf {
         named.next()
     }
 
-    /// Bytes of `struct NAME`.
+    /// Size of `struct NAME` in bytes.
     pub(super) fn size(&self, name: &str) -> Option<u64> {
         Some(self.structure(name)?.size_or_type.into())
     }
 
-    /// Where a member of `struct NAME` begins, in bytes; those of unnamed parts are its own.
+    /// Offset of a member of `struct NAME` in bytes; members of unnamed parts are included.
     pub(super) fn offset(&self, name: &str, member: &str) -> Option<u64> {
         let bits = self.member(self.structure(name)?, member, DEEPEST)?;
         Some(bits / 8)
@@ -170,7 +170,7 @@ impl Btf {
         None
     }
 
-    /// The value of a constant of an enum.
+    /// The value of an enum constant.
     pub(super) fn constant(&self, name: &str) -> Option<u64> {
         for head in self.starts.iter().filter_map(|at| self.head(*at)) {
             let step = match head.kind {

@@ -1,17 +1,18 @@
-//! udmabufs: dma-bufs over memory of a memfd, which stays pinned for as long as one exists. In
-//! nobody's `VmPin`; seen in the `fdinfo` of descriptors, in mappings, and by root in debugfs.
+//! udmabufs: dma-bufs over memory of a memfd, which stays pinned for as long as the dma-buf exists.
+//! They do not count in any process's `VmPin`; they are visible in the `fdinfo` of descriptors, in
+//! mappings, and for root in debugfs.
 
 use super::holders::{Holder, Maker, Person};
 use crate::sys::{host, process};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the kernel calls a descriptor of a dma-buf and a mapping of one; its name may follow.
+/// The kernel's name for descriptors and mappings of dma-bufs; the buffer's own name may follow.
 const LINK: &str = "/dmabuf:";
 const UDMABUF: &str = "udmabuf";
-/// All dma-bufs of the machine, also those that no process has a descriptor of.
+/// All dma-bufs of the machine, including those that no process has a descriptor of.
 const LIST: &str = "/sys/kernel/debug/dma_buf/bufinfo";
 
-/// The udmabufs that can be seen, by inode, and their sizes in bytes.
+/// The visible udmabufs: inode and size in bytes.
 type Seen = BTreeMap<u64, u64>;
 
 pub(super) fn holders(people: &[Person]) -> Vec<Holder> {
@@ -50,7 +51,7 @@ pub(super) fn holders(people: &[Person]) -> Vec<Holder> {
         .collect()
 }
 
-/// Inode and size in the `fdinfo` of a dma-buf, if it is a udmabuf.
+/// Inode and size from the `fdinfo` of a dma-buf, if it is a udmabuf.
 fn described(fdinfo: &str) -> Option<(u64, u64)> {
     let field = |name: &str| {
         let mut lines = fdinfo.lines();
@@ -63,8 +64,8 @@ fn described(fdinfo: &str) -> Option<(u64, u64)> {
     Some((field("ino")?.parse().ok()?, field("size")?.parse().ok()?))
 }
 
-/// The udmabufs in debugfs: a line of `size flags mode count exporter inode name` each, and lines on
-/// what is attached to it.
+/// The udmabufs in debugfs: one line `size flags mode count exporter inode name` each, followed by
+/// lines about attached devices.
 fn listed(list: &str) -> Seen {
     let one = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! The pins that concern the memory of one file: its pages in the page cache, or a memfd's own.
+//! The pins on the memory of one file: its pages in the page cache, or those of a memfd.
 
 use super::holders::{Holder, Maker};
 use super::tracker::Region;
@@ -10,49 +10,49 @@ use serde::Serialize;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-/// What pins a file's memory, as far as the kernel tells.
+/// What pins a file's memory, as far as the kernel reports it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct FilePins {
-    /// The file that was asked for.
+    /// The requested file.
     #[serde(serialize_with = "lossy")]
     pub file: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Major and minor number of its file system in hexadecimal, as `/proc/PID/maps` has them.
+    /// Major and minor number of its file system in hexadecimal, as in `/proc/PID/maps`.
     pub device: String,
     /// Its inode.
     pub inode: u64,
-    /// The processes that have mapped some of it.
+    /// The processes that map some of it.
     pub mapped: Vec<Mapper>,
-    /// What surely pins some of it: registered buffers that lie in its mappings, with the bytes that
-    /// are the file's.
+    /// What certainly pins some of it: registered buffers inside its mappings, with the bytes that
+    /// belong to the file.
     pub holders: Vec<Holder>,
-    /// The regions of the tracker that have some of it; None without one.
+    /// The pin tracker's regions that include some of it; None without the tracker.
     pub regions: Option<Vec<Region>>,
-    /// What may pin some of it: the kernel does not tell whose memory that is.
+    /// What might pin some of it: the kernel does not say whose memory it is.
     pub possible: Vec<Holder>,
-    /// Why there can be no udmabuf over it; None where there can be one.
+    /// Why there cannot be a udmabuf over it; None if there can.
     pub no_udmabuf: Option<&'static str>,
-    /// How many processes could not be looked into.
+    /// Number of processes that could not be inspected.
     pub unreadable: u64,
 }
 
-/// A process that has mapped some of a file.
+/// A process that maps some of a file.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Mapper {
-    /// Its number.
+    /// Its process ID.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// Its real user.
+    /// Its real user ID.
     pub uid: u32,
     /// Bytes of its mappings.
     pub bytes: u64,
 }
 
-/// The file whose memory is asked for.
+/// The file whose memory is inspected.
 pub(super) struct Target {
     pub device: String,
     pub inode: u64,
@@ -62,11 +62,12 @@ pub(super) struct Target {
 
 /// Looks for what pins the memory of a regular file or a memfd (`/proc/PID/fd/N`).
 ///
-/// Registered buffers are found by the mappings that they lie in: not where the mapping is gone. Which
-/// memfd a udmabuf is over the kernel tells nobody; [`pages`](super::pages()) sees the pages themselves.
+/// Registered buffers are found through the mappings that contain them, so not after the file has been
+/// unmapped. The kernel does not report which memfd a udmabuf is over; [`pages`](super::pages())
+/// inspects the pages themselves.
 ///
 /// # Errors
-/// Those of open(2), EINVAL where it is no regular file; and where `/proc` cannot be read.
+/// Those of open(2), EINVAL if it is not a regular file, and any error of reading `/proc`.
 pub fn of_file(path: &Path) -> Result<FilePins> {
     let target = Target::open(path)?;
     let all = pins(None)?;
@@ -115,7 +116,7 @@ pub fn of_file(path: &Path) -> Result<FilePins> {
     found.regions = regions;
     let maps = |pid| found.mapped.iter().any(|mapper| Some(mapper.pid) == pid);
     let possible = all.holders.into_iter().filter(|holder| match holder.by {
-        // The tracker knows.
+        // The tracker reports it exactly.
         _ if found.regions.is_some() => false,
         Maker::Udmabuf => found.no_udmabuf.is_none(),
         Maker::Vfio | Maker::Rdma | Maker::AfXdp => maps(holder.pid),
@@ -180,11 +181,11 @@ impl Target {
         let stat = file::stat(fd.as_fd()).map_err(failed)?;
         if stat.kind != FileType::RegularFile {
             return Err(failed(Errno::INVAL)
-                .with_why("is no regular file or memfd")
+                .with_why("is not a regular file or memfd")
                 .with_remedy("name a file, a process, or /proc/PID/fd/N of a memfd"));
         }
         let (major, minor, inode) = stat.identity;
-        // What stat(2) calls it is on some file systems not what mappings have (btrfs, overlayfs).
+        // On some file systems (Btrfs, overlayfs) stat(2) reports other numbers than mappings have.
         let (device, inode) = as_mapped(fd.as_fd(), stat.size)
             .unwrap_or_else(|| (format!("{major:02x}:{minor:02x}"), inode));
         Ok(Self {
@@ -196,9 +197,9 @@ impl Target {
     }
 }
 
-/// Device and inode of a file in the line of `maps` that a mapping of it makes.
+/// Device and inode of a file, from the line in `maps` for a mapping of it.
 fn as_mapped(fd: BorrowedFd<'_>, size: u64) -> Option<(String, u64)> {
-    // A mapping of hugetlb pages is a multiple of their size, and stat has the right names of those.
+    // A mapping of hugetlb pages must be a multiple of their size; but for those stat is right anyway.
     let len = size.min(page_size()) as usize;
     let mapping = Mapping::shared(fd, len, 1, false)
         .ok()
@@ -209,10 +210,10 @@ fn as_mapped(fd: BorrowedFd<'_>, size: u64) -> Option<(String, u64)> {
     Some((line.device, line.inode))
 }
 
-/// Why the kernel makes no udmabuf over this file, if so.
+/// Why the kernel cannot create a udmabuf over this file, if so.
 fn no_udmabuf(fd: BorrowedFd<'_>) -> Option<&'static str> {
     match memfd::seals(fd) {
-        Err(_) => Some("it is no memfd"),
+        Err(_) => Some("it is not a memfd"),
         Ok(seals) if !seals.contains(SealFlags::SHRINK) => {
             Some("it is not sealed against shrinking (F_SEAL_SHRINK)")
         }
@@ -269,7 +270,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         assert_eq!(
             Target::open(&file).unwrap().no_udmabuf,
-            Some("it is no memfd")
+            Some("it is not a memfd")
         );
     }
 }

@@ -1,22 +1,22 @@
-//! The text of a histogram of tracefs (Documentation/trace/histogram.rst), whose keys are a process
-//! and a stack.
+//! Parses a histogram of tracefs (Documentation/trace/histogram.rst) whose keys are a process and a
+//! stack.
 
 /// One bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The thread.
+    /// The thread ID.
     pub tid: u32,
-    /// Its name when it came first.
+    /// Its name at the first event.
     pub name: String,
-    /// Functions, from the innermost outwards; with the module behind a space, as the kernel has it.
+    /// Functions, innermost first; a module follows after a space, as the kernel prints it.
     pub stack: Vec<String>,
-    /// How often.
+    /// Number of events.
     pub hits: u64,
-    /// The sum of `n`; how often, where there is no such value.
+    /// The sum of `n`; the number of events, if there is no such value.
     pub sum: u64,
 }
 
-/// A histogram's buckets, and how many events had no room in it.
+/// A histogram's entries, and the number of events that did not fit into it.
 pub(super) fn parse(text: &str) -> (Vec<Entry>, u64) {
     let mut entries = Vec::new();
     let mut open: Option<Entry> = None;
@@ -82,14 +82,14 @@ fn function(frame: &str) -> String {
     }
 }
 
-/// Those who called `probed`: what the probe itself adds to the stack is left out.
+/// The callers of `probed`, without the frames that the probe itself adds.
 pub(super) fn callers<'a>(stack: &'a [String], probed: &str) -> &'a [String] {
     let is_ours = |frame: &&String| {
         *frame == probed
             || frame.ends_with("rethook_trampoline")
             || frame.contains("kretprobe_trampoline")
     };
-    // The trampoline of a return stands in the place of the function.
+    // A return probe's trampoline replaces the function.
     let head = &stack[..stack.len().min(8)];
     let last = head.iter().rev().position(|frame| is_ours(&frame));
     &stack[last.map_or(0, |behind| head.len() - behind)..]

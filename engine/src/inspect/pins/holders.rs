@@ -1,4 +1,4 @@
-//! All sources in one list: who holds what in place, in which way.
+//! All sources in one list: which process holds what pinned, and by which means.
 
 use super::{Process, dmabufs, rdma, tracker, vfio, xdp};
 use crate::error::errno_name;
@@ -7,24 +7,24 @@ use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A way in which memory comes to stay where it is.
+/// A means by which memory is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Maker {
     /// Buffers registered with io_uring, as its rings list them.
     IoUring,
-    /// Memory of a memfd below a dma-buf (`/dev/udmabuf`).
+    /// Memory of a memfd under a dma-buf (`/dev/udmabuf`).
     Udmabuf,
-    /// A device that a process drives; its memory is in `VmLck`.
+    /// A device that a process drives; its memory counts in `VmLck`.
     Vfio,
-    /// Memory registered with an RDMA device, its length as it was asked for.
+    /// Memory registered with an RDMA device; the length is the requested one.
     Rdma,
     /// Packet memory of an AF_XDP socket (umem).
     AfXdp,
-    /// `VmPin`: the sum that the kernel keeps of a process, registered buffers and RDMA in it.
+    /// `VmPin`: the kernel's sum for a process, which includes registered buffers and RDMA.
     Pinned,
-    /// `VmLck`: mlock(2) and its like.
+    /// `VmLck`: mlock(2) and similar.
     Locked,
 }
 
@@ -42,48 +42,48 @@ impl fmt::Display for Maker {
     }
 }
 
-/// What one process holds in place in one way; each udmabuf and each umem is one of its own.
+/// What one process holds pinned by one means; each udmabuf and each umem is a separate entry.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The process; None where none has it: it is on its way through a socket, or with a driver, or
-    /// with a process that cannot be seen.
+    /// The process ID; None if no visible process has it: it is in a socket's queue, with a driver,
+    /// or with a process that cannot be seen.
     pub pid: Option<u32>,
     /// The name of the process.
     pub name: Option<String>,
-    /// Its real user.
+    /// Its real user ID.
     pub uid: Option<u32>,
-    /// In which way.
+    /// By which means.
     pub by: Maker,
-    /// How much, in bytes; None where it cannot be told.
+    /// Size in bytes; None if it is unknown.
     pub bytes: Option<u64>,
-    /// How many buffers, regions or descriptors of that sort.
+    /// Number of buffers, regions or descriptors.
     pub count: u64,
     /// Inode of the dma-buf or the socket, which is the same in every process.
     pub inode: Option<u64>,
-    /// The other processes that hold the same.
+    /// Other processes that hold the same.
     pub also: Vec<u32>,
-    /// The device, where there is one.
+    /// The device, if there is one.
     pub device: Option<String>,
 }
 
-/// A source that says nothing here.
+/// A source that is not available here.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Absent {
-    /// Whose pins are not listed.
+    /// The kind of pins that is not listed.
     pub by: Maker,
     /// Why.
     pub why: String,
 }
 
-/// Why a list of the kernel's is not there.
+/// Why a list of the kernel is not available.
 pub(super) fn refusal(errno: Errno) -> String {
     let name = errno_name(errno.raw_os_error());
     format!("netlink refuses the list ({name})")
 }
 
-/// A process and its descriptors: what each is open to.
+/// A process, and what its descriptors refer to.
 pub(super) struct Person {
     pub pid: u32,
     pub name: String,
@@ -111,7 +111,7 @@ impl Person {
 }
 
 impl Holder {
-    /// One whose memory these processes hold.
+    /// An entry for memory that these processes hold.
     pub(super) fn of(people: &[&Person], by: Maker, bytes: Option<u64>) -> Self {
         let first = people.first();
         Self {
@@ -142,7 +142,7 @@ impl Holder {
     }
 }
 
-/// What all sources tell of these people, whose processes were looked at; or of one process.
+/// What all sources report about these processes, or about one of them.
 pub(super) fn all(
     people: &[Person],
     processes: &[Process],
@@ -200,7 +200,7 @@ pub(super) fn all(
     (holders, absent)
 }
 
-/// Of those that hold the same, makes this process the one that is named.
+/// Puts this process first among those that hold the same.
 fn put_first(holder: &mut Holder, people: &[Person], asked: u32) {
     let person = people.iter().find(|person| person.pid == asked);
     if let (Some(person), true) = (person, holder.pid != Some(asked)) {

@@ -1,7 +1,8 @@
-//! What is pinned, by whom, against which limit.
+//! What is pinned, by which process, and against which limit.
 //!
-//! Nothing is kept: every number is read from the kernel when it is asked for, and other processes go
-//! on meanwhile. `docs/pins.md` says where the kernel makes each of them. A file here is a source.
+//! Nothing is cached: every number is read from the kernel when it is requested, while other processes
+//! continue to run. `docs/pins.md` says where the kernel counts each of them. Each file here is one
+//! source.
 
 mod btf;
 mod dmabufs;
@@ -37,40 +38,40 @@ use std::path::PathBuf;
 pub struct Pins {
     /// The machine as a whole.
     pub system: System,
-    /// The processes that pin or lock memory, by their number; or the one that was asked for.
+    /// The processes that pin or lock memory, by process ID; or only the requested one.
     pub processes: Vec<Process>,
-    /// The users that pin memory, by their number; or the one whose process was asked for.
+    /// The users that pin memory, by user ID; or only the one of the requested process.
     pub users: Vec<User>,
-    /// Each holder of pinned memory and each way in which it holds some: what all sources together
-    /// tell. The same memory may be in several of them.
+    /// Every process that holds pinned memory, once for each method by which it does, from all
+    /// sources. The same memory may be in several entries.
     pub holders: Vec<Holder>,
-    /// What a kernel with the pin tracker says (docs/series.md), to others than root of processes that
-    /// they may look into; None without it.
+    /// The regions of a kernel with the pin tracker (docs/series.md); without root, only those of
+    /// processes that this one may inspect. None without the tracker.
     pub regions: Option<Vec<Region>>,
-    /// The sources that say nothing here, and why.
+    /// The sources that are not available here, and why.
     pub absent: Vec<Absent>,
-    /// How many of the processes that were looked for keep all of it or their rings from us.
+    /// Number of processes that could not be inspected, completely or only their rings.
     pub unreadable: u64,
-    /// Whether `/proc` does not even list processes of other users (mounted with `hidepid=2`): how
-    /// many there are cannot be told then.
+    /// Whether `/proc` does not even list processes of other users (mounted with `hidepid=2`). Their
+    /// number is unknown then.
     pub hidden: bool,
 }
 
-/// Pins of all kinds on this machine since it started, those of direct I/O in flight among them:
-/// `nr_foll_pin_*` of `/proc/vmstat`.
+/// All pins on this machine since it started, including those of direct I/O in flight: `nr_foll_pin_*`
+/// of `/proc/vmstat`.
 ///
-/// The kernel adds up what its processors counted about once a second: the numbers may lag.
+/// The kernel adds up the counters of its CPUs about once a second, so the numbers may lag.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct System {
-    /// Pins made; None where the kernel does not tell (before Linux 5.7).
+    /// Pins acquired; None if the kernel does not report them (before Linux 5.7).
     pub acquired: Option<u64>,
-    /// Pins undone.
+    /// Pins released.
     pub released: Option<u64>,
-    /// The difference, in pages; 0 where `released` is ahead for a moment. A page that is pinned
-    /// twice counts twice, and a huge one in a registered buffer only once.
+    /// The difference, in pages; 0 if `released` is temporarily larger. A page that is pinned twice
+    /// counts twice; a huge page in a registered buffer counts once.
     pub pages: Option<u64>,
-    /// The same in bytes, taking every page for a base page.
+    /// The same in bytes, with every page counted as a base page.
     pub bytes: Option<u64>,
 }
 
@@ -78,45 +79,45 @@ pub struct System {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Process {
-    /// Its number.
+    /// Its process ID.
     pub pid: u32,
-    /// Its name, at most 15 bytes; a newline or a backslash in it are escaped (`comm` of proc(5)).
+    /// Its name, at most 15 bytes, with newlines and backslashes escaped (`comm` in proc(5)).
     pub name: String,
-    /// Its real user.
+    /// Its real user ID.
     pub uid: u32,
-    /// Bytes pinned on its account, by its rings and by drivers: `VmPin` of `/proc/PID/status`.
-    /// What a ring pins of a huge page counts as the whole of it.
+    /// Bytes pinned and charged to it, by its rings and by drivers: `VmPin` in `/proc/PID/status`. If
+    /// a ring pins a part of a huge page, the whole huge page counts.
     pub pinned: u64,
-    /// Bytes locked into memory (mlock(2)): `VmLck` of `/proc/PID/status`.
+    /// Bytes locked into memory (mlock(2)): `VmLck` in `/proc/PID/status`.
     pub locked: u64,
-    /// The soft limit on locked and pinned memory, in bytes; None is no limit (RLIMIT_MEMLOCK of
-    /// `/proc/PID/limits`).
+    /// The soft limit on locked and pinned memory in bytes; None if there is no limit (RLIMIT_MEMLOCK
+    /// in `/proc/PID/limits`).
     pub limit: Option<u64>,
-    /// Whether CAP_IPC_LOCK is effective and lifts that limit. The root of a user namespace of
-    /// its own has the capability in vain, which is false here.
+    /// Whether CAP_IPC_LOCK is effective and lifts that limit. In a user namespace other than the
+    /// initial one the capability has no effect, and this is false.
     pub cap_ipc_lock: bool,
-    /// Its io_uring rings; None where they may not be looked at.
+    /// Its io_uring rings; None without permission to inspect them.
     pub rings: Option<Vec<Ring>>,
 }
 
-/// What the processes of one user pin together. Registered buffers count against RLIMIT_MEMLOCK
-/// so, not by process: a registration fails (ENOMEM) when with it the sum exceeds the limit of the
-/// process that registers.
+/// What all processes of one user pin together. Registered buffers count against RLIMIT_MEMLOCK per
+/// user, not per process: a registration fails (ENOMEM) if it would raise the sum above the limit of
+/// the process that registers.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct User {
-    /// The user.
+    /// The user ID.
     pub uid: u32,
     /// Bytes that its processes pin.
     pub pinned: u64,
-    /// Bytes of those processes whose limit binds.
+    /// Bytes of those processes to which the limit applies.
     pub charged: u64,
 }
 
-/// Looks at all processes for pinned and locked memory, or at process `pid`, whatever it pins.
+/// Looks for pinned and locked memory in all processes, or in process `pid` even if it pins nothing.
 ///
-/// Processes that end meanwhile are left out; those that may not be looked into are counted.
-/// Whoever may trace a process may look into it (ptrace(2)): its user, and root.
+/// Processes that end during the call are left out; those that cannot be inspected are counted. A
+/// process can be inspected by those who may trace it (ptrace(2)): its user, and root.
 ///
 /// ```no_run
 /// for process in dmafile::pins(None)?.processes {
@@ -126,8 +127,8 @@ pub struct User {
 /// ```
 ///
 /// # Errors
-/// ESRCH where there is no process `pid`, EPERM or EACCES where it is hidden; and where `/proc`
-/// cannot be read.
+/// ESRCH if there is no process `pid`, EPERM or EACCES if it is hidden, and any error of reading
+/// `/proc`.
 pub fn pins(pid: Option<u32>) -> Result<Pins> {
     let asked = pid.map(find).transpose()?;
     let mut processes = Vec::new();
@@ -140,7 +141,7 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
             Ok(status) => status,
             Err(errno) if ended(errno) => continue,
             Err(errno) if hidden(errno) => {
-                // Those of other users; not what was asked for.
+                // Counted only for other users' processes, not for the requested one.
                 unreadable += u64::from(asked.is_none());
                 continue;
             }
@@ -205,16 +206,16 @@ pub fn pins(pid: Option<u32>) -> Result<Pins> {
     })
 }
 
-/// There always is a first process.
+/// Process 1 always exists.
 fn hides_others() -> bool {
     let absent = process::status(&process::folder(1)).is_err_and(ended);
     absent && process::exists(1)
 }
 
-/// The process that was asked for.
+/// The requested process.
 fn find(pid: u32) -> Result<process::Status> {
     process::status(&process::folder(pid)).map_err(|errno| match errno {
-        // A /proc that is mounted with hidepid=2 does not have it.
+        // It exists, but is hidden: /proc is mounted with hidepid=2.
         errno if ended(errno) && process::exists(pid) => failed(pid, Errno::PERM),
         errno if ended(errno) => failed(pid, Errno::SRCH),
         errno => failed(pid, errno),
@@ -279,7 +280,7 @@ impl Process {
         })
     }
 
-    /// Whether it pins or locks memory, or may do so.
+    /// Whether it pins or locks memory, or might.
     fn holds(&self) -> bool {
         let of_rings = |ring: &Ring| ring.buffers.is_none() || ring.count > 0;
         self.pinned > 0 || self.locked > 0 || self.rings.iter().flatten().any(of_rings)

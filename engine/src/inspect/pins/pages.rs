@@ -1,8 +1,8 @@
-//! Which pages are pinned now, also from before anyone looked: read in the kernel's own memory.
+//! Finds the pages that are pinned now, including those pinned earlier, by reading the kernel's own memory.
 //!
-//! A large folio has an exact count of its pins. A small one has none on a stock kernel: a pin adds 1024 to
-//! its references, from which those of mappings and the page cache are subtracted. A kernel with the series
-//! that was booted with `pin_owner=on` counts the pins of both, and tells them without its own memory being read.
+//! A large folio has an exact count of its pins. On a stock kernel a small one has none: a pin adds 1024 to its
+//! reference count, from which those of mappings and the page cache are subtracted. A kernel with the series
+//! that was booted with `pin_owner=on` counts the pins of both, and reports them without its memory being read.
 
 use super::btf::Btf;
 use super::file::{Mapper, Target};
@@ -21,47 +21,48 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The pages that are pinned, by what they are and who maps them.
+/// The pinned pages, by type and by the processes that map them.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PinnedPages {
-    /// Bytes of all folios with a pin on them.
+    /// Bytes of all folios that are pinned.
     pub bytes: u64,
-    /// How many folios.
+    /// Number of these folios.
     pub folios: u64,
-    /// Folios that are alike.
+    /// Folios with the same properties.
     pub groups: Vec<PageGroup>,
-    /// Where in the memory of the process that was asked for; none for all processes.
+    /// Ranges in the memory of the requested process; empty for all processes.
     pub ranges: Vec<PinnedRange>,
-    /// How many processes could not be looked into.
+    /// Number of processes that could not be inspected.
     pub unreadable: u64,
 }
 
-/// Pinned folios of one sort, file and cgroup, which the same processes map.
+/// Pinned folios of one type, file and cgroup that are mapped by the same processes.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PageGroup {
-    /// Who maps them; nobody where they belong to a descriptor that was never mapped, or no longer.
+    /// The processes that map them; empty if they belong to a descriptor that was never mapped, or is no
+    /// longer.
     pub mapped: Vec<Mapper>,
-    /// The cgroup that they are charged to, as a path below its mount; None where it is not charged to
-    /// one, or the kernel does not tell.
+    /// The cgroup that they are charged to, as a path below its mount; None if they are not charged, or if the
+    /// kernel does not report it.
     pub cgroup: Option<String>,
     /// anonymous, shmem, hugetlb or file.
     pub sort: &'static str,
-    /// Their file, where they have one: major and minor number as in `/proc/PID/maps`.
+    /// Their file, if they have one: major and minor number as in `/proc/PID/maps`.
     pub device: Option<String>,
     /// Its inode.
     pub inode: Option<u64>,
-    /// Its name, where a process has it mapped.
+    /// Its name, if a process maps it.
     pub file: Option<String>,
-    /// Whether the kernel counts their pins exactly: those of folios of several pages, and all with
-    /// `pin_owner=on` on a kernel with the series.
+    /// Whether the kernel counts their pins exactly: true for folios of several pages, and with `pin_owner=on`
+    /// on a kernel with the series for all.
     pub exact: bool,
-    /// How many folios.
+    /// Number of folios.
     pub folios: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// Pins on them, as the kernel counts: one for each page that was pinned, or for several.
+    /// Pins on them, as the kernel counts: one per pinned page, or one for several.
     pub pins: u64,
 }
 
@@ -69,9 +70,9 @@ pub struct PageGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct PinnedRange {
-    /// Its first byte.
+    /// Address of its first byte.
     pub address: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
     /// Pins on each of its folios.
     pub pins: u64,
@@ -79,10 +80,10 @@ pub struct PinnedRange {
     pub exact: bool,
 }
 
-/// Whose pinned pages are asked for.
+/// Which pinned pages to look for.
 #[derive(Clone, Debug, Default)]
 pub enum Whose<'a> {
-    /// Everyone's.
+    /// All of them.
     #[default]
     All,
     /// Those that a process maps.
@@ -91,22 +92,22 @@ pub enum Whose<'a> {
     File(&'a Path),
 }
 
-/// What a pin adds to the references of a small folio (GUP_PIN_COUNTING_BIAS).
+/// What a pin adds to the reference count of a small folio (GUP_PIN_COUNTING_BIAS).
 const BIAS: u64 = 1024;
-/// Pages of the kernel's table that are read at once.
+/// Number of entries of the kernel's table of pages that are read at once.
 const CHUNK: u64 = 16384;
 
-/// Looks at all page frames for pinned ones. Reads about 16 MiB for each GiB of memory, as root; 2 to 4 MiB of
-/// `/proc/kpagepins` and `/proc/kpageflags` on a kernel with the series and `pin_owner=on` that has no
-/// `/proc/kcore` or refuses it.
+/// Looks for pinned pages among all page frames. As root, reads about 16 MiB per GiB of memory; or 2 to 4 MiB
+/// from `/proc/kpagepins` and `/proc/kpageflags` on a kernel with the series and `pin_owner=on` if it has no
+/// `/proc/kcore` or refuses to open it.
 ///
-/// Pages come and go meanwhile. Who maps a page has nearly always pinned it; the kernel does not tell.
-/// References that nothing explains, from 1024 on, are taken for pins of a small folio.
+/// Pages change during the call. A process that maps a page has nearly always pinned it, but the kernel does
+/// not say. Unexplained references to a small folio, from 1024 on, count as pins.
 ///
 /// # Errors
-/// EACCES or EPERM for others than root and under lockdown (confidentiality), ENOENT where the kernel
-/// lacks `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`), which a file needs on
-/// all kernels; ESRCH and those of open(2) for a process or a file that is asked for.
+/// EACCES or EPERM without root, and under lockdown (confidentiality); ENOENT if the kernel lacks
+/// `/proc/kcore`, `/proc/kpageflags` or its types (`/sys/kernel/btf/vmlinux`), which a file needs on all
+/// kernels; ESRCH and those of open(2) for the requested process or file.
 pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
     let target = match whose {
         Whose::File(path) => Some(Target::open(path)?),
@@ -123,7 +124,9 @@ pub fn pages(whose: &Whose<'_>) -> Result<PinnedPages> {
         Ok(kernel) => kernel.pinned(&frames)?,
         Err(error) if !tracker::is_on() => return Err(error),
         Err(error) if target.is_some() => {
-            return Err(error.with_remedy("only all pages or those of a process can be shown here"));
+            return Err(
+                error.with_remedy("only all pages, or those of a process, can be listed here")
+            );
         }
         Err(_) => {
             let (folios, names) = tracked(&frames)?;
@@ -166,7 +169,7 @@ fn refused(place: &str, errno: Errno) -> Error {
     }
 }
 
-/// A folio with pins on it.
+/// A pinned folio.
 #[derive(Clone, Debug)]
 struct Folio {
     frame: u64,
@@ -181,8 +184,8 @@ struct Folio {
 /// Device and inode, as in `/proc/PID/maps`.
 type FileId = (String, u64);
 
-/// The folios that the kernel's pin tracker counts pins of, and the names of the memfds that were pinned by
-/// their descriptor. Of other files it does not tell which.
+/// The folios whose pins the kernel's pin tracker counts, and the names of the memfds that were pinned through
+/// their descriptor. Other files are not reported.
 fn tracked(frames: &Frames) -> Result<(Vec<Folio>, HashMap<FileId, String>)> {
     let mut names = HashMap::new();
     let mut memfds = HashMap::new();
@@ -203,7 +206,7 @@ fn tracked(frames: &Frames) -> Result<(Vec<Folio>, HashMap<FileId, String>)> {
     Ok((folios, names))
 }
 
-/// Adds a page to the folio before it if it is one of its, or begins another one.
+/// Adds a page to the previous folio if it belongs to it, or starts a new one.
 fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
     match folios.last_mut() {
         Some(last) if page.flags & frames::TAIL != 0 => {
@@ -211,7 +214,7 @@ fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
                 last.pages += 1;
             }
         }
-        // Pinned since the first page of its folio was looked at.
+        // Pinned after the first page of its folio was inspected.
         None if page.flags & frames::TAIL != 0 => {}
         _ => folios.push(Folio {
             frame: page.frame,
@@ -225,17 +228,17 @@ fn add(folios: &mut Vec<Folio>, page: &Tracked, file: Option<&FileId>) {
     }
 }
 
-/// The kernel's table of pages, and where in it is what.
+/// The kernel's array of page structures, and the offsets of its fields.
 struct Kernel {
     core: Kcore,
     layout: Layout,
-    /// Sections of memory, by number: where the entry of frame 0 would be.
+    /// Memory sections by number: where the entry of frame 0 would be.
     sections: BTreeMap<u64, u64>,
     pages_per_section: u64,
     files: Option<Files>,
 }
 
-/// Bytes from the start of an entry.
+/// Offsets from the start of an entry.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     size: u64,
@@ -244,12 +247,12 @@ struct Layout {
     compound: usize,
     references: usize,
     mapping: usize,
-    /// From the first entry of a folio.
+    /// Offset from the first entry of a folio.
     pages: usize,
     pins: usize,
 }
 
-/// The way from a page to its file.
+/// The pointers that lead from a page to its file.
 #[derive(Clone, Copy, Debug)]
 struct Files {
     host: u64,
@@ -265,7 +268,7 @@ impl Kernel {
         let strange = || {
             Error::new(
                 "cannot look for pinned pages",
-                "the kernel's tables are of an unknown form",
+                "the kernel's tables have an unknown format",
             )
             .at(kcore::PATH)
         };
@@ -288,7 +291,7 @@ impl Kernel {
         })
     }
 
-    /// All folios with pins on them, by frame.
+    /// All pinned folios, by frame.
     fn pinned(&self, frames: &Frames) -> Result<Vec<Folio>> {
         let failed = |errno| refused(kcore::PATH, errno);
         let mut known = HashMap::new();
@@ -298,7 +301,7 @@ impl Kernel {
             let mut frame = range.start;
             while frame < range.end {
                 let section = frame / self.pages_per_section;
-                // Even, so that the first two entries of a folio are in one chunk.
+                // An even number, so that the first two entries of a folio are in one chunk.
                 let chunk = (frame / CHUNK + 1) * CHUNK;
                 let end = range
                     .end
@@ -311,7 +314,7 @@ impl Kernel {
                 buffer.resize(((end - frame) * self.layout.size) as usize, 0);
                 match self.core.read(base + frame * self.layout.size, &mut buffer) {
                     Ok(()) => {}
-                    // Memory that has no entries: taken away, or a part of a section.
+                    // Memory without entries: removed, or a part of a section.
                     Err(Errno::FAULT) => {
                         frame = end;
                         continue;
@@ -327,14 +330,14 @@ impl Kernel {
                         folios.push(folio);
                     }
                 }
-                // A folio may reach into the next chunk.
+                // A folio may extend into the next chunk.
                 frame = next;
             }
         }
         Ok(folios)
     }
 
-    /// What the kernel tells of a page that looks pinned; None if it is not.
+    /// What the kernel reports about a page that looks pinned; None if it is not.
     fn confirm(
         &self,
         frames: &Frames,
@@ -351,7 +354,7 @@ impl Kernel {
             } => (frame, pages, mapping),
             Seen::Small { frame, mapping, .. } => (frame, 1, mapping),
         };
-        // Freed meanwhile.
+        // It may have been freed since.
         let flags = frames.flags(frame).ok()?;
         if flags & (frames::BUDDY | frames::SLAB | frames::ZERO_PAGE) != 0 {
             return None;
@@ -359,7 +362,7 @@ impl Kernel {
         let (pins, exact) = match found {
             Seen::Large { pins, .. } => (pins, true),
             Seen::Small { references, .. } => {
-                // Only what a process can map can be pinned; others hold many references, too.
+                // Only pages that a process can map can be pinned; others may have many references, too.
                 let mappable = frames::LRU | frames::MMAP | frames::ANON | frames::SWAPBACKED;
                 if flags & mappable == 0 {
                     return None;
@@ -374,7 +377,7 @@ impl Kernel {
             }
             Seen::Nothing { .. } => return None,
         };
-        // The lowest bits of the pointer say that it is none to a file.
+        // The lowest bits of the pointer say whether it refers to a file.
         let is_file = mapping != 0 && mapping & 3 == 0 && flags & frames::ANON == 0;
         let file = is_file.then(|| known.entry(mapping).or_insert_with(|| self.file(mapping)));
         (pins > 0).then(|| Folio {
@@ -402,8 +405,8 @@ impl Kernel {
     }
 }
 
-/// Pins of a small folio: 1024 references each, without those of mappings and the page cache; a file
-/// that is gone has taken its one along.
+/// Pins of a small folio: 1024 references each, after subtracting those of mappings and the page cache. A
+/// deleted file no longer has its reference.
 fn small_pins(references: u64, mapped: u64, mapping: u64, flags: u64) -> u64 {
     let cached = match flags & frames::ANON {
         0 => mapping != 0,
@@ -412,7 +415,7 @@ fn small_pins(references: u64, mapped: u64, mapping: u64, flags: u64) -> u64 {
     references.saturating_sub(mapped + u64::from(cached)) / BIAS
 }
 
-/// A look at one entry, or at the first one of a folio.
+/// The result of inspecting one entry, or the first one of a folio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Nothing {
@@ -432,7 +435,7 @@ enum Seen {
 }
 
 impl Seen {
-    /// How many entries it takes.
+    /// Number of entries it covers.
     fn pages(&self) -> u64 {
         match self {
             Self::Nothing { pages } | Self::Large { pages, .. } => *pages,
@@ -463,7 +466,7 @@ impl Layout {
         })
     }
 
-    /// Looks at the entry of a frame, with those that follow behind it.
+    /// Inspects the entry of a frame, together with the following ones.
     fn look(&self, frame: u64, entries: &[u8]) -> Seen {
         /// Larger than any folio.
         const MOST: u64 = 1 << 22;
@@ -474,7 +477,7 @@ impl Layout {
             bytes.map_or(0, |bytes| i32::from_ne_bytes(*bytes).max(0) as u64)
         };
         let nothing = Seen::Nothing { pages: 1 };
-        // One that is not the first of its folio.
+        // Not the first page of its folio.
         if long(self.compound) & 1 == 1 {
             return nothing;
         }
@@ -506,10 +509,10 @@ impl Layout {
     }
 }
 
-/// Where the entries of each section of memory are (`mem_section`, mm/sparse.c), and how many pages a
-/// section has.
+/// Where the entries of each memory section are (`mem_section`, mm/sparse.c), and the number of pages per
+/// section.
 fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
-    /// SECTION_HAS_MEM_MAP and SECTION_IS_ONLINE; more bits are not part of the address either.
+    /// SECTION_HAS_MEM_MAP and SECTION_IS_ONLINE; other low bits are not part of the address, either.
     const THERE: u64 = 2 | 4;
     const BITS: u64 = 0xfff;
     let info = &core.info;
@@ -534,7 +537,7 @@ fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
         core.read(table, &mut bytes).ok()?;
         take(0, &bytes);
     } else {
-        // A page of sections for each root.
+        // Each root has a page of sections.
         let each = page_size() / size;
         let mut pointers = vec![0; (8 * roots) as usize];
         core.read(table, &mut pointers).ok()?;
@@ -550,13 +553,13 @@ fn sections(core: &Kcore) -> Option<(BTreeMap<u64, u64>, u64)> {
     Some((sections, (1 << bits) / page_size()))
 }
 
-/// Who maps which of the pinned folios.
+/// Which processes map which of the pinned folios.
 #[derive(Default)]
 struct Mapped {
     people: Vec<Mapper>,
-    /// For each folio by its place in the list, places in the list of people.
+    /// For each folio, by index in the list, the indexes of processes.
     by: HashMap<usize, Vec<usize>>,
-    /// Likewise, the file that it is of.
+    /// For each folio, its file.
     files: HashMap<usize, FileId>,
     names: HashMap<FileId, String>,
     ranges: Vec<PinnedRange>,
@@ -588,7 +591,7 @@ impl Mapped {
         let person = self.people.len();
         let mut bytes = 0;
         for map in &maps {
-            // That of the kernel's own pages for everyone is above what a process has.
+            // Kernel pages mapped into every process, above the process's own addresses.
             if map.name == "[vsyscall]" {
                 continue;
             }
@@ -630,7 +633,7 @@ impl Mapped {
     }
 }
 
-/// The folio that a frame is of.
+/// The folio that contains a frame.
 fn holding(folios: &[Folio], frame: u64) -> Option<usize> {
     let at = folios
         .partition_point(|one| one.frame <= frame)
@@ -638,7 +641,7 @@ fn holding(folios: &[Folio], frame: u64) -> Option<usize> {
     (frame - folios[at].frame < folios[at].pages).then_some(at)
 }
 
-/// Adds a page to the last range, or begins another one.
+/// Adds a page to the last range, or starts a new one.
 fn extend(ranges: &mut Vec<PinnedRange>, address: u64, folio: &Folio) {
     match ranges.last_mut() {
         Some(last)
@@ -718,7 +721,7 @@ fn sum(folios: &[Folio], mapped: Mapped, asked: Option<u32>) -> PinnedPages {
 /// The paths of memory cgroups below their mount, by inode.
 fn cgroups() -> HashMap<u64, String> {
     let mut paths = HashMap::new();
-    // Version 1 has a mount for memory, version 2 one for all.
+    // Version 1 has a mount for memory, version 2 one for everything.
     let places = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
     let Some(root) = places
         .into_iter()
@@ -746,7 +749,7 @@ fn cgroups() -> HashMap<u64, String> {
 mod tests {
     use super::*;
 
-    /// That of Linux 6.12.
+    /// The layout of Linux 6.12.
     const LAYOUT: Layout = Layout {
         size: 64,
         flags: 0,
@@ -785,13 +788,13 @@ mod tests {
         assert_eq!(LAYOUT.look(1024, &pinned), large);
         let free = entries(&[head[0], head[1], pages]);
         assert_eq!(LAYOUT.look(1024, &free), Seen::Nothing { pages: 512 });
-        // Not where one can begin, and of no possible size.
+        // A folio cannot begin there, and its size is impossible.
         assert_eq!(LAYOUT.look(1025, &pinned), Seen::Nothing { pages: 1 });
         let odd = entries(&[head[0], head[1], pins, (96, &3_u32.to_ne_bytes()[..])]);
         assert_eq!(LAYOUT.look(1024, &odd), Seen::Nothing { pages: 1 });
         let tail = entries(&[head[0], (8, &1_u64.to_ne_bytes()[..]), pages, pins]);
         assert_eq!(LAYOUT.look(1024, &tail), Seen::Nothing { pages: 1 });
-        // What is cut ends nothing.
+        // A truncated entry is not a pinned folio.
         assert_eq!(LAYOUT.look(1024, &pinned[..64]), Seen::Nothing { pages: 1 });
     }
 
@@ -805,7 +808,7 @@ mod tests {
             mapping: 0,
         };
         assert_eq!(LAYOUT.look(5, &page(2049)), small);
-        // Negative when it is freed.
+        // Negative if freed.
         assert_eq!(LAYOUT.look(5, &page(-1)), Seen::Nothing { pages: 1 });
         // An anonymous page, mapped once, pinned twice; shmem, mapped 1100 times, not pinned.
         let (file, shmem) = (0xff00, frames::SWAPBACKED);
@@ -817,7 +820,7 @@ mod tests {
             1
         );
         assert_eq!(small_pins(1024, 0, file, shmem), 0);
-        // Of a memfd that is gone.
+        // A deleted memfd.
         assert_eq!(small_pins(1024, 0, 0, shmem), 1);
         assert_eq!(small_pins(5, 9, 0, 0), 0);
     }
@@ -835,7 +838,7 @@ mod tests {
             };
             add(&mut folios, &page, file);
         };
-        // One whose first page was not pinned yet, a small one, and two of several pages, side by side.
+        // One whose first page was not pinned yet, a small one, and two of several pages, adjacent.
         see(3, frames::TAIL, 1, None);
         see(4, frames::ANON, 2, None);
         see(6, frames::TAIL, 1, None);

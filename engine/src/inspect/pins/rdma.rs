@@ -1,12 +1,12 @@
-//! Memory regions of RDMA devices, by netlink (`rdma resource show mr` asks the same): how much, and
-//! whose. Their addresses the kernel tells nobody.
+//! Memory regions of RDMA devices, by netlink (as `rdma resource show mr` reads them): size and
+//! owner. The kernel does not report their addresses.
 
 use super::holders::{Holder, Maker, Person, refusal};
 use crate::sys::netlink::{self, Family, attribute, attributes};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// RDMA_NL_NLDEV, where the request's number has its family.
+/// RDMA_NL_NLDEV, in the bits of the request number that select the family.
 const NLDEV: u16 = 5 << 10;
 /// RDMA_NLDEV_CMD_GET, RDMA_NLDEV_CMD_RES_MR_GET
 const DEVICES: u16 = NLDEV | 1;
@@ -19,12 +19,12 @@ const RES_KERN_NAME: u16 = 29;
 const RES_MR: u16 = 40;
 const RES_MRLEN: u16 = 45;
 
-/// A region and the process it is for; none where that has ended or cannot be seen from here.
+/// A region and its process; None if that has ended or is not visible from here.
 type Region = (Option<u32>, u64);
 
-/// What is registered by whom with which device; or why that cannot be told.
+/// What is registered by which process with which device; or why that is unknown.
 pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
-    // To ask is to load the kernel's part for it, which only a device makes worth while.
+    // The request would load the kernel's module for it, which is only useful if there is a device.
     let folder = "/sys/class/infiniband";
     if Path::new(folder)
         .read_dir()
@@ -93,7 +93,7 @@ fn device_of(message: &[u8]) -> Option<(u32, String)> {
     Some((index?, name?))
 }
 
-/// The regions of processes in a message; those of the kernel itself pin nothing of a process.
+/// The regions of processes in a message; those of the kernel itself pin no process memory.
 fn regions_of(message: &[u8]) -> impl Iterator<Item = Region> {
     let lists = attributes(message).filter(|(kind, _)| *kind == RES_MR);
     let entries = lists.flat_map(|(_, list)| attributes(list));

@@ -5,19 +5,19 @@ use crate::sys::{Errno, process};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// An io_uring ring that a process holds; it has made it, or inherited or received it. A duplicate
-/// of its descriptor makes it appear twice.
+/// An io_uring ring that a process has created, inherited or received. It appears twice if its
+/// descriptor has been duplicated.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Ring {
     /// Its descriptor in that process.
     pub fd: u32,
-    /// How many buffers are registered.
+    /// Number of registered buffers.
     pub count: u64,
-    /// Their bytes.
+    /// Their size in bytes.
     pub bytes: u64,
-    /// The buffers; None, and 0 above, where the kernel does not list them: before Linux 5.6, or
-    /// because the ring was busy whenever it was asked.
+    /// The buffers; None, with `count` and `bytes` 0, if the kernel does not list them: before
+    /// Linux 5.6, or because the ring was busy at every attempt.
     pub buffers: Option<Vec<RegisteredBuffer>>,
 }
 
@@ -25,9 +25,9 @@ pub struct Ring {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RegisteredBuffer {
-    /// Where it starts in the memory of the process that registered it.
+    /// Its address in the process that registered it.
     pub address: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn of(folder: &Path, links: &[(u32, PathBuf)]) -> Result<Vec<Ring>, E
         }
         match process::registered(folder, *fd) {
             Ok(buffers) => rings.push(Ring::new(*fd, buffers)),
-            // Closed meanwhile.
+            // Closed since.
             Err(errno) if ended(errno) => {}
             Err(errno) => return Err(errno),
         }

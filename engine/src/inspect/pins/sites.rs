@@ -1,15 +1,15 @@
-//! What the functions of the kernel pin for.
+//! Purposes for which the kernel's functions pin memory.
 
-/// What one that pins does it for.
+/// The purpose of a function that pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Site {
-    /// As a table calls it.
+    /// Its name in tables.
     pub name: &'static str,
-    /// Whether it pins only for as long as a transfer lasts.
+    /// Whether it pins only for the duration of a transfer.
     pub is_short: bool,
 }
 
-/// Beginnings of names of functions.
+/// Prefixes of function names.
 const LONG: &[(&str, &[&str])] = &[
     (
         "io_uring buffer",
@@ -85,7 +85,7 @@ const SHORT: &[(&str, &[&str])] = &[
     ("crypto (AF_ALG)", &["af_alg_"]),
 ];
 
-/// What a function pins for, if it is known.
+/// The purpose of a function, if known.
 fn known(function: &str) -> Option<Site> {
     let search = |table: &[(&'static str, &[&str])], is_short| {
         let begins = |starts: &[&str]| starts.iter().any(|start| function.starts_with(start));
@@ -95,7 +95,7 @@ fn known(function: &str) -> Option<Site> {
     search(LONG, false).or_else(|| search(SHORT, true))
 }
 
-/// What these functions, from the innermost outwards, pin for.
+/// The purpose of a call stack, innermost function first.
 pub(super) fn site<'a>(functions: impl IntoIterator<Item = &'a str>) -> Option<Site> {
     functions.into_iter().find_map(known)
 }

@@ -1,5 +1,5 @@
-//! What a kernel with the pin tracker says (docs/series.md): long-term pins as regions, and what could
-//! not be moved. `/proc/PID/pins` for one's own, debugfs for root.
+//! Reads the pin tracker of a kernel with the series (docs/series.md): long-term pins as regions, and
+//! pages that could not be migrated. `/proc/PID/pins` for the process's own, debugfs for root.
 
 use super::sites::site;
 use crate::error::{Error, Result};
@@ -11,46 +11,47 @@ use std::path::Path;
 const REGIONS: &str = "/sys/kernel/debug/pin_owner/regions";
 const BLOCKED: &str = "/sys/kernel/debug/pin_owner/blocked";
 
-/// Memory that one call, or several that went on from one another, pinned for long.
+/// Memory that was pinned long-term by one call, or by several for adjacent ranges.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Region {
-    /// Its number; None where only the process's own list was readable.
+    /// Its number; None if only the process's own list was readable.
     pub id: Option<u64>,
-    /// Who made it; None if that process is gone, or not in this PID namespace.
+    /// The process that pinned it; None if it is gone, or not in this PID namespace.
     pub pid: Option<u32>,
-    /// Whether the process that made it has ended: the pins are with who got its descriptor, or leaked.
+    /// Whether that process has ended: the pins belong to a process that received its descriptor, or
+    /// have leaked.
     pub gone: bool,
-    /// The user of that process then.
+    /// The user of that process at that time.
     pub uid: u32,
-    /// The name of that process then.
+    /// The name of that process at that time.
     pub name: String,
-    /// What it is for, or the function that pinned where that is not known.
+    /// Its purpose, or the function that pinned if the purpose is unknown.
     pub by: String,
-    /// The function of the kernel that pinned; None where it has no name any more.
+    /// The kernel function that pinned; None if it has no name any more.
     pub function: Option<String>,
     /// Where it starts: an address of the process, or an offset in the memfd.
     pub start: u64,
-    /// The first byte behind it.
+    /// Where it ends (exclusive).
     pub end: u64,
     /// Whether a device may write there.
     pub writes: bool,
-    /// Pins that are left.
+    /// Remaining pins.
     pub pins: u64,
-    /// Bytes of the folios that stay where they are for it.
+    /// Bytes of the folios that it keeps in place.
     pub bytes: u64,
-    /// Seconds since it was made.
+    /// Seconds since it was pinned.
     pub age: f64,
-    /// The memfd, where it was pinned by its descriptor.
+    /// The memfd, if it was pinned through its descriptor.
     pub memfd: Option<RegionFile>,
-    /// Whether one of its pins may have been ended in another's place, or the other way round: both were
-    /// on the same folio.
+    /// Whether its number of pins may be wrong, because an unpin may have been attributed to another
+    /// region on the same folio, or the other way round.
     pub guessed: bool,
-    /// From where, with `pin_owner=on,stack`.
+    /// The call stack, with `pin_owner=on,stack`.
     pub stack: Vec<String>,
 }
 
-/// A memfd in which a region is.
+/// The memfd that contains a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RegionFile {
@@ -62,13 +63,13 @@ pub struct RegionFile {
     pub name: String,
 }
 
-/// Something that had to stay where it was.
+/// A folio that could not be migrated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Blocked {
-    /// Seconds since the last time.
+    /// Seconds since the last attempt.
     pub age: f64,
-    /// What failed, in the kernel's word.
+    /// What failed, in the kernel's words.
     pub why: String,
     /// The first page frame of the folio.
     pub frame: u64,
@@ -76,43 +77,43 @@ pub struct Blocked {
     pub bytes: u64,
     /// anon, file or other.
     pub of: String,
-    /// How often in a row.
+    /// Number of consecutive failures.
     pub times: u64,
     /// Pins on it.
     pub pins: u64,
-    /// Of these, long-term ones.
+    /// How many of these are long-term.
     pub long: u64,
-    /// The youngest region of these, if it is still there.
+    /// The newest region among these, if it still exists.
     pub region: Option<Region>,
-    /// References that neither pins nor mappings nor caches explain; below 0 where some of these were
-    /// gone already.
+    /// References that neither pins nor mappings nor caches explain; negative if some of these were gone
+    /// already.
     pub unexplained: i64,
-    /// The first holder of the other pins.
+    /// The first holder of the short-term pins.
     pub short: Option<ShortPin>,
 }
 
-/// The first of the pins that are not of a region: direct I/O, mostly.
+/// The first of the pins that belong to no region: mostly direct I/O.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ShortPin {
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
-    /// How long ago, in seconds, when the page did not move.
+    /// Its age in seconds when the migration failed.
     pub age: f64,
-    /// What it is for, or the function.
+    /// Its purpose, or the function.
     pub by: String,
 }
 
-/// A process that is asked for its own list.
+/// A process whose own list is read.
 pub(super) struct Maker<'a> {
     pub pid: u32,
     pub uid: u32,
     pub name: &'a str,
 }
 
-/// Whether this kernel tracks pins, and was told to at boot.
+/// Whether this kernel tracks pins, and tracking was enabled at boot.
 pub(super) fn is_on() -> bool {
-    // EOPNOTSUPP while it is off.
+    // EOPNOTSUPP if it is not enabled.
     fs::read("/proc/self/pins").is_ok()
 }
 
@@ -126,7 +127,7 @@ pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
     }
     let mut regions = None;
     for maker in makers {
-        // EOPNOTSUPP while it is off.
+        // EOPNOTSUPP if it is not enabled.
         if let Ok(text) = fs::read_to_string(process::folder(maker.pid).join("pins")) {
             let found = regions.get_or_insert_with(Vec::new);
             found.extend(parse_own(&text, maker, host::uptime()));
@@ -135,14 +136,14 @@ pub(super) fn regions(makers: &[Maker<'_>], all: bool) -> Option<Vec<Region>> {
     regions
 }
 
-/// What could not be moved lately, the newest last.
+/// Folios that could not be migrated recently, newest last.
 ///
 /// # Errors
-/// EACCES for others than root, and ENOENT where the kernel does not track pins.
+/// EACCES without root, and ENOENT if the kernel does not track pins.
 pub fn blocked() -> Result<Vec<Blocked>> {
     let text = fs::read_to_string(BLOCKED).map_err(|error| {
         let errno = errno(&error);
-        let error = Error::os("cannot tell what did not move", errno).at(BLOCKED);
+        let error = Error::os("cannot list what did not move", errno).at(BLOCKED);
         match errno {
             Errno::NOENT if Path::new("/proc/self/pins").exists() => error
                 .with_why("the kernel's tracker of pins is off")
@@ -159,7 +160,7 @@ pub fn blocked() -> Result<Vec<Blocked>> {
     Ok(text.lines().filter_map(one).collect())
 }
 
-/// debugfs: number, process, user and name before each line, and stacks behind it.
+/// Parses debugfs: number, process, user and name before each line, and stacks after it.
 fn parse_regions(text: &str, now: f64) -> Vec<Region> {
     let mut regions: Vec<Region> = Vec::new();
     for line in text.lines() {
@@ -192,7 +193,7 @@ fn parse_regions(text: &str, now: f64) -> Vec<Region> {
     regions
 }
 
-/// `/proc/PID/pins`: two sums, then the lines.
+/// Parses `/proc/PID/pins`: two sums, then the lines.
 fn parse_own(text: &str, maker: &Maker<'_>, now: f64) -> Vec<Region> {
     let lines = text.lines().filter_map(|line| parse_line(line, now));
     lines
@@ -205,8 +206,8 @@ fn parse_own(text: &str, maker: &Maker<'_>, now: f64) -> Vec<Region> {
         .collect()
 }
 
-/// `START-END ACCESS PINS BYTES SINCE FUNCTION`; of a memfd `@` first, and its device, inode and name;
-/// and `~`.
+/// `START-END ACCESS PINS BYTES SINCE FUNCTION`; for a memfd preceded by `@` and followed by its device,
+/// inode and name; and `~` for a guess.
 fn parse_line(line: &str, now: f64) -> Option<Region> {
     let mut words = line.split(' ');
     let range = words.next()?;
@@ -291,12 +292,12 @@ fn purpose(function: Option<&str>) -> String {
     name.unwrap_or("?").to_string()
 }
 
-/// Of a moment in nanoseconds since the machine started, in seconds.
+/// The age in seconds of a time in nanoseconds since boot.
 fn age(since: u64, now: f64) -> f64 {
     (now - since as f64 / 1e9).max(0.0)
 }
 
-/// As seq_escape() writes a name: `\040` for a space.
+/// Undoes seq_escape() in a name: `\040` is a space.
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -367,7 +368,7 @@ mod tests {
             (regions[1].name.as_str(), regions[1].by.as_str()),
             ("my trainer", "RDMA")
         );
-        // In another PID namespace, and of a function that is gone.
+        // In another PID namespace, and pinned by a function that is gone.
         assert_eq!(
             (regions[2].pid, regions[2].gone, &*regions[2].by),
             (None, false, "?")

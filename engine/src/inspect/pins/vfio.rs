@@ -1,9 +1,9 @@
 //! Processes that drive devices by VFIO. The kernel counts the memory that it pins for them in
-//! `VmLck`, beside what mlock(2) counts there, and lists it nowhere.
+//! `VmLck`, together with mlock(2), and does not list it.
 
 use super::holders::Person;
 
-/// Who has a VFIO device or container open, and which.
+/// The processes that have a VFIO device or container open, and which.
 pub(super) fn holders(people: &[Person]) -> Vec<(&Person, Vec<String>)> {
     let devices = |person: &Person| {
         let mut devices: Vec<_> = person

@@ -1,5 +1,5 @@
-//! Who pins and unpins from now on, counted by the kernel: probes on its functions, and a histogram
-//! of each by process and stack.
+//! Counts pins and unpins from now on, in the kernel: probes on its functions, and a histogram of each by
+//! process and stack.
 
 use super::btf::Btf;
 use super::hist::{self, Entry};
@@ -13,44 +13,44 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-/// What was pinned and unpinned while [`watch()`] looked.
+/// What was pinned and unpinned during [`watch()`].
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Watched {
-    /// For how long.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Whether pins that last only for a transfer (direct I/O) were counted as well.
+    /// Whether short-term pins (direct I/O) were counted as well.
     pub short: bool,
-    /// Whether `pinned` is what was asked for, not what was got: this kernel's probes cannot tell
-    /// both what a function was called with and what it returned (before Linux 6.9).
+    /// Whether `pinned` is the requested number of pages and not the result: before Linux 6.9, probes cannot
+    /// see both the arguments and the return value of a function.
     pub requested: bool,
-    /// A row for each process and each sort of pin.
+    /// One row per process and purpose.
     pub rows: Vec<Row>,
     /// Calls that the kernel's probes missed.
     pub missed: u64,
-    /// Calls that had no room in the histograms.
+    /// Calls that did not fit into the histograms.
     pub dropped: u64,
-    /// Functions that this kernel does not have, or lets nobody probe.
+    /// Functions that this kernel does not have, or does not allow probes on.
     pub absent: Vec<String>,
 }
 
-/// What one process did in one way.
+/// What one process pinned for one purpose.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Row {
-    /// The process; None for workers of the kernel. A thread whose process ended at once is here
-    /// with its own number.
+    /// The process ID; None for kernel workers. A thread whose process ended immediately has its thread ID
+    /// here.
     pub pid: Option<u32>,
-    /// Its name, `kworker` for all workers of the kernel.
+    /// Its name; `kworker` for all kernel workers.
     pub name: String,
-    /// What the pins are for, or the function that called where that is not known.
+    /// The purpose of the pins, or the calling function if that is unknown.
     pub by: String,
-    /// Pins made; the kernel's count goes up by one for each page, or for a whole folio of a memfd.
+    /// Pins acquired; the kernel counts one per page, or one for a whole folio of a memfd.
     pub pinned: u64,
-    /// Pins undone by this process. Not always by the one that made them: workers and interrupts
-    /// do it too.
+    /// Pins released by this process, which need not have acquired them: workers and interrupts release
+    /// pins, too.
     pub unpinned: u64,
-    /// From where.
+    /// The callers.
     pub places: Vec<Place>,
 }
 
@@ -64,31 +64,31 @@ pub struct Place {
     pub pinned: u64,
     /// As in [`Row`].
     pub unpinned: u64,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
 }
 
-/// What is to be watched.
+/// What to watch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch {
-    /// For how long; until the token is set where there is none.
+    /// For how long; None: until the token is set.
     pub time: Option<Duration>,
-    /// Whether to count pins that last only for a transfer as well: each direct read costs a probe then.
+    /// Whether to count short-term pins as well: each direct read then costs a probe.
     pub short: bool,
     /// Only this process.
     pub pid: Option<u32>,
 }
 
-/// A function that pins or unpins, and where its arguments are. Calls of one from another of them are
-/// not made on these kernels, but for the one that has a condition.
+/// A function that pins or unpins, and where its arguments are. On these kernels they do not call each
+/// other, except for the one that has a condition.
 struct Probe {
     name: &'static str,
     function: &'static str,
-    /// Which argument is how many; none means one.
+    /// Which argument is the number of pages; None means one page.
     count: Option<u8>,
-    /// The type of what a function that pins returns, and which argument has the flags.
+    /// The return type of a function that pins, and which argument has the flags.
     pins: Option<(&'static str, Option<u8>)>,
-    /// Fetched besides, and wanted to be true.
+    /// An additional argument to fetch, and the condition on it.
     condition: Option<(&'static str, &'static str)>,
 }
 
@@ -124,13 +124,13 @@ const PROBES: &[Probe] = &[
     pinning("remote", "pin_user_pages_remote", 3, "s64", 4),
     pinning("unlocked", "pin_user_pages_unlocked", 2, "s64", 4),
     Probe {
-        // Of folios; always for long.
+        // Returns folios; always long-term.
         pins: Some(("s64", None)),
         ..pinning("memfd", "memfd_pin_folios", 5, "s64", 0)
     },
     unpinning("un_pages", "unpin_user_pages", Some(2)),
     Probe {
-        // Else it calls the one above.
+        // Otherwise it calls the function above.
         condition: Some(("dirty=$arg3:u8", "dirty != 0")),
         ..unpinning("un_dirty", "unpin_user_pages_dirty_lock", Some(2))
     },
@@ -141,22 +141,22 @@ const PROBES: &[Probe] = &[
     unpinning("un_folios", "unpin_folios", Some(2)),
 ];
 
-/// Keys of a histogram: newer kernels, then older ones.
+/// Keys of a histogram: of newer kernels, then of older ones.
 const STACKS: [&str; 2] = ["common_stacktrace", "stacktrace"];
-/// Buckets of each histogram.
+/// Number of buckets of each histogram.
 const SIZE: u32 = 16384;
-/// What FOLL_LONGTERM was as long as it was a macro, which the kernel's types do not have (up to Linux 6.2).
+/// FOLL_LONGTERM where it was a macro, and therefore not in the kernel's types (up to Linux 6.2).
 const LONGTERM_OF_MACRO: u64 = 0x10000;
 
-/// Counts who pins and unpins, from now until `what.time` is over or the token is set. Calls `started`
-/// when the kernel counts.
+/// Counts pins and unpins from now until `what.time` is over or the token is set. Calls `started` when
+/// counting has begun.
 ///
-/// Adds probes to the kernel, and an instance of its tracing, and removes them at the end. What a
-/// process left that was killed meanwhile is removed by the next call.
+/// Adds probes to the kernel, and an instance of its tracing, and removes them at the end. If the process is
+/// killed before, the next call removes what it left.
 ///
 /// # Errors
-/// EACCES or EPERM for others than root, and under lockdown; ENOENT where there is no tracefs, or where
-/// the kernel has no probes; and where a process that is asked for does not exist.
+/// EACCES or EPERM without root, and under lockdown; ENOENT if there is no tracefs, or if the kernel has no
+/// probes; and an error if the requested process does not exist.
 pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result<Watched> {
     what.pid.map(super::find).transpose()?;
     let longterm = match what.short {
@@ -167,7 +167,7 @@ pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result
     let begun = Instant::now();
     started();
     let mut names = Names::default();
-    // Short enough for a signal, and rare enough to cost nothing.
+    // Short enough to react to a signal, and long enough to cost nothing.
     const PAUSE: Duration = Duration::from_millis(100);
     const LOOK_EVERY: u32 = 10;
     for round in 1_u32.. {
@@ -177,7 +177,7 @@ pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result
         std::thread::sleep(what.time.map_or(PAUSE, |time| {
             time.saturating_sub(begun.elapsed()).min(PAUSE)
         }));
-        // What process a thread is of can be seen only while it lives.
+        // A thread's process can be found only while it is alive.
         if round % LOOK_EVERY == 1 {
             for (_, entries, _) in probes.read(&instance)? {
                 entries.iter().for_each(|entry| names.learn(entry.tid));
@@ -204,7 +204,7 @@ pub fn watch(what: &Watch, stop: &CancelToken, started: impl FnOnce()) -> Result
     })
 }
 
-/// The flag of pins that last.
+/// The flag of long-term pins.
 fn longterm() -> Result<u64> {
     let types = Btf::read().map_err(|error| {
         error.with_remedy(
@@ -214,7 +214,7 @@ fn longterm() -> Result<u64> {
     Ok(types.constant("FOLL_LONGTERM").unwrap_or(LONGTERM_OF_MACRO))
 }
 
-/// The probes that are there.
+/// The probes that have been set.
 struct Probes {
     there: Vec<&'static Probe>,
     absent: Vec<&'static str>,
@@ -246,7 +246,7 @@ fn start(longterm: Option<u64>) -> Result<(Instance, Probes)> {
     for probe in PROBES {
         let done = match (probe.pins, probes.requested) {
             (Some(_), false) => match instance.probe('r', probe.name, &probe.returning()) {
-                // Arguments cannot be fetched at a return.
+                // This kernel cannot fetch arguments in a return probe.
                 Err(Errno::INVAL) => {
                     probes.requested = true;
                     instance.probe('p', probe.name, &probe.entering())
@@ -290,7 +290,7 @@ fn refused(errno: Errno) -> Error {
             .with_why("there is none with probes (CONFIG_KPROBE_EVENTS)")
             .with_remedy("mount it: mount -t tracefs tracefs /sys/kernel/tracing"),
         Errno::INVAL => error
-            .with_why("the kernel knows no such histogram (CONFIG_HIST_TRIGGERS)")
+            .with_why("the kernel has no such histogram (CONFIG_HIST_TRIGGERS)")
             .with_remedy(""),
         _ => error,
     }
@@ -314,7 +314,7 @@ impl Probe {
         if let Some((fetch, _)) = self.condition {
             text += &format!(" {fetch}");
         }
-        // An int, whose upper half may be anything.
+        // An int: its upper half is undefined.
         match self.function {
             "pin_user_pages_fast" => text.replace("n=$arg2:s64", "n=$arg2:s32"),
             _ => text,
@@ -330,7 +330,7 @@ impl Probe {
             (Some((_, Some(_))), Some(flag)) => Some(format!("(flags & {flag:#x})")),
             _ => None,
         };
-        // What a function that pins returns may be an error.
+        // A function that pins may return an error.
         let some = self.pins.map(|_| "n > 0".to_string());
         let condition = self.condition.map(|(_, condition)| condition.to_string());
         let all: Vec<_> = [flag, some, condition].into_iter().flatten().collect();
@@ -342,7 +342,7 @@ impl Probe {
     }
 }
 
-/// Which process a thread is of; None for a thread of the kernel.
+/// The process of each thread; None for a kernel thread.
 #[derive(Default)]
 struct Names(HashMap<u32, Option<Option<(u32, String)>>>);
 
@@ -350,7 +350,7 @@ impl Names {
     fn learn(&mut self, tid: u32) {
         self.0.entry(tid).or_insert_with(|| {
             let status = process::status(&folder(tid)).ok()?;
-            // Only those of the kernel have no memory, and zombies.
+            // Only kernel threads and zombies have no memory.
             status.locked?;
             let leader = process::status(&folder(status.pid)).ok();
             Some(Some((
@@ -360,7 +360,7 @@ impl Names {
         });
     }
 
-    /// Number and name of the process of an entry.
+    /// ID and name of the process of an entry.
     fn of(&mut self, entry: &Entry) -> (Option<u32>, String) {
         self.learn(entry.tid);
         if entry.name.starts_with("kworker/") {
@@ -373,7 +373,7 @@ impl Names {
     }
 }
 
-/// Adds up what the histograms have, by process and what the pins are for.
+/// Sums up the histograms, by process and purpose.
 fn rows(read: &[Read], names: &mut Names, short: bool) -> Vec<Row> {
     let mut rows = BTreeMap::<(Option<u32>, String, String), BTreeMap<String, Place>>::new();
     for (probe, entries, _) in read {

@@ -1,5 +1,5 @@
-//! Packet memory of AF_XDP sockets (umem), by sock_diag(7), which `ss --xdp` asks as well: those of
-//! this network namespace.
+//! Packet memory of AF_XDP sockets (umem), by sock_diag(7) as for `ss --xdp`: those of this network
+//! namespace.
 
 use super::holders::{Holder, Maker, Person, refusal};
 use crate::sys::netlink::{self, Family, attributes};
@@ -16,7 +16,7 @@ const UMEM: u16 = 5;
 /// Bytes of struct xdp_diag_msg.
 const MESSAGE: usize = 16;
 
-/// One socket's memory: what `linux/xdp_diag.h` says of it. Sockets may share it.
+/// The memory of one socket, as in `linux/xdp_diag.h`. Several sockets may share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Umem {
     inode: u64,
@@ -25,7 +25,7 @@ struct Umem {
 }
 
 pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
-    // To ask is to load the kernel's part for it, which only a socket makes worth while.
+    // The request would load the kernel's module for it, which is only useful if there is a socket.
     let there = host::text("/proc/net/protocols").map_or(0, |text| sockets(&text));
     if there == 0 {
         return (Vec::new(), None);
@@ -50,7 +50,7 @@ pub(super) fn holders(people: &[Person]) -> (Vec<Holder>, Option<String>) {
     (joined(&umems, people), why)
 }
 
-/// Each memory once, with everyone who has a socket that uses it.
+/// Each umem once, with all processes that have a socket that uses it.
 fn joined(umems: &[Umem], people: &[Person]) -> Vec<Holder> {
     let mut by_id = BTreeMap::<u32, Vec<Umem>>::new();
     for umem in umems {
@@ -79,7 +79,7 @@ fn joined(umems: &[Umem], people: &[Person]) -> Vec<Holder> {
         .collect()
 }
 
-/// How many AF_XDP sockets there are, in the table of protocols: name, size of one, how many.
+/// Number of AF_XDP sockets, from the table of protocols: name, size, number.
 fn sockets(protocols: &str) -> u64 {
     let mut lines = protocols.lines();
     lines

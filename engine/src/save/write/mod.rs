@@ -1,7 +1,7 @@
-//! Ways of writing, one file each.
+//! The methods of writing, one file each.
 //!
-//! A way takes extents from the feed until it is drained, and writes their bytes where they belong. Of
-//! an extent, `at` is its place in what is saved.
+//! A method takes extents from the feed until it is drained, and writes their bytes to their place. In an
+//! extent, `at` is the offset in what is saved.
 
 mod pool;
 mod ring;
@@ -25,31 +25,32 @@ use crate::sys::map::{Mapping, Region, page_size};
 use crate::sys::{Errno, file, retry};
 use std::sync::Mutex;
 
-/// Bytes at either end of a run that no direct write reaches, and where they go in the target: those of a
+/// Bytes at either end of a run that no direct write reaches, and their offset in the target: those of a
 /// stream, which cannot be read again.
 pub(super) type Kept = Mutex<Vec<(u64, Vec<u8>)>>;
 
-/// Who sees what passes by: a block, the place in the origin of its first byte, and how many it has.
+/// Called with what passes through a block: the block, the offset in the origin of its first byte, and
+/// the number of bytes.
 pub(super) type Passing<'a> = Option<&'a (dyn Fn(&Block<'_>, u64, u64) -> Result<()> + Sync + 'a)>;
 
-/// What a way is given.
+/// The input of a method.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub plan: &'a SavePlan,
     pub rung: Rung,
     pub origin: &'a Opened<'a>,
     pub to: &'a To,
-    /// Where the bytes of parts have to be, to be written from there.
+    /// What memory must fulfil for parts to be written directly from there.
     pub fit: Fit,
     pub feed: &'a Feed,
     pub meter: &'a Meter<'a>,
     pub cancel: &'a CancelToken,
-    /// The checksum of what passes by but once.
+    /// The checksum of a stream.
     pub hash: Passing<'a>,
     pub kept: &'a Kept,
 }
 
-/// Writes all that the feed has by one rung of the ladder.
+/// Writes everything in the feed with one method.
 pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     let through = match job.rung.method {
         Method::Bounce => true,
@@ -69,7 +70,7 @@ pub(super) fn run(job: &Job<'_>) -> Result<(), Stop> {
     }
 }
 
-/// A ring of blocks beside memory. Bytes pass through it that the disk cannot read where they are.
+/// A ring of blocks, through which bytes pass that the disk cannot read from where they are.
 #[derive(Clone, Copy)]
 struct Blocks<'m> {
     ring: Region<'m>,
@@ -87,15 +88,15 @@ impl Blocks<'_> {
     }
 }
 
-/// Makes a ring for as long as `write` takes.
+/// Creates a ring for the duration of `write`.
 fn in_blocks(
     job: &Job<'_>,
     write: impl FnOnce(&Blocks<'_>) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    /// Where a ring may begin and end so that transparent huge pages hold it and nothing else.
+    /// Alignment of the start and size of a ring, so that it consists only of transparent huge pages.
     const HUGE: u64 = 2 << 20;
     let cannot = |errno| Stop::Refused(Error::os("cannot make a ring to write from", errno));
-    // Extents of parts are cut to it.
+    // Extents of parts are cut to this size.
     let block = match job.origin.parts() {
         Some(_) => job.plan.ring_block_of(job.rung),
         None => job.plan.block_of(job.rung),
@@ -113,9 +114,9 @@ fn in_blocks(
         false => Mapping::anon(bytes as usize, align as usize),
     };
     let ring = ring.map_err(cannot)?;
-    // Advice: it is as good as any where there are none.
+    // Only advice: the ring works without huge pages.
     let _ = ring.region().want_huge();
-    // Before Linux 6.5 a fork could part a page from the write that reads it.
+    // Before Linux 6.5 a fork could separate a page from the write that reads it.
     ring.region().leave_out_of_forks(true);
     write(&Blocks {
         ring: ring.region(),
@@ -124,21 +125,22 @@ fn in_blocks(
     })
 }
 
-/// What was written of an extent.
+/// What has been written of an extent.
 struct Done {
     bytes: u64,
     direct: bool,
-    /// It is written, and yet nothing more is to be written this way.
+    /// It is written, but this method must not write more.
     end: Option<Stop>,
 }
 
 impl<'a> Job<'a> {
-    /// The memory, where its bytes can be reached by their addresses.
+    /// The memory, if its bytes can be accessed by their addresses.
     fn region(&self) -> Result<Region<'a>, &str> {
         self.origin.region()
     }
 
-    /// Where an extent of several parts lies, if it can be written from there: in one of them, aligned.
+    /// Where an extent of several parts is, if it can be written directly from there: in one of them,
+    /// aligned.
     fn in_place(&self, extent: &Extent) -> Option<Region<'a>> {
         if self.rung.method == Method::Bounce {
             return None;
@@ -146,7 +148,7 @@ impl<'a> Job<'a> {
         self.origin.parts()?.find(extent.at, extent.need, self.fit)
     }
 
-    /// How many blocks may be filled at once: one where the order counts.
+    /// How many blocks may be filled at once: one if the order matters.
     fn fillers(&self, most: u64) -> usize {
         match self.origin.is_stream() || self.hash.is_some() {
             true => 1,
@@ -154,7 +156,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The next extent, or None where there is no more.
+    /// The next extent; None if there are no more.
     fn next(&self) -> Result<Option<Extent>, Stop> {
         if self.cancel.is_set() {
             return Err(self.cancelled().into());
@@ -162,8 +164,8 @@ impl<'a> Job<'a> {
         Ok(self.feed.wait(Lane::Main))
     }
 
-    /// Fills a block with an extent: how many bytes of it are to be written from there. Less than all
-    /// where a stream ends; what no direct write reaches of its last ones is kept.
+    /// Fills a block with an extent; returns how many bytes of it to write from there. Fewer than all if
+    /// a stream ends; its last bytes that no direct write reaches are kept.
     fn fill(&self, block: &Block<'_>, extent: &Extent) -> Result<u64, Stop> {
         let start = self.meter.now();
         let got = self
@@ -196,7 +198,7 @@ impl<'a> Job<'a> {
         Ok(whole)
     }
 
-    /// Writes bytes of a region to their place, one write after the other.
+    /// Writes bytes of a region to their place, with one write after another.
     fn write_all(
         &self,
         region: &Region<'_>,
@@ -210,7 +212,7 @@ impl<'a> Job<'a> {
             match retry(|| file::pwrite(fd, region, at, len, offset)) {
                 Ok(0) => return Err(self.to.failed(offset, Errno::IO).into()),
                 Ok(done) => {
-                    // A direct write goes on where the next block begins.
+                    // A direct write continues at the next block.
                     let done = match direct && done < len {
                         true => done - done % self.to.grain,
                         false => done,
@@ -248,7 +250,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Why a write from one of several parts ended: that part may be at fault, and not all direct writes.
+    /// Why a write from one of several parts ended: the reason may be that part, and not direct writes in
+    /// general.
     fn stop_of_part(stop: Stop) -> Stop {
         match stop {
             Stop::NotDirect(error) => Stop::Refused(error),
@@ -256,7 +259,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// So many bytes are written as the rung writes.
+    /// This many bytes have been written with the method's I/O mode.
     fn done(&self, bytes: u64) -> Done {
         Done {
             bytes,
@@ -269,7 +272,7 @@ impl<'a> Job<'a> {
         Error::save_cancelled(self.to.place(0))
     }
 
-    /// Bytes of an extent are written.
+    /// Bytes of an extent have been written.
     fn written(&self, extent: &Extent, bytes: u64, direct: bool) {
         let extent = Extent {
             need: extent.head + bytes,
@@ -278,7 +281,7 @@ impl<'a> Job<'a> {
         self.meter.landed(&extent, direct);
     }
 
-    /// Takes extents one after the other until there are none, or one fails. `step` writes an extent.
+    /// Takes extents one after another until there are none, or one fails. `step` writes an extent.
     fn each(&self, row: u64, step: impl Fn(&Extent) -> Result<Done, Stop>) -> Result<(), Stop> {
         while let Some(extent) = self.next()? {
             let start = self.meter.now();
@@ -297,7 +300,7 @@ impl<'a> Job<'a> {
                 }
                 Err(stop) => {
                     match &stop {
-                        // The others need not go on.
+                        // The others must stop, too.
                         Stop::Failed(error) => self.feed.stop(Some(error.clone())),
                         Stop::Refused(_) | Stop::NotDirect(_) => self.feed.put_back(extent),
                     }

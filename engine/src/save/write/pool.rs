@@ -1,9 +1,9 @@
-//! `threads`, and `bounce` where there are no registered buffers: pwrite(2) by one or several workers.
+//! `threads`, and `bounce` without registered buffers: pwrite(2) by one or several workers.
 
 use super::{Blocks, Done, Job};
 use crate::method::{Stop, crowd};
 
-/// From where the bytes are.
+/// Writes directly from the origin's memory.
 pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
     let region = job
         .region()
@@ -18,7 +18,7 @@ pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// From blocks beside them, one a worker.
+/// Writes from blocks, one per worker.
 pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
     let workers = job.fillers(blocks.count);
     crowd(job.plan.tuning.node, workers, |row| {
@@ -33,7 +33,7 @@ pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
             let bytes = job.fill(&block, extent)?;
             let write = |direct| job.write_all(&blocks.ring, direct, block.at, bytes, extent.file);
             match write(job.rung.direct) {
-                // What has passed by cannot be read again.
+                // Bytes of a stream cannot be read again.
                 Err(Stop::NotDirect(error)) => write(false).map(|()| Done {
                     bytes,
                     direct: false,

@@ -1,5 +1,5 @@
-//! `uring` and `premap`: one ring, one thread, writes in flight up to the queue depth, from where the
-//! bytes are; and `bounce`, from registered blocks beside them.
+//! `uring` and `premap`: one ring, one thread, writes in flight up to the queue depth, directly from
+//! the origin's memory; and `bounce`, from registered blocks.
 
 use super::{Blocks, Job};
 use crate::error::Error;
@@ -13,38 +13,38 @@ use crate::sys::uring::{Done, Landing, MAP_UNIT, Ring};
 use crate::sys::{Errno, dmabuf};
 use std::time::Duration;
 
-/// A run of less is not worth a registration of its own.
+/// A shorter run is not worth a registration.
 const SMALL_RUN: u64 = 1 << 20;
-/// How often a write from mapped memory is submitted again that the kernel turns away (EAGAIN), as it
-/// does now and then while a device is reset.
+/// How often a write from mapped memory is retried after EAGAIN, which the kernel returns occasionally
+/// while a device is being reset.
 const MOST_TRIES: u32 = 100;
 
 /// A write in flight.
 #[derive(Clone, Copy)]
 struct Flight<'a> {
-    /// What was taken from the feed, and how much of it is written from here.
+    /// The extent as taken from the feed, and how much of it is written from here.
     whole: Extent,
     bytes: u64,
-    /// What is left of it after short writes: where from, where to, how much.
+    /// What remains to be written after short writes: source, destination, and length.
     at: u64,
     offset: u64,
     left: u64,
-    /// The memory that it is written from, which `at` counts from; None is the ring's region.
+    /// The memory to write from, which `at` counts from; None is the ring's region.
     part: Option<Region<'a>>,
     window: Option<usize>,
     tries: u32,
     start: Duration,
 }
 
-/// What is registered for writes to begin in.
+/// What is registered to be written from.
 enum Slots {
     Nothing,
     Windows(Windows),
-    /// All of a dma-buf that is written, from this byte of it on.
+    /// The saved part of a dma-buf, from this byte on.
     DmaBuf(u64),
 }
 
-/// Writes from where the bytes are.
+/// Writes directly from the origin's memory.
 pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
     let depth = job.plan.depth_of(job.rung);
     if job.rung.method != Method::Premap {
@@ -53,13 +53,13 @@ pub(super) fn by_address(job: &Job<'_>) -> Result<(), Stop> {
             .map_err(|why| Error::new("cannot write", why))?;
         return pump(job, region, None, depth, 0);
     }
-    // It is reached by no addresses, so that any region will do.
+    // A mapped dma-buf is not accessed by address, so any region will do.
     super::in_blocks(job, |blocks| pump(job, blocks.ring, None, depth, 0))
 }
 
-/// Writes from blocks that are filled one after the other by each of several threads.
+/// Writes from blocks, which several threads fill one after another, each its own.
 pub(super) fn through(job: &Job<'_>, blocks: &Blocks<'_>) -> Result<(), Stop> {
-    // Fewer blocks than two would leave the disk idle during a copy.
+    // With fewer than two blocks the disk would be idle during a copy.
     let workers = job.fillers((blocks.count / 2).min(2)) as u64;
     crowd(job.plan.tuning.node, workers as usize, |row| {
         let own = (blocks.count + workers - 1 - row) / workers;
@@ -110,13 +110,13 @@ fn pump<'a>(
     pump.stop.map_or(Ok(()), Err)
 }
 
-/// Maps what is written of a dma-buf for the disk.
+/// Maps the saved part of a dma-buf for the disk.
 fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
     let memory = job
         .origin
         .memory()
         .filter(|memory| memory.dma_buf.is_some());
-    let none = || Error::new("no dma-buf", "this way writes out of one");
+    let none = || Error::new("no dma-buf", "this method writes from one");
     let memory = memory.ok_or_else(none)?;
     let first = job.origin.start - job.origin.start % MAP_UNIT;
     let end = job.origin.start + job.origin.bytes.unwrap_or(0);
@@ -138,15 +138,15 @@ fn map_dma_buf(job: &Job<'_>, ring: &mut Ring<'_>) -> Result<Slots, Stop> {
 struct Pump<'a> {
     job: &'a Job<'a>,
     region: Region<'a>,
-    /// The blocks that bytes pass through, and which of them is the first of its own.
+    /// The blocks that bytes pass through, and the index of the first one that belongs to it.
     blocks: Option<(&'a Blocks<'a>, u64)>,
-    /// The first row of the trace that is its own.
+    /// The first of its rows in the trace.
     row: u64,
     ring: Ring<'a>,
     slots: Slots,
     flights: Vec<Option<Flight<'a>>>,
     free: Vec<usize>,
-    /// Why nothing new is started; what is in flight is still waited for.
+    /// Why no more writes are started; writes in flight are still waited for.
     stop: Option<Stop>,
 }
 
@@ -229,14 +229,14 @@ impl<'a> Pump<'a> {
             start: self.job.meter.now(),
         };
         self.queue(index, flight);
-        // At once: the disk works while the next block is filled.
+        // Immediately, so that the disk works while the next block is filled.
         let start = self.job.meter.now();
         let _ = self.ring.submit();
         self.job.meter.add(Phase::Submit, start);
         Ok(())
     }
 
-    /// The window that a write is to begin in, registered now if it is not yet.
+    /// The window for a write, registered now if necessary.
     fn cover(&mut self, index: usize, extent: &Extent) -> Result<Option<usize>, Stop> {
         let Slots::Windows(windows) = &mut self.slots else {
             return Ok(None);
@@ -253,8 +253,8 @@ impl<'a> Pump<'a> {
         };
         let slot = windows.cover(&mut self.ring, u64::MAX, &extent, 0);
         slot.map_err(|errno| {
-            // The limit is shared with the user's other processes: it may be used up at any time. The
-            // next rung writes without registered buffers.
+            // The limit is shared with the user's other processes, so it may be exhausted at any time.
+            // The fallback writes without registered buffers.
             let error = Error::os("buffers cannot be registered", errno);
             Stop::Refused(match errno {
                 Errno::NOMEM => error.with_remedy("raise the limit on locked memory: ulimit -l"),
@@ -291,7 +291,7 @@ impl<'a> Pump<'a> {
         let again = match done.result {
             Ok(0) => Err(job.to.failed(flight.offset, Errno::IO).into()),
             Ok(wrote) => {
-                // A direct write goes on where the next block begins.
+                // A direct write continues at the next block.
                 let whole = match direct && wrote < flight.left {
                     true => wrote - wrote % job.to.grain,
                     false => wrote.min(flight.left),
@@ -311,7 +311,7 @@ impl<'a> Pump<'a> {
                 Ok(true)
             }
             Err(errno) if is_mapped => Err(turned_away(job, &flight, errno)),
-            // The ring will not wait for this one, so we do.
+            // The ring does not wait for this write, so do it here.
             Err(Errno::AGAIN) => job
                 .write_all(&memory, direct, flight.at, flight.left, flight.offset)
                 .map(|()| false),
@@ -331,7 +331,7 @@ impl<'a> Pump<'a> {
         job.meter.io_ends();
         let (written, stop) = match (again, passes) {
             (Ok(false), _) => (Some(direct), None),
-            // What has passed by cannot be read again: the rest of it is written from here.
+            // Bytes of a stream cannot be read again: write the rest from here.
             (Ok(true), true) => self.rescue(&flight, None),
             (Err(stop @ (Stop::NotDirect(_) | Stop::Refused(_))), true) => {
                 self.rescue(&flight, Some(stop))
@@ -355,7 +355,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Writes the rest of a block through the page cache. Whether that is done, and what ends the rest.
+    /// Writes the rest of a block through the page cache. Returns whether that succeeded, and why the
+    /// method ends.
     fn rescue(&self, flight: &Flight<'_>, stop: Option<Stop>) -> (Option<bool>, Option<Stop>) {
         let job = self.job;
         match job.write_all(&self.region, false, flight.at, flight.left, flight.offset) {
@@ -366,10 +367,10 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// A failure counts more than a refusal, and the first of each is kept.
+    /// A failure takes precedence over a refusal, and only the first of each is kept.
     fn end(&mut self, stop: Stop) {
         if let Stop::Failed(error) = &stop {
-            // The other rings need not go on.
+            // The other rings must stop, too.
             self.job.feed.stop(Some(error.clone()));
         }
         match (&self.stop, &stop) {
@@ -381,10 +382,10 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// A write from a mapped dma-buf that the kernel did not do.
+/// A write from a mapped dma-buf that the kernel refused.
 fn turned_away(job: &Job<'_>, flight: &Flight<'_>, errno: Errno) -> Stop {
     match errno {
-        // The device, or the mapping, is gone; or the file is not written directly any more.
+        // The device or the mapping is gone; or the file cannot be written directly any more.
         Errno::AGAIN
         | Errno::FAULT
         | Errno::BADF

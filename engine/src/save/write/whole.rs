@@ -1,5 +1,5 @@
-//! Ways in which the kernel moves the bytes by itself: dmafile.ko, and copy_file_range(2) on kernels
-//! that copy out of memory (kernel/linux-6.12).
+//! Methods in which the kernel moves the bytes by itself: dmafile.ko, and copy_file_range(2) on
+//! kernels that can copy from memory (kernel/linux-6.12).
 
 use super::{Done, Job, Memory};
 use crate::error::Error;
@@ -10,14 +10,14 @@ use crate::sys::ko::{BUFFERED, How, Progress, Range};
 use crate::sys::{self, Errno, file};
 use std::os::fd::AsFd;
 
-/// `module`: out of a dma-buf of dmafile.ko. It waits for devices that still write to it.
+/// `module`: from a dma-buf of dmafile.ko. Waits for devices that are still writing to it.
 pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
     let (node, _) = ko::open().map_err(Stop::Refused)?;
     let memory = memory(job)?;
     let fd = job.to.output(job.rung.direct)?;
     let how = How {
         gather: 0,
-        // No other way than past the page cache is left.
+        // Only direct I/O is left.
         strict: job.plan.ladder.iter().all(|rung| rung.direct),
         in_order: false,
     };
@@ -40,7 +40,7 @@ pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
                 direct: moved.mode & BUFFERED == 0,
                 ..job.done(extent.need)
             }),
-            // A dma-buf of somebody else after all, or a security policy.
+            // Another exporter's dma-buf after all, or a security policy.
             Err(errno @ (Errno::NOTTY | Errno::XDEV | Errno::PERM | Errno::ACCESS)) => Err(
                 Stop::Refused(Error::os("dmafile.ko refuses", errno).at(job.to.place(0))),
             ),
@@ -49,11 +49,11 @@ pub(super) fn module(job: &Job<'_>) -> Result<(), Stop> {
     })
 }
 
-/// `copy-file-range`: out of a memfd or a dma-buf.
+/// `copy-file-range`: from a memfd or a dma-buf.
 pub(super) fn copy_range(job: &Job<'_>) -> Result<(), Stop> {
     let memory = memory(job)?;
     let fd = job.to.output(job.rung.direct)?;
-    // One call after the other: within one the kernel keeps many writes in flight.
+    // One call after another: within a call the kernel has many writes in flight.
     job.each(0, |extent| {
         let mut done = 0;
         while done < extent.need {
@@ -77,6 +77,6 @@ pub(super) fn copy_range(job: &Job<'_>) -> Result<(), Stop> {
 }
 
 fn memory<'a>(job: &Job<'a>) -> Result<&'a Memory, Stop> {
-    let none = || Error::new("no descriptor", "this way writes out of one").into();
+    let none = || Error::new("no descriptor", "this method writes from one").into();
     job.origin.memory().ok_or_else(none)
 }

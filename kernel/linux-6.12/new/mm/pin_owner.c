@@ -134,8 +134,16 @@ int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
 	int left = nr;
 
 	if (pin_longs(pins) && atomic_read(&pins->short_pins)) {
-		pin_region_guessed(pin_last(pins));
-		if (pin_region_ends(site))
+		bool own = pin_region_adding(), is_long;
+
+		/* Pins of a folio that is in another region count as short ones as yet. */
+		if (own)
+			is_long = !pin_shared(pins) && pin_last(pins) == current->pin_region;
+		else
+			is_long = pin_region_ends(site);
+		if (!own)
+			pin_region_guessed(pin_last(pins));
+		if (is_long)
 			left -= pin_region_put(folio, pins, left, site);
 	}
 	/*

@@ -211,6 +211,7 @@ int pin_region_unpin(struct folio *folio, struct pin_ext *pins, int nr, unsigned
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site);
 int pin_region_count(unsigned long pfn, struct pin_ext *pins);
 bool pin_region_ends(unsigned long site);
+bool pin_region_adding(void);
 void pin_region_guessed(u32 id);
 struct pin_region *pin_region_find(u32 id);
 bool pin_region_gone(const struct pin_region *region);
@@ -244,6 +245,11 @@ static inline int pin_region_put(struct folio *folio, struct pin_ext *pins, int 
 static inline void pin_region_guessed(u32 id) {}
 
 static inline bool pin_region_ends(unsigned long site)
+{
+	return false;
+}
+
+static inline bool pin_region_adding(void)
 {
 	return false;
 }

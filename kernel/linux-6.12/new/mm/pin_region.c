@@ -175,6 +175,22 @@ bool pin_region_ends(unsigned long site)
 	return READ_ONCE(*site_slot(site)) == site;
 }
 
+/**
+ * pin_region_adding() - Whether this task pins for a region
+ *
+ * What it unpins meanwhile it has just pinned itself: GUP gives back what may not
+ * be pinned for a long time where it is.
+ *
+ * Return: whether it does.
+ */
+bool pin_region_adding(void)
+{
+	struct pin_region *region = pin_region_find(current->pin_region);
+
+	return in_task() && region != &unknown && region->id == current->pin_region &&
+	       atomic_read(&region->adding);
+}
+
 static void free_region(struct rcu_head *rcu)
 {
 	struct pin_region *region = container_of(rcu, struct pin_region, rcu);

@@ -1,0 +1,86 @@
+"""All messages of the command and the libraries, to read: `python -m scripts.messages`.
+
+Prints FILE:LINE: TEXT for each string of their sources that is made of words: errors with their
+reasons and remedies, reasons of plans, reports, help. `{}` stands for a value.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUST = ("engine/src", "cli/src", "capi/src", "python/src")
+PYTHON = ("python/dmafile",)
+ARGUMENTS = ROOT / "cli/src/args.rs"
+
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+SKIPPED = re.compile(
+    r"//[^\n]*"  # comments
+    r"|'(?:\\.|[^'\\])'"  # characters
+    r'|\.expect\(\s*"(?:[^"\\]|\\.)*"',  # what cannot happen
+    re.DOTALL,
+)
+CONTINUED = re.compile(r"\\\n\s*")
+WORDS = re.compile(r"[A-Za-z]{2,} [A-Za-z{]|: [a-z{]")
+
+
+@dataclass(frozen=True)
+class Message:
+    file: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}:{self.line}: {self.text}"
+
+
+def messages() -> Iterator[Message]:
+    for file in sources(RUST, "*.rs"):
+        if file.name != "tests.rs":
+            yield from of_rust(file)
+    for file in sources(PYTHON, "*.py"):
+        yield from of_python(file)
+
+
+def sources(folders: tuple[str, ...], pattern: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob(pattern))
+
+
+def of_rust(file: Path) -> Iterator[Message]:
+    text, _, _ = file.read_text().partition("#[cfg(test)]")
+    if file == ARGUMENTS:
+        # What it documents is the help.
+        text = re.sub(r"(?m)^( *)/// (.*)$", r'\1"\2"', text)
+    strings = re.compile(f"{SKIPPED.pattern}|(?P<string>{STRING.pattern})", re.DOTALL)
+    for found in strings.finditer(text):
+        if (string := found["string"]) and WORDS.search(string):
+            line = text.count("\n", 0, found.start()) + 1
+            yield Message(file, line, CONTINUED.sub("", string[1:-1]))
+
+
+def of_python(file: Path) -> Iterator[Message]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    documentation = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        match node:
+            case ast.JoinedStr():
+                text = "".join(map(said, node.values))
+            case ast.Constant(value=str()) if not {node} & (documentation | parts):
+                text = said(node)
+            case _:
+                continue
+        if WORDS.search(text):
+            yield Message(file, node.lineno, text)
+
+
+def said(part: ast.expr) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else "{}"
+
+
+if __name__ == "__main__":
+    for message in messages():
+        print(message)

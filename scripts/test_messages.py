@@ -1,0 +1,26 @@
+"""The language of messages: words that CONTRIBUTING.md has a better one for."""
+
+import re
+
+from scripts.messages import messages
+
+AVOIDED = re.compile(
+    r"""\b(?:
+    whoever|anew|meanwhile|sentence|of\ ours|somebody|be\ had|is\ told|comes\ twice|not\ sound
+    |cut\ (?:it\ )?short|ask(?:ed)?\ about|(?:has|have)\ to\ be|once\ more|a\ mistake\ in
+    |lies?\ (?:in|on|at|behind|before|outside|past)|come(?:s)?\ into\ being|for\ good
+    |(?:it|that|this)\ is\ no|is\ none\ of|is\ no\ (?:number|option|pattern|regular|whole)
+    )\b""",
+    re.VERBOSE,
+)
+
+
+def test_messages_use_the_words_of_the_field() -> None:
+    found = list(messages())
+    texts = {message.text for message in found}
+    # From each language, and each way to write a string.
+    assert {"no such tensor", "cannot use dmafile.ko", "the file is closed"} <= texts
+    assert any("DMAFILE_FD is its descriptor, DMAFILE_BYTES" in text for text in texts)
+    assert len(texts) > 900
+    odd = [str(message) for message in found if AVOIDED.search(message.text)]
+    assert not odd, "\n".join(odd)
