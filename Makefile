@@ -50,7 +50,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -89,6 +89,19 @@ consumers-test: need-rust need-test-tools extension .venv/consumers ## other peo
 	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
+
+gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memory, on a double of its driver: 100,000 schedules (about an hour)
+	@echo "gpu-test: no GPU is needed, nor used"
+	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned
+	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
+	@$(PIP) install --quiet --no-deps --upgrade --target $(TARGET)/cuda nvidia-cuda-runtime==13.5.37
+	cc -fsyntax-only -I$(TARGET)/cuda/nvidia/cu13/include tests/double/prototypes.c
+	@VIRTUAL_ENV=$(LOADERS)/torch .venv/bin/maturin develop --quiet --locked
+	$(LOADERS)/torch/bin/python -m pytest --quiet -rs python/tests/test_cuda.py python/tests/test_torch_device.py $(ARGS)
+
+gpu-bench: need-rust .venv/dev ## on a machine with a GPU: loads into its memory beside other loaders, cost of pinning (under 10 minutes)
+	@VIRTUAL_ENV=.venv .venv/bin/maturin develop --release --quiet
+	@$(PYTHON) bench/gpu.py $(ARGS)
 
 fuzz: need-rust ## feed the readers of model files mutated headers, 20 seconds each (SECONDS=600 for longer)
 	@echo "fuzz: builds with counters in every branch (about a minute, once), then $(SECONDS) seconds for each format"

@@ -28,7 +28,7 @@
  * error unless documented otherwise. Returned strings belong to the object that they were requested
  * from. Sizes and offsets are in bytes. The library does not fork or install signal handlers, and
  * leaves no threads behind, except those of a recorder until it is finished, of a hold until it is
- * stopped, and of shared memory until it is freed. A bug inside the library is reported as an error
+ * stopped, of shared memory until it is freed, and of a stream until it is closed. A bug inside the library is reported as an error
  * (-ENOTRECOVERABLE), and does not abort the process.
  */
 
@@ -129,6 +129,11 @@ struct dmafile_recording;
 struct dmafile_snapshot;
 
 /**
+ * A file that goes through a ring of slots. Opaque.
+ */
+struct dmafile_stream;
+
+/**
  * Cancels the loads and saves whose options name it. Once set, it stays set. Opaque.
  */
 struct dmafile_token;
@@ -173,7 +178,8 @@ struct dmafile_options {
     /**
      * Kind of memory: "memfd" (default); "anon" (private, without a descriptor); "udmabuf"; "heap:NAME"
      * (a dma-buf from /dev/dma_heap/NAME); "dmafile" (a dma-buf of dmafile.ko); "dma-buf" (the best of
-     * those three that works here); "fd:N" (fills the existing memfd or dma-buf N from its start; the
+     * those three that works here); "cuda-host", "cuda-host:N", "hip-host", "hip-host:N" (a memfd that is
+     * pinned for a GPU while it is filled); "fd:N" (fills the existing memfd or dma-buf N from its start; the
      * buffer uses a duplicate of N); "fd:N@OFFSET" (fills a range of it, starting at byte OFFSET, and
      * changes nothing else).
      */
@@ -492,6 +498,28 @@ struct dmafile_source {
     uint64_t bytes;
 };
 
+/**
+ * Bytes of a file in a slot of the ring.
+ */
+struct dmafile_piece {
+    /**
+     * Where they begin in the file.
+     */
+    uint64_t at;
+    /**
+     * How many there are.
+     */
+    uint64_t bytes;
+    /**
+     * Where they lie; they may be read until their slot is given back.
+     */
+    const void *data;
+    /**
+     * Their slot, for dmafile_stream_done.
+     */
+    uint64_t slot;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -528,6 +556,29 @@ int dmafile_strerror_r(char *text, size_t len);
  * Thread-safe.
  */
 int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
+
+/**
+ * Pins a buffer's memory for a device, "cuda:N" or "hip:N": all devices of its driver read it
+ * directly, and write to it unless it is sealed. The pages of its bytes are pinned, and no more,
+ * until dmafile_buffer_unpin or dmafile_buffer_free. Written for the drivers of GPUs, tested on a
+ * double of them.
+ *
+ * Returns 0; -EBUSY where it is pinned already; -EOPNOTSUPP where the driver pins no memory that is
+ * mapped for reading alone, as a sealed buffer is; -ENODEV where the device cannot be used; -EINVAL
+ * for NULL and an unknown word; else what the driver says.
+ *
+ * Thread-safe.
+ */
+int dmafile_buffer_pin(const struct dmafile_buffer *buffer, const char *device);
+
+/**
+ * Unpins a buffer, where it is pinned: no device may be reading it.
+ *
+ * Returns 0; -EINVAL for NULL; what the driver says.
+ *
+ * Thread-safe.
+ */
+int dmafile_buffer_unpin(const struct dmafile_buffer *buffer);
 
 /**
  * The number of dma-bufs that a buffer consists of, back to back: 1, or more if a "udmabuf" exceeds the
@@ -665,7 +716,8 @@ int dmafile_buffer_seal(struct dmafile_buffer *buffer);
  *
  * Thread-safe, but only one thread at a time may use a socket.
  */
-int dmafile_buffer_send(const struct dmafile_buffer *buffer, int socket);
+int dmafile_buffer_send(const struct dmafile_buffer *buffer,
+                        int socket);
 
 /**
  * Receives a buffer that was sent over the Unix stream socket `socket`, by dmafile_buffer_send or by dmafile
@@ -678,7 +730,8 @@ int dmafile_buffer_send(const struct dmafile_buffer *buffer, int socket);
  *
  * Thread-safe, but only one thread at a time may use a socket.
  */
-int dmafile_buffer_receive(int socket, struct dmafile_buffer **buffer);
+int dmafile_buffer_receive(int socket,
+                           struct dmafile_buffer **buffer);
 
 /**
  * The report of the load as one JSON object: what `dmafile load --json` prints. It belongs to the buffer and
@@ -881,7 +934,8 @@ int64_t dmafile_load_into(const char *path,
  *
  * Thread-safe.
  */
-int dmafile_model_open(const char *path, struct dmafile_model **model);
+int dmafile_model_open(const char *path,
+                       struct dmafile_model **model);
 
 /**
  * The format of a model's files: "safetensors" or "gguf"; NULL with errno EINVAL for NULL. It
@@ -1268,6 +1322,56 @@ const char *dmafile_snapshot_report_json(const struct dmafile_snapshot *snapshot
  * using it.
  */
 void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
+
+/**
+ * Begins to read the file at `path` through a ring, as `options` say (their `to` has to be NULL);
+ * NULL there is all defaults. What the options point to has to last until dmafile_stream_close.
+ *
+ * `ring` is the size of the ring in bytes, cut into `slots` slots, 2 to 1024; 0 is 256 MiB and 16.
+ * With `device`, "cuda:N" or "hip:N", the ring is pinned for that device, so that copies from it can
+ * be queued; NULL is none. Written for the drivers of GPUs, tested on a double of them.
+ *
+ * Returns 0, with the stream in `*stream`, to be closed with dmafile_stream_close; or a negative
+ * errno, with NULL there: -EINVAL for NULL, an unknown word, a number out of its range; -EAGAIN
+ * where no thread can be made. What is wrong with the file, or the device, dmafile_stream_next says.
+ *
+ * Thread-safe.
+ */
+int dmafile_stream_open(const char *path,
+                        const struct dmafile_options *options,
+                        const char *device,
+                        uint64_t ring,
+                        uint32_t slots,
+                        struct dmafile_stream **stream);
+
+/**
+ * The next bytes of the file, once they are there, in its order.
+ *
+ * Returns 1, with them in `*piece`; 0 where all have been given, and the checksum, if one was asked
+ * for, is what it should be; or a negative errno: -EBUSY where no more come while slots are still
+ * out (give them back, and ask again for how it has ended), else as dmafile_load, and what the
+ * driver of the device says.
+ *
+ * Thread-safe. It may wait for a slot to be given back: so the same thread may hold at most half of
+ * the slots, less one, meanwhile.
+ */
+int dmafile_stream_next(const struct dmafile_stream *stream, struct dmafile_piece *piece);
+
+/**
+ * Gives a slot back, to be filled again: once for each piece that was given with it, when nothing
+ * reads it any more, a device included.
+ *
+ * Returns 0; -EINVAL for a slot that is not out, and for NULL.
+ *
+ * Thread-safe.
+ */
+int dmafile_stream_done(const struct dmafile_stream *stream, uint64_t slot);
+
+/**
+ * Closes a stream: ends the load if it has not ended, waits until it has, and frees all. Slots that
+ * are out are gone. NULL is nothing to close. No thread may be using it.
+ */
+void dmafile_stream_close(struct dmafile_stream *stream);
 
 /**
  * Creates a token that is not set; free it with dmafile_token_free. NULL with errno on failure.

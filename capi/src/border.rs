@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A failure, as C callers see it: an errno, and a message that is kept per thread.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     /// Positive, as in errno(3).
     errno: c_int,

@@ -21,6 +21,7 @@ mod recorder;
 mod recording;
 mod save;
 mod snapshot;
+mod stream;
 mod token;
 
 pub use buffer::*;
@@ -35,6 +36,7 @@ pub use save::{
     dmafile_save,
 };
 pub use snapshot::*;
+pub use stream::*;
 pub use token::*;
 
 use libc::{c_char, c_int};

@@ -66,6 +66,7 @@ impl Kit {
         kit.compile("cc", "examples/record_camera.c", "record_camera", &c99);
         kit.compile("cc", "examples/take.c", "take", &c99);
         kit.compile("cc", "tests/hold.c", "hold", &own);
+        kit.compile("cc", "tests/stream.c", "stream", &own);
         Ok(kit)
     }
 
@@ -383,6 +384,56 @@ fn every_check_of_a_c_program_holds() {
         all.arg("all").arg(&kit.file).arg(method);
         done(all);
     }
+}
+
+#[test]
+fn a_stream_brings_the_bytes_that_sha256sum_reads() {
+    let Some(kit) = kit() else { return };
+    for warm in [false, true] {
+        if !warm {
+            evict(&kit.file);
+        }
+        let mut cat = kit.program("stream");
+        cat.arg("cat").arg(&kit.file);
+        assert_eq!(sha256sum(&done(cat).stdout), sha256sum(&noise()));
+    }
+    let mut checks = kit.program("stream");
+    checks.arg("checks").arg(&kit.file);
+    done(checks);
+    if valgrind() {
+        let mut checks = kit.checked("stream");
+        checks.arg("checks").arg(&kit.file);
+        done(checks);
+    }
+}
+
+/// On a double of the driver, which counts what is left when the program ends.
+#[test]
+fn a_device_gets_back_what_it_gave() {
+    let Some(kit) = kit() else { return };
+    let folder = kit.path("double");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut build = Command::new("cc");
+    build
+        .args(["-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1"])
+        .arg(Path::new(HERE).join("../tests/double/driver.c"))
+        .arg("-o")
+        .arg(folder.join("libcuda.so.1"));
+    done(build);
+    let report = kit.path("left");
+    let _ = std::fs::remove_file(&report);
+    let mut device = Command::new(kit.path("stream"));
+    let libraries = [kit.path("usr/lib"), folder];
+    device
+        .arg("device")
+        .arg(&kit.file)
+        .env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap())
+        .env("DOUBLE_REPORT", &report);
+    done(device);
+    let left = std::fs::read_to_string(report).unwrap();
+    let nothing = "{\"registered\": 0, \"memory\": 0, \"events\": 0, \"streams\": 0, \
+                   \"contexts\": 0, \"complaints\": 0,";
+    assert!(left.starts_with(nothing), "{left}");
 }
 
 /// What record.c has recorded, in a new file.

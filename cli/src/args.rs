@@ -148,7 +148,8 @@ pub struct Knobs {
     pub verify: Option<Verify>,
 
     /// Kind of memory: anon, memfd, udmabuf, heap:NAME, dmafile; dma-buf (the best of the last three
-    /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one)
+    /// that works here); fd:N (an existing memfd or dma-buf), fd:N@OFFSET (a range of one); cuda-host, hip-host (a
+    /// memfd that is pinned for a GPU while it is filled)
     #[arg(long, value_name = "KIND", default_value = "memfd", help_heading = WHERE)]
     pub to: String,
 

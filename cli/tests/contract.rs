@@ -218,7 +218,8 @@ fn usage_errors_are_one_line_and_exit_2() {
         ),
         (
             "file --to floppy",
-            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf",
+            "--to: 'floppy' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, \
+             cuda-host, hip-host",
         ),
     ] {
         let mut command = dir.dmafile(&format!("load {args}"));

@@ -41,6 +41,7 @@
 
 mod buffer;
 mod control;
+mod device;
 mod error;
 mod exporter;
 pub mod facts;
@@ -63,6 +64,7 @@ mod reasons;
 mod record;
 mod request;
 mod save;
+mod sink;
 #[cfg(feature = "checksums")]
 mod snapshot;
 mod source;
@@ -73,6 +75,7 @@ mod verify;
 
 pub use buffer::{Buffer, CpuAccess, CpuAccessMut, DmaBuf, Retired};
 pub use control::{CancelToken, Progress};
+pub use device::Device;
 pub use error::{Error, ErrorKind, Result, errno_name};
 pub use flow::clock::Cpu;
 #[cfg(feature = "hold")]
@@ -103,6 +106,9 @@ pub use record::{
     WhenFull,
 };
 pub use save::{Origin, OriginPart, Save, SavePlan, SaveReport};
+pub use sink::{
+    CopyTo, Handed, Hands, Memory, Piece, Place, Ring, Sink, Slot, ToDevice, hand_over,
+};
 #[cfg(feature = "checksums")]
 pub use snapshot::{
     LoadedSnapshot, LoadedSource, MOST_SOURCES, SavedSource, Snapshot, SnapshotLoad,
@@ -110,6 +116,7 @@ pub use snapshot::{
     SourceLoadReport, SourcePlan,
 };
 pub use source::Shard;
+pub use sys::driver::{DeviceMemory, OtherStream};
 #[cfg(feature = "checksums")]
 pub use verify::Verify;
 pub use verify::{Algorithm, Verified};

@@ -35,6 +35,10 @@ pub enum Opt {
     CheckMemory,
     /// The [`Origin`](crate::Origin) of a save.
     From,
+    /// The [`Ring`](crate::Ring) of [`Load::run_through`](crate::Load::run_through).
+    Ring,
+    /// A [`Device`](crate::Device).
+    Device,
 }
 
 impl Opt {
@@ -56,6 +60,8 @@ impl Opt {
             Self::Patterns => "patterns",
             Self::CheckMemory => "check_memory",
             Self::From => "from",
+            Self::Ring => "ring",
+            Self::Device => "device",
         }
     }
 

@@ -1,5 +1,6 @@
 //! Option values of a request: kinds of memory, page sizes, methods, I/O modes, and their ranges.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::message::Opt;
 use crate::sys;
@@ -46,6 +47,10 @@ pub enum Kind {
     /// The best dma-buf that works here: [`Kind::Dmafile`], [`Kind::Udmabuf`] or one from the system
     /// heap. The buffer names the kind that it became.
     DmaBuf,
+    /// A memfd that is pinned for a device, and for all others of its driver, once its pages are there:
+    /// while the last reads are in flight. Words: `cuda-host`, `cuda-host:N`, `hip-host`, `hip-host:N`.
+    /// What it has become is a [`Kind::Memfd`] that is pinned ([`Buffer::pinned`](crate::Buffer::pinned)).
+    Pinned(Device),
     /// The caller's memory; set by [`Load::run_into`](crate::Load::run_into).
     #[doc(hidden)]
     Caller,
@@ -87,6 +92,7 @@ impl fmt::Display for Kind {
             Self::Heap(name) => write!(f, "heap:{name}"),
             Self::Dmafile => f.write_str("dmafile"),
             Self::DmaBuf => f.write_str("dma-buf"),
+            Self::Pinned(device) => f.write_str(&device.host_word()),
             Self::Caller => f.write_str("caller"),
         }
     }
@@ -96,7 +102,7 @@ impl FromStr for Kind {
     type Err = Error;
 
     /// `anon`, `memfd`, `fd:N`, `fd:N@OFFSET` (in bytes), `udmabuf`, `heap:NAME`, `dmafile`,
-    /// `dma-buf`. `fd:N` duplicates the descriptor; EBADF if N is not open.
+    /// `dma-buf`, `cuda-host`, `hip-host`, the last two also with `:N`. `fd:N` duplicates the descriptor; EBADF if N is not open.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "anon" => return Ok(Self::Anon),
@@ -105,6 +111,9 @@ impl FromStr for Kind {
             "dmafile" => return Ok(Self::Dmafile),
             "dma-buf" => return Ok(Self::DmaBuf),
             _ => {}
+        }
+        if let Some(device) = Device::of_host_word(text) {
+            return Ok(Self::Pinned(device));
         }
         if let Some(name) = text.strip_prefix("heap:")
             && !matches!(name, "" | "." | "..")
@@ -135,7 +144,7 @@ impl FromStr for Kind {
         Err(Error::usage(
             Opt::To,
             format!(
-                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf"
+                "'{text}' is not one of anon, memfd, fd:N, udmabuf, heap:NAME, dmafile, dma-buf, cuda-host, hip-host"
             ),
         ))
     }
@@ -220,6 +229,15 @@ impl Method {
     }
 
     fn unknown(text: &str) -> Error {
+        if text == "cufile" {
+            let why = match std::path::Path::new("/sys/module/nvidia_fs").exists() {
+                true => "this version loads into a device through its ring alone",
+                false => {
+                    "the module nvidia_fs is not loaded, without which cuFile copies as the ring does"
+                }
+            };
+            return Error::usage(Opt::Method, format!("'cufile' is refused: {why}"));
+        }
         none_of(Opt::Method, Self::ALL, text)
     }
 }
@@ -327,6 +345,9 @@ mod tests {
             "heap:system",
             "dmafile",
             "dma-buf",
+            "cuda-host",
+            "cuda-host:1",
+            "hip-host",
         ] {
             assert_eq!(word.parse::<Kind>().unwrap().to_string(), word);
         }
@@ -340,6 +361,9 @@ mod tests {
             "fd:1@",
             "fd:1@-1",
             "memfd ",
+            "cuda-host:",
+            "cuda-host:x",
+            "cuda:0-host",
         ] {
             let error = word.parse::<Kind>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{word}");

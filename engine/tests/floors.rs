@@ -14,8 +14,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &[]),
     ("sync", &[]),
     ("reasons", &["message", "sync"]),
+    ("device", &["error", "message", "sys"]),
     // What is asked for, and what it is asked of.
-    ("options", &["error", "message", "sys"]),
+    ("options", &["device", "error", "message", "sys"]),
     ("request", &["error", "message", "options"]),
     ("source", &["error", "sync", "sys"]),
     ("format", &["error", "sys"]),
@@ -41,7 +42,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "buffer",
         &[
-            "error", "exporter", "message", "options", "plan", "reasons", "sys",
+            "device", "error", "exporter", "message", "options", "plan", "reasons", "sync", "sys",
         ],
     ),
     (
@@ -51,11 +52,13 @@ const ROOMS: &[(&str, &[&str])] = &[
             "sys",
         ],
     ),
+    // Where bytes go that do not stay in memory.
+    ("sink", &["device", "error", "message", "sync", "sys"]),
     (
         "transfer",
         &[
             "buffer", "control", "error", "facts", "flow", "message", "method", "options", "plan",
-            "reasons", "source", "sync", "sys", "verify",
+            "reasons", "sink", "source", "sync", "sys", "verify",
         ],
     ),
     // All of it.
@@ -63,7 +66,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "load",
         &[
             "buffer", "control", "error", "exporter", "facts", "flow", "message", "options",
-            "plan", "reasons", "request", "source", "transfer", "verify",
+            "plan", "reasons", "request", "sink", "source", "transfer", "verify",
         ],
     ),
     (
@@ -101,7 +104,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "inspect",
         &[
-            "control", "error", "exporter", "facts", "options", "plan", "sys",
+            "control", "device", "error", "exporter", "facts", "options", "plan", "sys",
         ],
     ),
 ];

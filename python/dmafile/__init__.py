@@ -26,6 +26,7 @@ from ._tensors import _safe_open_handle as _safe_open_handle
 
 if TYPE_CHECKING:
     from . import checkpoint as checkpoint
+    from . import cuda as cuda
     from . import numpy as numpy
     from . import torch as torch
     from . import transformers as transformers
@@ -108,7 +109,7 @@ def __getattr__(name: str) -> ModuleType:
     AttributeError has the ImportError as its cause. `import dmafile.torch` raises the ImportError
     itself.
     """
-    if name in ("checkpoint", "numpy", "torch", "transformers"):
+    if name in ("checkpoint", "cuda", "numpy", "torch", "transformers"):
         try:
             return import_module(f"{__name__}.{name}")
         except ImportError as error:

@@ -58,8 +58,9 @@ class Part:
         return self.end - self.start
 
 
-def _parts(rows: list[Placed], most: int) -> list[Part]:
-    """Groups adjacent tensors into parts of at most `most` bytes."""
+def parts_of(rows: list[Placed], budget: int) -> list[Part]:
+    """Groups adjacent tensors into parts of a size that suits a budget."""
+    most = min(_LARGEST, max(budget // 4, 1))
     parts: list[Part] = []
     for row in rows:
         start, end = row[3], row[3] + row[4]
@@ -177,7 +178,7 @@ def stream(
         raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
     _dmafile.check({**options, "verify": verify})
     _, rows = chosen(model, tensors)
-    parts = _parts(rows, min(_LARGEST, max(budget // 4, 1)))
+    parts = parts_of(rows, budget)
     digests = None
     if verify is not None:
         if tensors is not None:

@@ -3,9 +3,13 @@
 
 use crate::buffer::{Held, View};
 use dlpark::allocation::fixed::Initialized;
-use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion};
-use dlpark::metadata::Fixed;
+use dlpark::ffi::{
+    DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
+    DLPackVersion,
+};
+use dlpark::metadata::{Dynamic, Fixed};
 use dlpark::{DlpackFlags, ManagedTensorBase};
+use dmafile::{Device, DeviceMemory};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -63,6 +67,83 @@ pub(crate) fn export(
     let tensor = describe::<DLManagedTensor>(memory, start, len)?;
     // SAFETY: `describe` has set what the memory says.
     unsafe { tensor.finish() }.into_pyobject(py)
+}
+
+/// A device, as type and number.
+pub(crate) fn device(device: Device) -> (u32, i32) {
+    let kind = match device.is_cuda() {
+        true => DLDeviceType::CUDA,
+        false => DLDeviceType::ROCM,
+    };
+    (kind.0, i32::try_from(device.number()).unwrap_or(i32::MAX))
+}
+
+/// A capsule of a tensor in the memory of a device, `at` bytes from its start.
+pub(crate) fn of_device<'py>(
+    py: Python<'py>,
+    memory: Arc<DeviceMemory>,
+    (kind, number): (u32, i32),
+    at: u64,
+    (dtype, shape): (&str, Vec<i64>),
+    versioned: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(dtype) = data_type(dtype) else {
+        let text = format!("DLPack has no type for {dtype} tensors");
+        return Err(PyBufferError::new_err(text));
+    };
+    let device = DLDevice {
+        device_type: DLDeviceType(kind),
+        device_id: number,
+    };
+    let start = memory.address() + at;
+    let failed = |error: dlpark::metadata::Error| PyBufferError::new_err(error.to_string());
+    macro_rules! describe {
+        ($type:ty) => {{
+            let tensor = Dynamic::compact(shape).initialize_as::<$type>(Box::new(memory));
+            let mut tensor = tensor.map_err(failed)?;
+            tensor.set_dtype(dtype).set_device(device);
+            tensor.set_data(std::ptr::without_provenance_mut(start as usize));
+            tensor
+        }};
+    }
+    if versioned {
+        let mut tensor = describe!(DLManagedTensorVersioned);
+        let version = tensor.set_version(VERSION);
+        version.expect("a version of the layout that is described");
+        // SAFETY: what the memory is has been said; it is owned by the tensor.
+        return unsafe { tensor.finish() }.into_pyobject(py);
+    }
+    let tensor = describe!(DLManagedTensor);
+    // SAFETY: as above.
+    unsafe { tensor.finish() }.into_pyobject(py)
+}
+
+/// The type of a tensor by its name in files.
+fn data_type(name: &str) -> Option<DLDataType> {
+    let (code, bits) = match name {
+        "BOOL" => (DLDataTypeCode::BOOL, 8),
+        "U8" | "F4" => (DLDataTypeCode::UINT, 8),
+        "U16" => (DLDataTypeCode::UINT, 16),
+        "U32" => (DLDataTypeCode::UINT, 32),
+        "U64" => (DLDataTypeCode::UINT, 64),
+        "I8" => (DLDataTypeCode::INT, 8),
+        "I16" => (DLDataTypeCode::INT, 16),
+        "I32" => (DLDataTypeCode::INT, 32),
+        "I64" => (DLDataTypeCode::INT, 64),
+        "F16" => (DLDataTypeCode::FLOAT, 16),
+        "F32" => (DLDataTypeCode::FLOAT, 32),
+        "F64" => (DLDataTypeCode::FLOAT, 64),
+        "BF16" => (DLDataTypeCode::BFLOAT, 16),
+        "C64" => (DLDataTypeCode::COMPLEX, 64),
+        "F8_E4M3" => (DLDataTypeCode::FLOAT8_E4M3FN, 8),
+        "F8_E5M2" => (DLDataTypeCode::FLOAT8_E5M2, 8),
+        "F8_E4M3FNUZ" => (DLDataTypeCode::FLOAT8_E4M3FNUZ, 8),
+        "F8_E5M2FNUZ" => (DLDataTypeCode::FLOAT8_E5M2FNUZ, 8),
+        "F8_E8M0" => (DLDataTypeCode::FLOAT8_E8M0FNU, 8),
+        _ => return None,
+    };
+    let lanes = 1;
+    Some(DLDataType { code, bits, lanes })
 }
 
 /// A tensor that owns the memory, whose `len` bytes stay at `start` for as long as it exists.

@@ -139,6 +139,27 @@ impl<T: Send + 'static> Job<T> {
         }
     }
 
+    /// Bytes in place, and bytes in all; RuntimeError in a fork.
+    pub(crate) fn progress_here(&self) -> PyResult<(u64, u64)> {
+        self.check_process()?;
+        Ok(self.progress())
+    }
+
+    /// Cancels it, and waits until all that was made has been undone.
+    pub(crate) fn abandon(self, py: Python<'_>) {
+        self.token.cancel();
+        match self.check_process() {
+            Ok(()) => py.detach(|| drop(self.thread.join())),
+            Err(_) => std::mem::forget(self),
+        }
+    }
+
+    /// Cancels it, and waits for nothing.
+    pub(crate) fn let_go(self) {
+        self.token.cancel();
+        self.forget_in_fork();
+    }
+
     /// Waits for the end, for a limited time; returns whether it has ended.
     fn wait(&self, at_most: Duration) -> bool {
         let ended = self.shared.ended.lock();
@@ -226,11 +247,7 @@ impl Running {
 
     /// The bytes in place and the total.
     fn progress(&self) -> PyResult<(u64, u64)> {
-        let Some(job) = &*self.lock() else {
-            return Ok((0, 0));
-        };
-        job.check_process()?;
-        Ok(job.progress())
+        self.lock().as_ref().map_or(Ok((0, 0)), Job::progress_here)
     }
 
     /// Waits for the end; returns the buffer, or raises the exception that ended the load. Only once.
@@ -280,8 +297,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(job) = self.lock().take() {
-            job.token.cancel();
-            job.forget_in_fork();
+            job.let_go();
         }
     }
 }

@@ -2,6 +2,7 @@
 //! buffer protocol and DLPack, and the command.
 
 mod buffer;
+mod device;
 mod dlpack;
 mod error;
 mod hold;
@@ -26,6 +27,8 @@ fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
 mod module {
     #[pymodule_export]
     use super::buffer::Buffer;
+    #[pymodule_export]
+    use super::device::{DeviceMemory, DeviceStream, check_device, load_to_device};
     #[pymodule_export]
     use super::hold::{Holder, Vacant, find_shared, hold, holds, release, shared, take};
     #[pymodule_export]

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 /// The headers of a model; its files stay open.
@@ -153,11 +153,8 @@ impl Model {
         options: &Bound<'_, PyDict>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Buffer> {
-        let load = match patterns {
-            None => Ok(self.model.load()),
-            Some(patterns) => self.model.load_only(&parsed(py, patterns)?),
-        };
-        self.run(py, load, options, progress)
+        let load = self.load_of(py, patterns)?;
+        self.run(py, Ok(load), options, progress)
     }
 
     /// A tuple `(path, at, nbytes)` for each file: its offset, counted as in `table`, and its size.
@@ -275,6 +272,21 @@ impl Model {
     fn tensor(&self, name: &str) -> PyResult<&Tensor> {
         let tensor = self.model.tensor(name);
         tensor.ok_or_else(|| PyKeyError::new_err(name.to_string()))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The load of all files, or of the tensors that `patterns` name.
+    pub(crate) fn load_of(&self, py: Python<'_>, patterns: Option<Vec<String>>) -> PyResult<Load> {
+        match patterns {
+            None => Ok(self.model.load()),
+            Some(patterns) => {
+                let load = self.model.load_only(&parsed(py, patterns)?);
+                load.map_err(|error| raise(py, &error, Some(&self.path)))
+            }
+        }
     }
 
     fn run(

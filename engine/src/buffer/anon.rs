@@ -66,38 +66,63 @@ impl Filling for Anon {
 impl Finish for Anon {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
         self.map.region().leave_out_of_forks(false);
-        Ok(Box::new(Private(self.map.into_view())))
+        Ok(Box::new(Private::new(self.map.into_view())))
     }
 }
 
 /// Filled.
-pub(super) struct Private(pub(super) View);
+pub(super) struct Private {
+    view: View,
+    /// Its pages are another's until they are written to.
+    copied: bool,
+}
+
+impl Private {
+    fn new(view: View) -> Self {
+        let copied = false;
+        Self { view, copied }
+    }
+
+    /// Memory whose pages are another's until they are written to.
+    #[cfg(feature = "hold")]
+    pub(super) fn copied(view: View) -> Self {
+        let copied = true;
+        Self { view, copied }
+    }
+}
 
 impl CopyOut for Private {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.0.copy_out(at, into);
+        self.view.copy_out(at, into);
         Ok(())
     }
 }
 
 impl Filled for Private {
+    fn can_pin(&self) -> Result<bool, &'static str> {
+        match self.copied {
+            true => Err("it would be copied, page by page: pin what it is a copy of"),
+            false => Ok(true),
+        }
+    }
+
     fn address(&self) -> Option<*const u8> {
-        Some(self.0.start())
+        Some(self.view.start())
     }
 
     fn copy_in(&mut self, at: u64, from: &[u8]) -> Result<(), Errno> {
-        self.0.copy_in(at, from)
+        self.view.copy_in(at, from)
     }
 
     fn bytes(&self) -> Option<&[u8]> {
-        self.0.bytes()
+        self.view.bytes()
     }
 
     fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        self.0.bytes_mut()
+        self.view.bytes_mut()
     }
 
     fn into_view(self: Box<Self>) -> Option<View> {
-        Some(self.0)
+        Some(self.view)
     }
 }

@@ -169,6 +169,10 @@ impl CopyOut for FilledExisting {
 }
 
 impl Filled for FilledExisting {
+    fn can_pin(&self) -> Result<bool, &'static str> {
+        Ok(!self.view.as_ref().is_some_and(View::is_sealed))
+    }
+
     fn address(&self) -> Option<*const u8> {
         self.steady().map(View::start)
     }

@@ -1,18 +1,25 @@
 //! `memfd`: memory with a descriptor; its size is sealed when it is complete.
 
-use super::cannot_map;
 use super::memory::{CopyOut, Filled, Filling, Finish};
 use super::pages::{self, Tactic};
-use crate::error::Result;
+use super::{cannot_map, pages_of};
+use crate::device::{Device, Pinned};
+use crate::error::{Error, Result};
 use crate::options::Pages;
 use crate::plan::Plan;
+use crate::sync;
 use crate::sys::map::{Mapping, Region, View, page_size};
 use crate::sys::{Errno, file, memfd};
 use rustix::fs::SealFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 
 /// While it is being filled.
 pub(super) struct Memfd {
+    /// What pins it for a device, and goes before the mapping.
+    pin: Mutex<Option<Pinned>>,
+    /// The device that it is to be pinned for, and the bytes that are.
+    pin_for: Option<(Device, u64, u64)>,
     map: Mapping,
     fd: OwnedFd,
     tactic: Tactic,
@@ -25,6 +32,13 @@ impl Memfd {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
         let exact = plan.lead + plan.bytes;
         Self::with_size(plan, pages, exact)
+    }
+
+    /// One that is pinned for a device once all of its pages are there.
+    pub(super) fn pinned(plan: &Plan, pages: Pages, device: Device) -> Result<Self> {
+        let pin_for = Some((device, plan.lead, plan.bytes));
+        let made = Self::new(plan, pages)?;
+        Ok(Self { pin_for, ..made })
     }
 
     /// A memfd of whole pages, whose size is sealed from the start: for a udmabuf.
@@ -63,6 +77,8 @@ impl Memfd {
         let (fd, map) = mapped().map_err(|errno| cannot_map(errno, pages))?;
         tactic.advise(&map.region());
         Ok(Self {
+            pin: Mutex::default(),
+            pin_for: None,
             map,
             fd,
             tactic,
@@ -104,6 +120,20 @@ impl Filling for Memfd {
     fn pages(&self) -> (String, Option<String>) {
         self.tactic.got(&self.region())
     }
+
+    fn populated(&self) -> Result<bool, Error> {
+        let Some((device, at, bytes)) = self.pin_for else {
+            return Ok(false);
+        };
+        let mut pin = sync::lock(&self.pin);
+        if pin.is_some() {
+            return Ok(false);
+        }
+        let (at, bytes) = pages_of(at, bytes);
+        let start = self.map.region().start().wrapping_add(at as usize);
+        *pin = Some(Pinned::new(device, start, bytes, true)?);
+        Ok(true)
+    }
 }
 
 impl Finish for Memfd {
@@ -115,6 +145,7 @@ impl Finish for Memfd {
         // Receivers can rely on its size, and udmabuf requires F_SEAL_SHRINK.
         memfd::seal(self.fd.as_fd(), SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(Box::new(FilledMemfd {
+            pin: sync::lock(&self.pin).take(),
             view: Some(self.map.into_view()),
             fd: self.fd,
             size: self.final_size,
@@ -124,6 +155,8 @@ impl Finish for Memfd {
 
 /// Filled, or received.
 pub(super) struct FilledMemfd {
+    /// Until its buffer has it.
+    pin: Option<Pinned>,
     /// None if an access could raise a signal, or if it could not be mapped again after it was
     /// sealed: then its bytes are accessed by system calls.
     view: Option<View>,
@@ -156,6 +189,7 @@ impl FilledMemfd {
         };
         let view = mapped.map_err(|errno| format!("its memfd cannot be mapped ({errno:?})"))?;
         Ok(Self {
+            pin: None,
             view,
             fd,
             size: stat.size,
@@ -202,6 +236,14 @@ impl CopyOut for FilledMemfd {
 impl Filled for FilledMemfd {
     fn address(&self) -> Option<*const u8> {
         self.view.as_ref().map(View::start)
+    }
+
+    fn can_pin(&self) -> Result<bool, &'static str> {
+        Ok(!self.view.as_ref().is_some_and(View::is_sealed))
+    }
+
+    fn take_pin(&mut self) -> Option<Pinned> {
+        self.pin.take()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

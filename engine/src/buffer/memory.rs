@@ -2,6 +2,8 @@
 //! so no region exists when slices can be made.
 
 use super::DmaBuf;
+use crate::device::Pinned;
+use crate::error::Error;
 use crate::sys::map::{Region, View};
 use crate::sys::turn::Turns;
 use crate::sys::{self, Errno};
@@ -41,7 +43,7 @@ pub(crate) trait Filling: CopyOut {
 
     /// Called when all of its pages are present, while reads into them may still be in flight.
     /// Returns whether anything was created from them.
-    fn populated(&self) -> Result<bool, Errno> {
+    fn populated(&self) -> Result<bool, Error> {
         Ok(false)
     }
 
@@ -70,6 +72,16 @@ pub(crate) trait Finish: Filling {
 pub(crate) trait Filled: CopyOut {
     /// The address of its first byte; None if an access may raise a signal.
     fn address(&self) -> Option<*const u8>;
+
+    /// Whether it can be pinned for a device where it is mapped, and written to there; or why not.
+    fn can_pin(&self) -> Result<bool, &'static str> {
+        Ok(true)
+    }
+
+    /// What pins it, where it was pinned while it was filled.
+    fn take_pin(&mut self) -> Option<Pinned> {
+        None
+    }
 
     /// Its descriptor, if it is a single one and not a dma-buf.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -12,16 +12,20 @@ mod make;
 mod memfd;
 mod memory;
 mod pages;
+mod ring;
 mod share;
 mod udmabuf;
 
+use crate::device::{Device, Pinned};
 use crate::error::{Error, Result};
 use crate::message::{Opt, message};
 use crate::options::Kind;
-use crate::sys::map::View;
+use crate::sync;
+use crate::sys::map::{View, page_size};
 use crate::sys::{Errno, file};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 
 pub use access::{CpuAccess, CpuAccessMut};
 pub(crate) use caller::Lent;
@@ -29,12 +33,15 @@ pub(crate) use dmabuf::{adopt_fused, exporters_pages};
 use make::cannot_map;
 pub(crate) use make::{cannot_export, make};
 pub(crate) use memory::{CopyOut, Filled, Filling, Finish};
+pub(crate) use ring::Ring;
 
 /// A filled buffer: the requested bytes of the file, with zeros around them.
 ///
 /// The memory may begin before the first requested byte ([`Buffer::offset`]), so that direct reads are aligned.
 /// Dropping the buffer unmaps the memory and closes the descriptor.
 pub struct Buffer {
+    // Before the memory, which is pinned for as long as it lives.
+    pinned: Mutex<Option<Pinned>>,
     memory: Box<dyn Filled>,
     kind: String,
     offset: u64,
@@ -42,8 +49,9 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn new(memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
+    pub(crate) fn new(mut memory: Box<dyn Filled>, kind: String, offset: u64, len: u64) -> Self {
         Self {
+            pinned: Mutex::new(memory.take_pin()),
             memory,
             kind,
             offset,
@@ -115,6 +123,7 @@ impl Buffer {
     /// As [`Buffer::into_fd`], except for EFBIG.
     pub fn into_fds(self) -> Result<Vec<OwnedFd>> {
         let kind = self.kind;
+        drop(self.pinned);
         self.memory.into_descriptors().map_err(|errno| {
             let error = Error::os("cannot hand the buffer on", errno).at(kind);
             match errno {
@@ -129,6 +138,7 @@ impl Buffer {
     /// Frees the memory and closes the descriptor, but keeps the address range reserved: for bindings to
     /// languages where code may still hold an address ([`Buffer::as_ptr`]) after releasing the buffer.
     pub fn retire(self) -> Retired {
+        drop(self.pinned);
         let mut addresses = self.memory.into_view();
         if let Some(view) = &mut addresses {
             // If the kernel refuses, the memory is freed with the address range.
@@ -159,7 +169,7 @@ impl Buffer {
         let view = View::copied(fd, len, memfd::alignment(stat.is_hugetlb(), len))
             .inspect(View::want_huge)
             .map_err(failed)?;
-        let memory = Box::new(anon::Private(view));
+        let memory = Box::new(anon::Private::copied(view));
         let kind = Kind::Anon.to_string();
         Ok(Self::new(memory, kind, self.offset, self.len))
     }
@@ -208,6 +218,47 @@ impl Buffer {
         self.memory.has_huge_mapping()
     }
 
+    /// Pins the memory for a device: all devices of its driver read it directly, and write to it unless it is
+    /// sealed, without a copy in between. Of the memory, the pages of the wanted bytes are pinned, and no
+    /// more. It stays so until [`Buffer::unpin`], or until the buffer is dropped or given up.
+    ///
+    /// # Errors
+    /// EBUSY where it is pinned already; EOPNOTSUPP where the driver pins no memory that is mapped for
+    /// reading alone, which a sealed buffer is, and for memory without an address ([`Buffer::as_ptr`]) or
+    /// bytes; ENODEV where the device cannot be used; else what its driver says.
+    pub fn pin(&self, device: Device) -> Result<()> {
+        let refuse = |errno| Error::os("cannot pin memory for the device", errno).at(&self.kind);
+        let mut pinned = sync::lock(&self.pinned);
+        if let Some(pinned) = &*pinned {
+            let why = format!("it is pinned for {} already", pinned.device());
+            return Err(refuse(Errno::BUSY).with_why(why));
+        }
+        let writable = self.memory.can_pin();
+        let writable = writable.map_err(|why| refuse(Errno::OPNOTSUPP).with_why(why))?;
+        let Some(start) = self.memory.address().filter(|_| self.len > 0) else {
+            let why = "it has no bytes, or a touch of it might raise a signal";
+            return Err(refuse(Errno::OPNOTSUPP).with_why(why));
+        };
+        let (at, bytes) = pages_of(self.offset, self.len);
+        let start = start.wrapping_add(at as usize);
+        *pinned = Some(Pinned::new(device, start, bytes, writable)?);
+        Ok(())
+    }
+
+    /// Unpins it, where it is pinned.
+    ///
+    /// # Errors
+    /// What the driver says; the memory is left to it then.
+    pub fn unpin(&self) -> Result<()> {
+        let pinned = sync::lock(&self.pinned).take();
+        pinned.map_or(Ok(()), Pinned::end)
+    }
+
+    /// The device that it is pinned for.
+    pub fn pinned(&self) -> Option<Device> {
+        sync::lock(&self.pinned).as_ref().map(Pinned::device)
+    }
+
     fn range(&self) -> (usize, usize) {
         (self.offset as usize, (self.offset + self.len) as usize)
     }
@@ -216,10 +267,16 @@ impl Buffer {
     /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is mapped for writing elsewhere or pinned, and for a udmabuf, which pins it; EOPNOTSUPP
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, and for a udmabuf, which pins it; EOPNOTSUPP
     /// for private memory and for other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or
     /// sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
+        if let Some(device) = self.pinned() {
+            return Err(Error::os("cannot seal the buffer", Errno::BUSY)
+                .at(&self.kind)
+                .with_why(format!("it is pinned for {device}"))
+                .with_remedy("seal it before it is pinned, or unpin it first"));
+        }
         self.memory.seal().map_err(|errno| {
             let error = Error::os("cannot seal the buffer", errno).at(&self.kind);
             match errno {
@@ -238,6 +295,13 @@ impl Buffer {
             }
         })
     }
+}
+
+/// The pages that hold a range: where the first begins, and how many bytes they have.
+fn pages_of(at: u64, bytes: u64) -> (u64, u64) {
+    let page = page_size();
+    let start = at - at % page;
+    (start, (at + bytes).next_multiple_of(page) - start)
 }
 
 /// One dma-buf of a buffer.

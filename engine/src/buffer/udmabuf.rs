@@ -1,9 +1,9 @@
 //! `udmabuf`: a memfd with one dma-buf over it, or several if a limit requires that.
 
-use super::DmaBuf;
 use super::memfd::Memfd;
 use super::memory::{CopyOut, Filled, Filling, Finish};
-use crate::error::Result;
+use super::{DmaBuf, cannot_export};
+use crate::error::{Error, Result};
 use crate::exporter::udmabuf;
 use crate::options::Pages;
 use crate::plan::Plan;
@@ -37,6 +37,16 @@ impl Udmabuf {
             node,
             made: OnceLock::new(),
         })
+    }
+
+    /// Makes the dma-bufs, if they are not there; whether it did.
+    fn complete(&self) -> Result<bool, Errno> {
+        if self.made.get().is_some() {
+            return Ok(false);
+        }
+        let made = self.make()?;
+        // No other thread makes them.
+        Ok(self.made.set(made).is_ok())
     }
 
     /// Creates the dma-bufs: one, or as many as the limit requires.
@@ -95,19 +105,15 @@ impl Filling for Udmabuf {
         self.memfd.pages()
     }
 
-    fn populated(&self) -> Result<bool, Errno> {
-        if self.made.get().is_some() {
-            return Ok(false);
-        }
-        let made = self.make()?;
-        // Only one thread creates them.
-        Ok(self.made.set(made).is_ok())
+    fn populated(&self) -> Result<bool, Error> {
+        self.complete()
+            .map_err(|errno| cannot_export(errno, "udmabuf"))
     }
 }
 
 impl Finish for Udmabuf {
     fn finish(self: Box<Self>) -> Result<Box<dyn Filled>, Errno> {
-        self.populated()?;
+        self.complete()?;
         Ok(Box::new(Made {
             view: self.memfd.into_view(),
             pieces: self.made.into_inner().unwrap_or_default(),

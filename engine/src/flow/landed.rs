@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Ranges of memory whose bytes are in place.
 #[derive(Default)]
-pub(super) struct Landed {
+pub(crate) struct Landed {
     state: Mutex<State>,
     more: Condvar,
 }
@@ -20,7 +20,7 @@ struct State {
 
 impl Landed {
     /// The bytes of `[at, end)` are in place.
-    pub(super) fn add(&self, at: u64, end: u64) {
+    pub(crate) fn add(&self, at: u64, end: u64) {
         let mut state = self.lock();
         state.beyond.insert(at, end);
         while let Some((&start, &end)) = state.beyond.first_key_value() {
@@ -34,14 +34,14 @@ impl Landed {
     }
 
     /// No more will arrive.
-    pub(super) fn over(&self) {
+    pub(crate) fn over(&self) {
         self.lock().over = true;
         self.more.notify_all();
     }
 
     /// Waits until bytes beyond `have` are in place without a gap; returns their end, or None if no
     /// more will arrive.
-    pub(super) fn wait(&self, have: u64) -> Option<u64> {
+    pub(crate) fn wait(&self, have: u64) -> Option<u64> {
         let mut state = self.lock();
         while state.upto <= have && !state.over {
             state = sync::wait(&self.more, state);

@@ -3,7 +3,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod feed;
-mod landed;
+pub(crate) mod landed;
 pub(crate) mod meter;
 mod overlap;
 pub(crate) mod trace;

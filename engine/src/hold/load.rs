@@ -70,6 +70,14 @@ impl Wanted {
                     Opt::To.set(Kind::Memfd)
                 ],
             )),
+            Kind::Pinned(_) => Err(Error::usage(
+                Opt::To,
+                message![
+                    "memory is pinned by those who take it: hold ",
+                    Opt::To.set(Kind::Memfd),
+                    ", writable"
+                ],
+            )),
             Kind::Fd { .. } => Err(Error::usage(
                 Opt::To,
                 "a hold allocates separate memory for each file",

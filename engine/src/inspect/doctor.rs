@@ -2,6 +2,7 @@
 //!
 //! Everything is found by trying: opening a node, setting up a ring, collapsing a page.
 
+use crate::device::Device;
 use crate::error::{Result, errno_name};
 use crate::exporter;
 use crate::facts::{File, Host};
@@ -74,10 +75,58 @@ pub fn doctor(path: &Path) -> Result<Vec<Check>> {
     ];
     checks.extend(heaps(&host));
     checks.push(dmafile_ko());
+    checks.extend(gpus());
     checks.push(memory(&host));
     checks.push(container(&host));
     checks.push(file_system(path, &host)?);
     Ok(checks)
+}
+
+/// GPUs, by the drivers that are there.
+fn gpus() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (name, first) in [("cuda", Device::cuda(0)), ("hip", Device::hip(0))] {
+        let all = match first.all() {
+            Ok(all) => all,
+            Err(error) => {
+                let found = format!(
+                    "loads into a GPU's memory are not possible: {}",
+                    error.why()
+                );
+                checks.push(Check::new(name, Health::Missing, found));
+                continue;
+            }
+        };
+        checks.extend(all.into_iter().map(|device| match device.describe() {
+            Ok((model, version)) => {
+                let found = [
+                    format!("{device}, {model}, driver {version}"),
+                    match device.pins_read_only() {
+                        Some(true) => "pins sealed memory too".to_string(),
+                        Some(false) => "pins no sealed memory".to_string(),
+                        None => "whether it pins sealed memory is found by trying".to_string(),
+                    },
+                    pcie(device).unwrap_or_else(|| "its PCIe link is not known".to_string()),
+                    match Path::new("/sys/module/nvidia_fs").exists() {
+                        true => "nvidia_fs is loaded, and not used".to_string(),
+                        false => "no nvidia_fs (GPUDirect Storage)".to_string(),
+                    },
+                    "loads into it were tested on a double of its driver".to_string(),
+                ];
+                Check::new(name, Health::Fair, found.join("; "))
+            }
+            Err(error) => Check::new(name, Health::Missing, error.to_string()),
+        }));
+    }
+    checks
+}
+
+/// The link of a device, as the kernel shows it.
+fn pcie(device: Device) -> Option<String> {
+    let folder = format!("/sys/bus/pci/devices/{}", device.pci_address()?);
+    let read = |name: &str| host::text(format!("{folder}/{name}"));
+    let (speed, width) = (read("current_link_speed")?, read("current_link_width")?);
+    Some(format!("PCIe {} x{}", speed.trim(), width.trim()))
 }
 
 fn kernel(host: &Host) -> Check {

@@ -9,12 +9,13 @@ use crate::facts::{File, Host, Layout};
 use crate::flow::clock::Clock;
 use crate::flow::meter::{Meter, Phase};
 use crate::message::Opt;
-use crate::options::{Io, Method};
+use crate::options::{Io, Kind, Method};
 use crate::plan::{self, Plan};
 use crate::reasons::Reasons;
 use crate::request::{Reach, Request};
+use crate::sink::{Ring, Sink};
 use crate::source::{Shard, Source};
-use crate::transfer::{self, Outcome, Transfer, Work};
+use crate::transfer::{self, Outcome, Through, Transfer, Work};
 use crate::verify::Check;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -90,7 +91,7 @@ impl Load {
     pub fn run(mut self) -> Result<Loaded> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(None, &clock, &log)?;
-        let meter = self.meter(&clock, &decided);
+        let meter = self.meter(&clock, &decided, self.verify.is_some());
         let work = self.work(&decided, &meter, &log);
         let plan = &decided.plan;
         let fused = match plan.fused {
@@ -111,8 +112,12 @@ impl Load {
             pages,
             &filled.dma_bufs(),
         );
+        let kind = match &decided.target.kind {
+            Kind::Pinned(_) => Kind::Memfd.to_string(),
+            _ => plan.kind.clone(),
+        };
         Ok(Loaded {
-            buffer: Buffer::new(filled, plan.kind.clone(), plan.lead, plan.bytes),
+            buffer: Buffer::new(filled, kind, plan.lead, plan.bytes),
             report,
         })
     }
@@ -132,7 +137,7 @@ impl Load {
     pub fn run_into(mut self, memory: &mut [u8]) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         let decided = self.prepare(Some(Target::caller(memory)), &clock, &log)?;
-        let meter = self.meter(&clock, &decided);
+        let meter = self.meter(&clock, &decided, self.verify.is_some());
         let lent = Lent::new(memory);
         let transfer = Transfer {
             work: self.work(&decided, &meter, &log),
@@ -141,6 +146,43 @@ impl Load {
         let outcome = transfer.run()?;
         decided.source.forget_misses();
         let pages = buffer::Filling::pages(&lent);
+        Ok(Report::of(
+            &decided,
+            &meter,
+            &clock,
+            &log,
+            outcome,
+            pages,
+            &[],
+        ))
+    }
+
+    /// Loads through a ring into a sink, and keeps nothing: the slots of the ring are filled one after
+    /// the other, in the order of the file, handed to the sink, and filled again once it has done with
+    /// them. Several reads are in flight, and several slots with the sink.
+    ///
+    /// What [`Load::to`] asked for does not matter here; [`Load::pages`] is of the ring. Holes of the
+    /// file come as zeros. A digest ([`Load::verify`]) is known when the sink has all bytes.
+    ///
+    /// # Errors
+    /// As [`Load::run`]; those of the sink; EAGAIN where no thread can be made. The sink has some of the
+    /// bytes then, and none of its slots is in use.
+    pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
+        let (clock, log) = (Clock::start(), Reasons::named(self.names));
+        self.request.kind = Kind::Anon;
+        // Of the ring alone is memory to be had.
+        self.request.check_memory = false;
+        let target = Some(Target::of(Kind::Anon));
+        let mut decided = self.prepare(target, &clock, &log)?;
+        decided.plan.through_ring()?;
+        let meter = self.meter(&clock, &decided, true);
+        let work = self.work(&decided, &meter, &log);
+        let start = meter.now();
+        let through = Through::new(work, ring)?;
+        meter.add_step(Phase::Alloc, start);
+        let outcome = through.run(sink)?;
+        decided.source.forget_misses();
+        let pages = through.pages();
         Ok(Report::of(
             &decided,
             &meter,
@@ -238,13 +280,14 @@ impl Load {
         })
     }
 
-    fn meter(&self, clock: &Clock, decided: &Decided) -> Meter<'_> {
+    /// `ordered`: it is to know how far the bytes are there without a gap.
+    fn meter(&self, clock: &Clock, decided: &Decided, ordered: bool) -> Meter<'_> {
         let layout = &decided.layout;
         let meter = Meter::new(
             clock.begin,
             layout.bytes(true) + layout.bytes(false),
             self.trace,
-            self.verify.is_some(),
+            ordered,
             self.progress.as_ref(),
         );
         meter.add_until(Phase::Open, Duration::ZERO, decided.opened);
@@ -302,6 +345,10 @@ fn make_and_fill(work: &Work<'_>, request: &Request, target: &Target) -> Result<
         memory: &*filling,
     };
     let outcome = transfer.run()?;
+    if let Kind::Pinned(_) = target.kind {
+        // Where nothing was allocated ahead of the reads.
+        filling.populated()?;
+    }
     let pages = filling.pages();
     let start = meter.now();
     let filled = filling

@@ -1,5 +1,7 @@
 //! The plan of a load, as data.
 
+use crate::error::{Error, Result};
+use crate::message::{Opt, message};
 use crate::options::{Allocation, Io, Method, Pages};
 use crate::plan::Tuning;
 use crate::reasons::Reason;
@@ -153,6 +155,24 @@ impl Plan {
         let allocates = !self.fused && self.allocation != Allocation::InRead;
         self.allocators = allocates.then_some(tuning.allocators);
         self
+    }
+
+    /// The same for memory that is filled again and again: what is registered for reads covers memory
+    /// that is read into once.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP where no rung is left.
+    pub(crate) fn through_ring(&mut self) -> Result<()> {
+        self.ladder.retain(|rung| !rung.registered);
+        if self.ladder.is_empty() {
+            let why = "it fills no ring";
+            return Err(Error::new(Opt::Method.set(Method::Premap), why)
+                .with_errno(rustix::io::Errno::OPNOTSUPP)
+                .with_remedy(message!["leave it to ", Opt::Method.set(Method::Auto)]));
+        }
+        (self.window, self.allocation) = (0, Allocation::Ahead);
+        self.kind = "ring".to_string();
+        Ok(())
     }
 
     /// Maximum number of operations that a method has in flight.

@@ -207,7 +207,22 @@ impl Mapping {
         Region {
             base: self.base,
             len: self.len,
+            turn: None,
             owner: PhantomData,
+        }
+    }
+
+    /// The memory as a ring in which `len` bytes follow each other, again from its start whenever its
+    /// end is reached: byte `at` of them lies at `at + phase`, modulo its size. What is read or written
+    /// at once does not lie across its end.
+    pub(crate) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
+        Region {
+            len: len as usize,
+            turn: Some(Turn {
+                bytes: self.len as u64,
+                phase,
+            }),
+            ..self.region()
         }
     }
 
@@ -330,7 +345,7 @@ impl View {
     }
 
     /// Nothing can write to it, not even this process.
-    fn is_sealed(&self) -> bool {
+    pub(crate) fn is_sealed(&self) -> bool {
         self.0.share == Share::Sealed
     }
 
@@ -403,11 +418,20 @@ impl<'m> Lent<'m> {
 }
 
 /// Memory that the kernel may write or read: addresses and bounds, without exclusive access.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Region<'m> {
     base: NonNull<u8>,
     len: usize,
+    /// It is a ring, and longer than its memory.
+    turn: Option<Turn>,
     owner: PhantomData<&'m [u8]>,
+}
+
+/// How a ring is gone round.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    bytes: u64,
+    phase: u64,
 }
 
 // SAFETY: see `Mapping`; nothing else can access the bytes that a caller lends.
@@ -425,22 +449,29 @@ impl<'m> Region<'m> {
         Self {
             base: memory.cast(),
             len: memory.len(),
+            turn: None,
             owner: PhantomData,
         }
     }
 
-    /// `len` bytes of it, from `at` on.
+    /// `len` bytes of it, from `at` on; of a ring, where they lie now.
     pub(crate) fn part(&self, at: u64, len: u64) -> Self {
         let base = NonNull::new(self.span(at, len)).expect("memory does not begin at address 0");
         Self {
             base,
             len: len as usize,
+            turn: None,
             owner: PhantomData,
         }
     }
 
     pub(crate) fn len(&self) -> u64 {
         self.len as u64
+    }
+
+    /// Its first byte, for those who make no reference of it.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.base.as_ptr()
     }
 
     /// The address of its first byte, for alignment checks.
@@ -456,6 +487,17 @@ impl<'m> Region<'m> {
             "extent {at}+{len} is outside a buffer of {} bytes",
             self.len
         );
+        let at = match self.turn {
+            None => at,
+            Some(Turn { bytes, phase }) => {
+                let at = (at + phase) % bytes;
+                assert!(
+                    len <= bytes - at,
+                    "extent {at}+{len} lies across the end of a ring of {bytes} bytes"
+                );
+                at
+            }
+        };
         // SAFETY: `at` is inside the allocation, as just checked.
         unsafe { self.base.as_ptr().add(at as usize) }
     }
@@ -657,6 +699,27 @@ mod tests {
         assert!(start.addr() as u64 >= base && (start.addr() + len) as u64 <= base + region.len());
         region.populate(0, region.len()).unwrap();
         assert!(memory.iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn a_ring_is_gone_round() {
+        let page = page_size();
+        let map = Mapping::anon(4 * page as usize, page as usize).unwrap();
+        let ring = map.ring(100 * page, page);
+        ring.copy_in(6 * page, b"seven");
+        ring.copy_in(3 * page, b"four");
+        let mut got = [0; 5];
+        map.region().copy_out(3 * page, &mut got);
+        assert_eq!(&got, b"seven");
+        map.region().copy_out(0, &mut got);
+        assert_eq!(&got, b"four\0");
+    }
+
+    #[test]
+    #[should_panic(expected = "lies across the end")]
+    fn nothing_lies_across_the_end_of_a_ring() {
+        let map = Mapping::anon(8192, 4096).unwrap();
+        map.ring(1 << 30, 0).zero(8000, 200);
     }
 
     #[test]

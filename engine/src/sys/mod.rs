@@ -7,6 +7,7 @@
 pub(crate) mod block;
 pub(crate) mod cache;
 pub(crate) mod dmabuf;
+pub(crate) mod driver;
 pub(crate) mod file;
 pub(crate) mod frames;
 pub(crate) mod host;

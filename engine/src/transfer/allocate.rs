@@ -3,7 +3,6 @@
 //! chunk. Otherwise a second thread would only cost CPU time.
 
 use super::{Transfer, Work};
-use crate::buffer;
 use crate::error::{Error, errno_name};
 use crate::flow::feed::Feed;
 use crate::message::{Opt, message};
@@ -163,7 +162,7 @@ impl<'a> Steps<'a> {
         match memory.populated() {
             Ok(true) => meter.exported(start, plan.capacity),
             Ok(false) => {}
-            Err(errno) => feed.stop(Some(buffer::cannot_export(errno, &plan.kind))),
+            Err(error) => feed.stop(Some(error)),
         }
     }
 

@@ -6,6 +6,7 @@ mod allocate;
 mod fused;
 mod hash;
 mod lanes;
+mod through;
 
 use crate::buffer::Filling;
 use crate::control::CancelToken;
@@ -24,6 +25,7 @@ use crate::verify::{Check, Verified};
 use allocate::Steps;
 pub(crate) use fused::fused;
 use lanes::Lanes;
+pub(crate) use through::Through;
 
 /// What one load must move, and what monitors it.
 #[derive(Clone, Copy)]
@@ -95,7 +97,9 @@ impl Transfer<'_> {
         } else {
             (self.read(&feed, lanes), Ok(Vec::new()))
         };
-        self.finish(&feed)?;
+        self.check(&feed)?;
+        self.zero_around()
+            .map_err(|errno| Error::os("cannot zero the bytes around the file's", errno))?;
         let verified = self.work.judge(digests?)?;
         self.work.meter.tell_progress(true);
         Ok(Outcome { rung, verified })
@@ -154,9 +158,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// After all lanes have ended: checks that everything is in place, and zeros everything around
-    /// it.
-    fn finish(&self, feed: &Feed) -> Result<()> {
+    /// After all lanes have ended: checks that everything is in place.
+    fn check(&self, feed: &Feed) -> Result<()> {
         if let Some(error) = feed.error() {
             return Err(error);
         }
@@ -180,11 +183,10 @@ impl Transfer<'_> {
             ));
         }
         // A hole at the end hides that the file was truncated: no read has reached its end.
-        if let Some(now) = self.work.source.missing(&self.work.layout.wanted)? {
-            return Err(method::cut_short(self.work.source, now));
+        match self.work.source.missing(&self.work.layout.wanted)? {
+            Some(now) => Err(method::cut_short(self.work.source, now)),
+            None => Ok(()),
         }
-        self.zero_around()
-            .map_err(|errno| Error::os("cannot zero the bytes around the file's", errno))
     }
 
     /// Zeros bytes outside the requested range: rounded-up reads have brought some in, and memory

@@ -1,0 +1,263 @@
+//! Devices with memory of their own.
+
+use crate::error::{Error, Result};
+use crate::message::{Message, Opt};
+use crate::sys::Errno;
+use crate::sys::driver::{
+    ALREADY_REGISTERED, Api, Context, DeviceMemory, Driver, Failure, NOT_SUPPORTED, OUT_OF_MEMORY,
+    Registered,
+};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// A GPU: `cuda:N` of NVIDIA's driver, `hip:N` of AMD's. N counts from 0, as CUDA_VISIBLE_DEVICES or
+/// HIP_VISIBLE_DEVICES lets this process see them.
+///
+/// The drivers' libraries (`libcuda.so.1`, `libamdhip64.so`) are opened when they are first used; nothing
+/// of them is needed before. This part was written for real drivers and has been tested on a double of
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    api: Api,
+    number: u32,
+}
+
+impl Device {
+    /// Whether the driver is NVIDIA's, and not AMD's.
+    pub fn is_cuda(self) -> bool {
+        self.api == Api::Cuda
+    }
+
+    /// `cuda:NUMBER`.
+    pub fn cuda(number: u32) -> Self {
+        Self {
+            api: Api::Cuda,
+            number,
+        }
+    }
+
+    /// `hip:NUMBER`.
+    pub fn hip(number: u32) -> Self {
+        Self {
+            api: Api::Hip,
+            number,
+        }
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
+    /// The word for host memory that is pinned for it.
+    pub(crate) fn host_word(self) -> String {
+        match self.number {
+            0 => format!("{}-host", self.api),
+            number => format!("{}-host:{number}", self.api),
+        }
+    }
+
+    /// The device that such a word names.
+    pub(crate) fn of_host_word(text: &str) -> Option<Self> {
+        let (api, number) = text.split_once("-host")?;
+        match number {
+            "" => api.parse(),
+            number => format!("{api}{number}").parse(),
+        }
+        .ok()
+        .filter(|_| !api.contains(':'))
+    }
+
+    /// Whether it is there: opens its driver, and makes nothing.
+    ///
+    /// # Errors
+    /// ENODEV where it cannot be used.
+    pub fn check(self) -> Result<()> {
+        let found = Driver::open(self.api).and_then(|driver| driver.find(self.number));
+        found.map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
+    /// Its context, which all of a process share.
+    pub(crate) fn context(self) -> Result<Arc<Context>> {
+        let context = Context::retain(self.api, self.number);
+        context.map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
+    /// Allocates memory of it.
+    ///
+    /// # Errors
+    /// ENOMEM where it has no room; ENODEV where it cannot be used; EINVAL for no bytes.
+    pub fn allocate(self, bytes: u64) -> Result<DeviceMemory> {
+        if bytes == 0 {
+            return Err(
+                Error::os("cannot allocate memory of a device", Errno::INVAL)
+                    .at(self.to_string())
+                    .with_why("0 bytes were asked for"),
+            );
+        }
+        let memory = DeviceMemory::new(&self.context()?, bytes);
+        memory.map_err(|failure| {
+            let error = self.failed("cannot allocate memory of the device", failure);
+            error.at(format!("{self}, {bytes} bytes"))
+        })
+    }
+
+    /// Copies bytes of its memory back, from byte `at` on.
+    ///
+    /// # Errors
+    /// What the driver says; EINVAL past the end.
+    pub fn copy_back(self, memory: &DeviceMemory, at: u64, into: &mut [u8]) -> Result<()> {
+        let end = at.checked_add(into.len() as u64);
+        if end.is_none_or(|end| end > memory.len()) {
+            return Err(Error::os("cannot copy from the device", Errno::INVAL)
+                .at(format!("{self}, byte {at}"))
+                .with_why("the range is outside the memory"));
+        }
+        let copied = memory.copy_out(&*self.context()?, at, into);
+        copied.map_err(|failure| self.failed("cannot copy from the device", failure))
+    }
+
+    /// What it is called, and the version of its driver, as `13.5`.
+    ///
+    /// # Errors
+    /// ENODEV where it cannot be used.
+    pub fn describe(self) -> Result<(String, String)> {
+        let ask = || {
+            let driver = Driver::open(self.api)?;
+            let version = driver.version_number()?;
+            let version = match self.api {
+                Api::Cuda => format!("{}.{}", version / 1000, version % 1000 / 10),
+                Api::Hip => version.to_string(),
+            };
+            Ok((driver.name(self.number)?, version))
+        };
+        ask().map_err(|failure| self.failed("cannot use the device", failure))
+    }
+
+    /// All devices of its driver.
+    ///
+    /// # Errors
+    /// ENODEV without a driver.
+    pub fn all(self) -> Result<Vec<Self>> {
+        let count = Driver::open(self.api).and_then(Driver::devices);
+        let count = count.map_err(|failure| self.failed("cannot use the device", failure))?;
+        let all = (0..count).map(|number| Self { number, ..self });
+        Ok(all.collect())
+    }
+
+    /// Whether it pins memory that is mapped for reading alone; None where that has to be tried.
+    pub fn pins_read_only(self) -> Option<bool> {
+        const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
+        Some(self.attribute(READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0)
+    }
+
+    /// Where it is on the PCI bus, as in `/sys/bus/pci/devices`.
+    pub fn pci_address(self) -> Option<String> {
+        const BUS: i32 = 33;
+        const DEVICE: i32 = 34;
+        const DOMAIN: i32 = 50;
+        let ask = |number| self.attribute(number);
+        let (domain, bus, device) = (ask(DOMAIN)?, ask(BUS)?, ask(DEVICE)?);
+        Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
+    }
+
+    fn attribute(self, number: i32) -> Option<i32> {
+        let driver = Driver::open(self.api).ok()?;
+        driver.attribute(self.number, number)
+    }
+
+    /// A failure of its driver.
+    pub(crate) fn failed(self, what: impl Into<Message>, failure: Failure) -> Error {
+        let Failure { call, code, text } = failure;
+        let errno = match (call, code) {
+            ("", _) | (_, 3 | 4 | 100 | 101) => Errno::NODEV,
+            (_, 1) => Errno::INVAL,
+            (_, OUT_OF_MEMORY) => Errno::NOMEM,
+            (_, ALREADY_REGISTERED) => Errno::BUSY,
+            (_, NOT_SUPPORTED) => Errno::OPNOTSUPP,
+            _ => Errno::IO,
+        };
+        let why = match call {
+            "" => text,
+            call => format!("{call} says {text}, error {code}"),
+        };
+        let error = Error::os(what, errno).with_why(why).at(self.to_string());
+        match errno {
+            Errno::NODEV => error.with_remedy(format!(
+                "install the driver of the device, and see what `dmafile doctor` says of {}",
+                self.api
+            )),
+            Errno::IO => error.with_remedy("see the kernel log for what the device did"),
+            _ => error.with_remedy(""),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.api, self.number)
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    /// `cuda`, `cuda:N`, `hip`, `hip:N`; without a number, the first.
+    fn from_str(text: &str) -> Result<Self> {
+        let (api, number) = text.split_once(':').unwrap_or((text, "0"));
+        let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        let number = number.parse().ok().filter(|_| digits);
+        match (api, number) {
+            ("cuda", Some(number)) => Ok(Self::cuda(number)),
+            ("hip", Some(number)) => Ok(Self::hip(number)),
+            _ => {
+                let why = format!("'{text}' is neither cuda:N nor hip:N");
+                Err(Error::usage(Opt::Device, why))
+            }
+        }
+    }
+}
+
+/// Memory of this process that a device reaches directly, until this is dropped.
+pub(crate) struct Pinned {
+    registered: Registered,
+    device: Device,
+}
+
+impl Pinned {
+    /// `bytes` from `start` on, which stay mapped there while this is held.
+    pub(crate) fn new(
+        device: Device,
+        start: *const u8,
+        bytes: u64,
+        writable: bool,
+    ) -> Result<Self> {
+        let context = device.context()?;
+        let registered = Registered::new(&context, start, bytes, !writable);
+        let registered = registered.map_err(|failure| {
+            let code = failure.code;
+            let error = device.failed("cannot pin memory for the device", failure);
+            let error = error.at(format!("{device}, {bytes} bytes"));
+            match code {
+                NOT_SUPPORTED if !writable => error.with_remedy(
+                    "it pins no memory that is mapped for reading alone: leave it unsealed",
+                ),
+                OUT_OF_MEMORY => error.with_remedy("raise the limit on locked memory: ulimit -l"),
+                _ => error,
+            }
+        })?;
+        Ok(Self { registered, device })
+    }
+
+    /// For which device it was pinned; all of its driver reach it.
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Unpins it, with what the driver says.
+    pub(crate) fn end(self) -> Result<()> {
+        let ended = self.registered.end();
+        ended.map_err(|failure| self.device.failed("cannot unpin memory", failure))
+    }
+}

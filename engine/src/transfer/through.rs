@@ -1,0 +1,326 @@
+//! A load that does not stay in memory: reads fill the slots of a ring, the sink empties them.
+//!
+//! To those that read, the ring is memory as long as the file, of which more comes into being whenever the
+//! sink has done with a slot.
+
+use super::lanes::Lanes;
+use super::{Outcome, Over, Transfer, Work};
+use crate::buffer::{self, CopyOut, Filling};
+use crate::error::{Error, Result};
+use crate::flow::feed::Feed;
+use crate::flow::landed::Landed;
+use crate::options::Pages;
+use crate::sink::{Memory, Piece, Ring, Sink, Slot};
+use crate::sys::usage::Bell;
+use crate::sys::{Errno, numa};
+use std::collections::VecDeque;
+
+/// The work, and the ring that it goes through.
+pub(crate) struct Through<'a> {
+    work: Work<'a>,
+    ring: buffer::Ring,
+    /// Bytes of a slot, and how many the ring has.
+    slot: u64,
+    slots: u64,
+    /// Slot `n` holds what lies in memory from `n * slot - phase` on.
+    phase: u64,
+}
+
+/// A slot that the sink has, or has had.
+struct Taken {
+    number: u64,
+    /// There was something in it.
+    full: bool,
+    /// It has been hashed when all below this place has.
+    data_end: u64,
+}
+
+impl<'a> Through<'a> {
+    pub(crate) fn new(work: Work<'a>, ring: Ring) -> Result<Self> {
+        let plan = work.plan;
+        let slot = ring.slot(plan.tuning.block)?;
+        let phase = work.cut().phase;
+        let all = (phase + plan.lead + plan.bytes).div_ceil(slot);
+        let slots = all.min(ring.slots.into());
+        let pages = match plan.pages {
+            Pages::Auto => Pages::Small,
+            pages => pages,
+        };
+        let why = format!("{slots} slots of {slot} bytes, filled again and again");
+        work.log.add("ring", slots * slot, why);
+        Ok(Self {
+            work,
+            ring: buffer::Ring::new(slots * slot, plan.capacity, phase, pages)?,
+            slot,
+            slots,
+            phase,
+        })
+    }
+
+    /// Which pages the ring got.
+    pub(crate) fn pages(&self) -> (String, Option<String>) {
+        self.ring.pages()
+    }
+
+    /// Moves every byte into the sink, or fails. Either way nothing is in flight when it returns.
+    pub(crate) fn run(&self, sink: &mut dyn Sink) -> Result<Outcome> {
+        let work = self.work;
+        let transfer = Transfer {
+            work,
+            memory: &self.ring,
+        };
+        let (main, copy) = transfer.lanes();
+        let lanes = Lanes {
+            main: !main.is_empty(),
+            copy: !copy.is_empty(),
+        };
+        let feed = Feed::new(main, copy, work.cut(), Bell::new().ok());
+        feed.hold();
+        let hashed = (!work.checks.is_empty()).then(Landed::default);
+        let (rung, digests) = std::thread::scope(|scope| {
+            let spawn = |name: &str| std::thread::Builder::new().name(name.to_string());
+            let reader = spawn("dmafile-read").spawn_scoped(scope, || {
+                let _over = Over(&transfer, &feed);
+                numa::prefer(work.plan.node);
+                transfer.read(&feed, lanes)
+            });
+            let hasher = hashed.as_ref().map(|hashed| {
+                spawn("dmafile-verify").spawn_scoped(scope, || {
+                    let memory = Watched(&self.ring, hashed);
+                    let digests = work.hash(&memory, &feed);
+                    hashed.over();
+                    digests
+                })
+            });
+            let refused = [
+                reader.as_ref().err(),
+                hasher.as_ref().and_then(|one| one.as_ref().err()),
+            ];
+            match refused.into_iter().flatten().next() {
+                Some(error) => feed.stop(Some(no_thread(error))),
+                None => {
+                    if let Err(error) = self.drive(&feed, hashed.as_ref(), sink) {
+                        feed.stop(Some(error));
+                    }
+                }
+            }
+            let join = "this thread does not panic";
+            let rung = match reader {
+                Ok(thread) => thread.join().expect(join),
+                Err(_) => {
+                    drop(Over(&transfer, &feed));
+                    work.plan.first()
+                }
+            };
+            let digests = match hasher {
+                Some(Ok(thread)) => thread.join().expect(join),
+                _ => Ok(Vec::new()),
+            };
+            (rung, digests)
+        });
+        transfer.check(&feed)?;
+        let verified = work.judge(digests?)?;
+        work.meter.tell_progress(true);
+        Ok(Outcome { rung, verified })
+    }
+
+    /// Hands slots to the sink as they are filled, and to those that read as it has done with them.
+    fn drive(&self, feed: &Feed, hashed: Option<&Landed>, sink: &mut dyn Sink) -> Result<()> {
+        // However this ends, the reads do not wait for a slot.
+        let _end = End(feed);
+        self.populate(feed)?;
+        let mut sink = Begun {
+            sink,
+            finished: false,
+        };
+        sink.sink.begin(Memory::of(self.ring.memory()))?;
+        let mut taken = VecDeque::new();
+        let plan = self.work.plan;
+        for number in 0..(self.phase + plan.lead + plan.bytes).div_ceil(self.slot) {
+            // Half of the ring is for reads.
+            while taken.len() as u64 > self.slots / 2 {
+                self.give_back(feed, hashed, &mut taken, sink.sink, true)?;
+            }
+            while self.give_back(feed, hashed, &mut taken, sink.sink, false)? {}
+            let Some(one) = self.hand_over(number, sink.sink)? else {
+                // Reading has ended early, and the feed knows why.
+                return Ok(());
+            };
+            taken.push_back(one);
+        }
+        while self.give_back(feed, hashed, &mut taken, sink.sink, true)? {}
+        sink.finished = true;
+        sink.sink.finish()
+    }
+
+    /// Has the ring's pages come into being, slot by slot, while the first are read into.
+    fn populate(&self, feed: &Feed) -> Result<()> {
+        numa::prefer(self.work.plan.node);
+        for number in 0..self.slots {
+            self.look()?;
+            let start = self.work.meter.now();
+            match self.ring.populate(number * self.slot, self.slot) {
+                // A kernel before 5.14, or a sandbox: the first reads fault them in.
+                Ok(()) | Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {}
+                Err(errno) => {
+                    return Err(Error::os("cannot allocate memory", errno)
+                        .at(format!("a ring of {} bytes", self.ring.memory().len())));
+                }
+            }
+            let at = number * self.slot;
+            self.work.meter.allocated(start, at, self.slot);
+            feed.publish(self.start(number + 1));
+        }
+        Ok(())
+    }
+
+    /// Where slot `number` begins, of memory as long as the file.
+    fn start(&self, number: u64) -> u64 {
+        (number * self.slot).saturating_sub(self.phase)
+    }
+
+    fn look(&self) -> Result<()> {
+        match self.work.cancel.is_set() {
+            true => Err(Error::cancelled(self.work.source.whole())),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until a slot is filled, and has the sink take it; None where reading has ended before.
+    fn hand_over(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<Taken>> {
+        let Work {
+            plan,
+            layout,
+            meter,
+            ..
+        } = self.work;
+        let at = |file: u64| self.work.at(file);
+        let end = plan.lead + plan.bytes;
+        let (start, stop) = (self.start(number).min(end), self.start(number + 1).min(end));
+        let mut landed = 0;
+        while landed < stop {
+            match meter.wait_landed(landed) {
+                Some(more) => landed = more,
+                None => return Ok(None),
+            }
+        }
+        self.look()?;
+        let clip = |range: (u64, u64)| {
+            let (from, to) = (at(range.0).max(start), at(range.1).min(stop));
+            (from < to).then_some((from, to))
+        };
+        let runs = &layout.runs[layout.runs.partition_point(|run| at(run.end) <= start)..];
+        let mut runs = runs.iter().map_while(|run| clip((run.start, run.end)));
+        let wanted = &layout.wanted;
+        let wanted = &wanted[wanted.partition_point(|range| at(range.1) <= start)..];
+        let (mut pieces, mut data_end, mut run) = (Vec::new(), 0, runs.next());
+        for (from, to) in wanted.iter().copied().map_while(clip) {
+            // What is no data is a hole, and what was there before has to go.
+            let mut done = from;
+            while let Some((data, upto)) = run.filter(|run| run.0 < to) {
+                if data > done {
+                    self.ring.region().zero(done, data - done);
+                }
+                (done, data_end) = (done.max(upto), upto);
+                if upto >= to {
+                    break;
+                }
+                run = runs.next();
+            }
+            if done < to {
+                self.ring.region().zero(done, to - done);
+            }
+            pieces.push(Piece {
+                at: from - plan.lead + plan.offset,
+                memory: Memory::of(self.ring.region().part(from, to - from)),
+            });
+        }
+        if !pieces.is_empty() {
+            let wanted_end = layout.wanted.last().map_or(0, |range| at(range.1));
+            sink.take(&Slot {
+                pieces: &pieces,
+                last: wanted_end <= stop,
+            })?;
+        }
+        Ok(Some(Taken {
+            number,
+            full: !pieces.is_empty(),
+            data_end,
+        }))
+    }
+
+    /// Gives the oldest slot back to those that read, where the sink has done with it; whether it did.
+    fn give_back(
+        &self,
+        feed: &Feed,
+        hashed: Option<&Landed>,
+        taken: &mut VecDeque<Taken>,
+        sink: &mut dyn Sink,
+        wait: bool,
+    ) -> Result<bool> {
+        let Some(oldest) = taken.front_mut() else {
+            return Ok(false);
+        };
+        self.look()?;
+        if oldest.full {
+            if !sink.done(wait)? {
+                return Ok(false);
+            }
+            oldest.full = false;
+        }
+        if let Some(hashed) = hashed {
+            let mut upto = 0;
+            while upto < oldest.data_end {
+                match hashed.wait(upto) {
+                    Some(more) => upto = more,
+                    // Reading has ended early, for which the feed has a reason that comes first.
+                    None => return Err(Error::new("verify", "not all bytes came")),
+                }
+            }
+        }
+        feed.publish(self.start(oldest.number + 1 + self.slots));
+        taken.pop_front();
+        Ok(true)
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> Error {
+    Error::os("cannot make a thread", crate::sys::errno(error))
+        .with_remedy("raise the limit on processes: ulimit -u")
+}
+
+/// The ring, and how far it has been hashed.
+struct Watched<'a>(&'a buffer::Ring, &'a Landed);
+
+impl CopyOut for Watched<'_> {
+    fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        self.0.copy_out(at, into)?;
+        // In ascending order, so that nothing below is looked at again.
+        self.1.add(0, at + into.len() as u64);
+        Ok(())
+    }
+}
+
+/// A sink that has the ring, and lets go of it.
+struct Begun<'s> {
+    sink: &'s mut dyn Sink,
+    finished: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            // The load has failed already.
+            let _ = self.sink.finish();
+        }
+    }
+}
+
+/// Ends the reads, in a panic of the sink too.
+struct End<'a>(&'a Feed);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.stop(None);
+    }
+}

@@ -1,0 +1,138 @@
+#![allow(dead_code, reason = "each test program uses a part of it")]
+//! The double of GPU drivers (tests/double/driver.c), built once and opened before the engine asks for a
+//! driver: a library that is there already is the one that a program gets by its name.
+
+use libloading::Library;
+use std::ffi::{CString, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// The double of one driver, for one test at a time.
+pub struct Double {
+    library: &'static Library,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// What is left of the calls of a process, and what the double says of them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    pub registered: u64,
+    pub memory: u64,
+    pub events: u64,
+    pub streams: u64,
+    pub contexts: u64,
+    pub complaint: String,
+}
+
+static CUDA: LazyLock<Library> = LazyLock::new(|| open("libcuda.so.1", &[]));
+static HIP: LazyLock<Library> = LazyLock::new(|| open("libamdhip64.so.7", &["-DHIP"]));
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The folder of a library of this name, built of what the double is now.
+pub fn built(name: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/double/driver.c");
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Removed with the build; what a process has open has to stay.
+    let place = place.keep();
+    let out = Command::new("cc")
+        .args(["-O2", "-shared", "-fPIC", "-pthread"])
+        .args(flags)
+        .arg(format!("-Wl,-soname,{name}"))
+        .arg(source)
+        .arg("-o")
+        .arg(place.join(name))
+        .status();
+    assert!(out.expect("cc is part of build-essential").success());
+    place
+}
+
+fn open(name: &str, flags: &[&str]) -> Library {
+    let folder = built(name, flags);
+    // SAFETY: it has no initialisers but its own.
+    let library = unsafe { Library::new(folder.join(name)) }.unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    library
+}
+
+impl Double {
+    pub fn cuda() -> Self {
+        Self::of(&CUDA)
+    }
+
+    pub fn hip() -> Self {
+        Self::of(&HIP)
+    }
+
+    fn of(library: &'static LazyLock<Library>) -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let double = Self {
+            library: LazyLock::force(library),
+            _alone: alone,
+        };
+        double.reset();
+        double.set(200, true);
+        double
+    }
+
+    /// A function of it.
+    pub fn call<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: the caller names the type that the double's source has.
+        unsafe { *self.library.get::<T>(name).unwrap() }
+    }
+
+    /// Has the `nth` call of a function answer `code`.
+    pub fn fail(&self, name: &str, nth: i32, code: i32) {
+        let name = CString::new(name).unwrap();
+        type Fail = unsafe extern "C" fn(*const c_char, c_int, c_int);
+        // SAFETY: it copies the name.
+        unsafe { self.call::<Fail>("double_fail")(name.as_ptr(), nth, code) }
+    }
+
+    /// How long copies are held up at most, in microseconds, and whether memory that is mapped for reading
+    /// can be registered.
+    pub fn set(&self, delay: i32, read_only: bool) {
+        type Set = unsafe extern "C" fn(c_int, c_int);
+        // SAFETY: it takes numbers.
+        unsafe { self.call::<Set>("double_set")(delay, read_only.into()) }
+    }
+
+    pub fn reset(&self) {
+        // SAFETY: it takes nothing.
+        unsafe { self.call::<unsafe extern "C" fn()>("double_reset")() }
+    }
+
+    fn counts(&self) -> ([u64; 8], String) {
+        let (mut counts, mut text) = ([0; 8], [0_u8; 256]);
+        type Counts = unsafe extern "C" fn(*mut u64, *mut c_char, usize);
+        // SAFETY: it writes eight numbers, and a text that fits.
+        unsafe {
+            let counts_of = self.call::<Counts>("double_counts");
+            counts_of(counts.as_mut_ptr(), text.as_mut_ptr().cast(), text.len());
+        }
+        let end = text.iter().position(|&byte| byte == 0).unwrap();
+        (counts, String::from_utf8_lossy(&text[..end]).into_owned())
+    }
+
+    pub fn left(&self) -> Left {
+        let ([registered, memory, events, streams, contexts, ..], complaint) = self.counts();
+        Left {
+            registered,
+            memory,
+            events,
+            streams,
+            contexts,
+            complaint,
+        }
+    }
+
+    /// How many copies there were.
+    pub fn copies(&self) -> u64 {
+        self.counts().0[6]
+    }
+
+    /// How many bytes were registered at most since this was asked last.
+    pub fn most_registered(&self) -> u64 {
+        self.counts().0[7]
+    }
+}

@@ -1,0 +1,510 @@
+//! Loads into the memory of a device, on a double of its driver that watches what is done to it.
+
+mod common;
+#[path = "common/double.rs"]
+mod double;
+
+use common::{bytes_digest, cold, dir, file_digest, noise};
+use dmafile::{
+    CancelToken, Device, DeviceMemory, ErrorKind, Load, OtherStream, Place, Result, Ring, ToDevice,
+};
+use double::{Double, Left};
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Small, so that small files go round the ring often.
+const BLOCK: u64 = 16 << 10;
+const RING: Ring = ring(4, BLOCK);
+const LEN: usize = 700_001;
+
+const fn ring(slots: u32, slot: u64) -> Ring {
+    Ring::new(slots as u64 * slot, slots)
+}
+
+/// Loads all of a file into memory of a device.
+fn to_device(device: Device, load: Load, len: u64) -> Result<Arc<DeviceMemory>> {
+    let memory = Arc::new(device.allocate(len)?);
+    let mut sink = ToDevice::new(device, [Place::new(0, len, &memory, 0)])?;
+    load.block(BLOCK).run_through(RING, &mut sink)?;
+    Ok(memory)
+}
+
+fn back(device: Device, memory: &DeviceMemory) -> Vec<u8> {
+    let mut bytes = vec![0xee; memory.len() as usize];
+    device.copy_back(memory, 0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_sha256sum_reads_is_in_the_memory_of_the_device() {
+    let dir = dir();
+    for (double, devices) in [
+        (Double::cuda as fn() -> Double, ["cuda:0", "cuda:1"]),
+        (Double::hip, ["hip", "hip:1"]),
+    ] {
+        let double = double();
+        for (len, device) in [1, 4096, LEN].into_iter().zip(devices.iter().cycle()) {
+            let device: Device = device.parse().unwrap();
+            let path = cold(dir.path(), len);
+            let memory = to_device(device, Load::new(&path), len as u64).unwrap();
+            let digest = file_digest(&path, 0, len as u64);
+            assert_eq!(
+                bytes_digest(&back(device, &memory)),
+                digest,
+                "{device}, {len}"
+            );
+            drop(memory);
+            assert_eq!(double.left(), Left::default());
+        }
+        assert!(
+            double.most_registered() <= RING.bytes,
+            "the ring, and it alone"
+        );
+    }
+}
+
+/// Ranges of the file side by side in the device's memory, and in any order there.
+#[test]
+fn places_are_filled_and_nothing_else() {
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let whole = std::fs::read(&path).unwrap();
+    let memory = Arc::new(device.allocate(400_000).unwrap());
+    let other = Arc::new(device.allocate(10).unwrap());
+    // Neighbours, a gap of one byte, one that lies across many slots, one of a byte at the end.
+    let ranges = [
+        (5, 100),
+        (105, 50),
+        (156, 1000),
+        (70_000, 300_001),
+        (699_990, 10),
+        (700_000, 1),
+    ];
+    let offsets = [399_000, 0, 512, 2048, 0, 399_999];
+    let places = ranges.iter().zip(offsets).map(|(&(at, bytes), offset)| {
+        let memory = if at == 699_990 { &other } else { &memory };
+        Place::new(at, bytes, memory, offset)
+    });
+    let places: Vec<_> = places.collect();
+    let mut sink = ToDevice::new(device, places).unwrap();
+    Load::new(&path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    drop(sink);
+    let got = back(device, &memory);
+    for ((at, bytes), offset) in ranges.into_iter().zip(offsets) {
+        let (at, bytes) = (at as usize, bytes as usize);
+        match at {
+            699_990 => assert!(back(device, &other) == whole[at..at + bytes]),
+            _ => assert!(
+                got[offset as usize..][..bytes] == whole[at..at + bytes],
+                "{at}"
+            ),
+        }
+    }
+    drop((memory, other));
+    assert_eq!(double.left(), Left::default());
+    // Not one more than slots and places make necessary.
+    let slots = (LEN as u64).div_ceil(BLOCK);
+    assert!(
+        double.copies() <= slots + ranges.len() as u64,
+        "{}",
+        double.copies()
+    );
+}
+
+#[test]
+fn a_place_outside_of_the_memory_is_refused() {
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let memory = Arc::new(device.allocate(100).unwrap());
+    for (bytes, offset) in [(101, 0), (1, 100), (2, u64::MAX)] {
+        let mut sink = ToDevice::new(device, [Place::new(0, bytes, &memory, offset)]).unwrap();
+        let load = Load::new(&path).block(BLOCK);
+        let error = load.run_through(RING, &mut sink).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+    }
+    assert!(device.copy_back(&memory, 1, &mut [0; 100]).is_err());
+    drop(memory);
+    assert_eq!(double.left(), Left::default());
+}
+
+/// What gives something back: where the driver refuses it, it is the driver's to keep.
+const GIVING_BACK: [&str; 6] = [
+    "cuMemHostUnregister",
+    "cuMemFree_v2",
+    "cuEventDestroy_v2",
+    "cuStreamDestroy_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxPopCurrent_v2",
+];
+
+#[test]
+fn each_call_that_fails_is_one_sentence_and_leaves_nothing() {
+    let double = Double::cuda();
+    double.set(20, true);
+    let dir = dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, noise(150_000, 1)).unwrap();
+    // Once, so that the driver is there.
+    drop(to_device(Device::cuda(0), Load::new(&path), 150_000).unwrap());
+    let calls = [
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2",
+        "cuMemAlloc_v2",
+        "cuMemHostRegister_v2",
+        "cuMemcpyHtoDAsync_v2",
+        "cuStreamCreate",
+        "cuStreamSynchronize",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuEventQuery",
+        "cuEventSynchronize",
+    ];
+    for call in calls.into_iter().chain(GIVING_BACK) {
+        let mut failures = 0;
+        for nth in 1.. {
+            double.reset();
+            double.fail(call, nth, 999);
+            let ended = to_device(Device::cuda(0), Load::new(&path), 150_000);
+            double.fail("", 0, 0);
+            let left = double.left();
+            assert_eq!(left.complaint, "", "{call}, call {nth}");
+            let given_back = GIVING_BACK.contains(&call);
+            match ended {
+                Ok(_) if failures > 0 || given_back || nth > 20 => break,
+                // It is not called in every run: slots may be done with before one is waited for.
+                Ok(memory) => drop(memory),
+                Err(error) => {
+                    failures += 1;
+                    let text = error.to_string();
+                    let says = format!("{call} says a failure of the double, error 999 (EIO)");
+                    assert!(text.contains(&says), "{text}");
+                    assert_eq!(text.lines().count(), 1);
+                    match given_back {
+                        true => assert!(left.registered + left.events + left.streams <= 1),
+                        // A context that cannot be made current gives nothing back.
+                        false if call == "cuCtxPushCurrent_v2" => {
+                            assert!(
+                                left.registered + left.events + left.streams + left.memory <= 1
+                            );
+                        }
+                        false => assert_eq!(left, Left::default(), "{call}, call {nth}"),
+                    }
+                }
+            }
+            if nth == 40 {
+                break;
+            }
+        }
+        let seldom = ["cuEventQuery", "cuEventSynchronize"].contains(&call);
+        assert!(
+            failures > 0 || seldom || GIVING_BACK.contains(&call),
+            "{call} never failed"
+        );
+    }
+    double.reset();
+}
+
+#[test]
+fn errors_have_the_errno_of_their_reason() {
+    let double = Double::cuda();
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let fails = |call: &str, code| {
+        double.fail(call, 1, code);
+        let error = to_device(Device::cuda(0), Load::new(&path), LEN as u64).unwrap_err();
+        assert_eq!(double.left(), Left::default());
+        error
+    };
+    let error = fails("cuMemAlloc_v2", 2);
+    assert_eq!(
+        error.to_string(),
+        "cannot allocate memory of the device: cuda:0, 700001 bytes: cuMemAlloc_v2 says out of \
+         memory, error 2 (ENOMEM)"
+    );
+    let error = fails("cuMemHostRegister_v2", 2);
+    assert_eq!(
+        error.to_string(),
+        "cannot pin memory for the device: cuda:0, 65536 bytes: cuMemHostRegister_v2 says out of \
+         memory, error 2 (ENOMEM); raise the limit on locked memory: ulimit -l"
+    );
+    let error = to_device(Device::cuda(7), Load::new(&path), 10).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
+    let error = Device::cuda(0).allocate(0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
+    for word in [
+        "",
+        "cpu",
+        "cuda:",
+        "cuda:-1",
+        "cuda:+1",
+        "cuda:x",
+        "cuda:99999999999",
+    ] {
+        let error = word.parse::<Device>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{word}");
+    }
+}
+
+#[test]
+fn digests_progress_and_cancelling_work_as_for_any_load() {
+    let double = Double::cuda();
+    let device = Device::cuda(1);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let digest = file_digest(&path, 0, LEN as u64);
+    let done = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&done);
+    let load = Load::new(&path)
+        .verify(format!("sha256={digest}").parse().unwrap())
+        .progress(move |progress| seen.store(progress.done, Ordering::Relaxed));
+    drop(to_device(device, load, LEN as u64).unwrap());
+    assert_eq!(done.load(Ordering::Relaxed), LEN as u64);
+    let wrong = format!("sha256={}", "1".repeat(64));
+    let load = Load::new(&path).verify(wrong.parse().unwrap());
+    let error = to_device(device, load, LEN as u64).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG));
+    assert_eq!(double.left(), Left::default());
+
+    let memory = Arc::new(device.allocate(LEN as u64).unwrap());
+    let token = CancelToken::new();
+    let cancel = token.clone();
+    let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
+    let mut sink = sink.unwrap().told(move |_| cancel.cancel());
+    let load = Load::new(&path).block(BLOCK).cancel(token);
+    let error = load.run_through(RING, &mut sink).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    drop((sink, memory));
+    assert_eq!(double.left(), Left::default());
+}
+
+/// What is told is in the device's memory.
+#[test]
+fn what_is_told_is_there() {
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let whole = std::fs::read(&path).unwrap();
+    let memory = Arc::new(device.allocate(LEN as u64).unwrap());
+    let (seen, bytes) = (Arc::clone(&memory), whole.clone());
+    let last = Arc::new(AtomicU64::new(0));
+    let upto = Arc::clone(&last);
+    let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
+    let mut sink = sink.unwrap().told(move |end| {
+        let mut got = vec![0; end as usize];
+        device.copy_back(&seen, 0, &mut got).unwrap();
+        assert!(got == bytes[..end as usize], "{end}");
+        upto.store(end, Ordering::Relaxed);
+    });
+    Load::new(&path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    assert_eq!(last.load(Ordering::Relaxed), LEN as u64);
+    drop((sink, memory));
+    assert_eq!(double.left(), Left::default());
+}
+
+/// However long copies take: the double looks whether a slot changes before it is copied.
+#[test]
+fn no_slot_is_read_into_before_its_copy() {
+    let count = std::env::var("DMAFILE_SCHEDULES").map_or(100, |count| count.parse().unwrap());
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let len = 150_000;
+    let path = dir.path().join("file");
+    let bytes = noise(len, 9);
+    std::fs::write(&path, &bytes).unwrap();
+    let memory = Arc::new(device.allocate(len as u64).unwrap());
+    for schedule in 0..count {
+        double.set([1, 50, 300][schedule % 3], true);
+        let mut sink = ToDevice::new(device, [Place::new(0, len as u64, &memory, 0)]).unwrap();
+        let load = Load::new(&path).block(4096);
+        let ring = ring(2 + (schedule % 7) as u32, 4096 * (1 + schedule as u64 % 4));
+        load.run_through(ring, &mut sink).unwrap();
+        assert_eq!(double.left().complaint, "", "schedule {schedule}");
+        if schedule % 16 == 0 {
+            assert!(back(device, &memory) == bytes, "schedule {schedule}");
+        }
+    }
+    drop(memory);
+    assert_eq!(double.left(), Left::default());
+}
+
+#[test]
+fn threads_load_into_two_devices_at_once() {
+    let double = Double::cuda();
+    let dir = dir();
+    let paths = [cold(dir.path(), LEN), cold(dir.path(), LEN + 17)];
+    let load = |number: u32| {
+        let path: &Path = &paths[number as usize / 2 % 2];
+        let len = std::fs::metadata(path).unwrap().len();
+        let device = Device::cuda(number % 2);
+        for _ in 0..3 {
+            let memory = to_device(device, Load::new(path), len).unwrap();
+            assert_eq!(
+                bytes_digest(&back(device, &memory)),
+                file_digest(path, 0, len)
+            );
+        }
+    };
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            scope.spawn(move || load(number));
+        }
+    });
+    assert_eq!(double.left(), Left::default());
+}
+
+/// Memory that an allocator hands out again may still be written to by what was queued before.
+#[test]
+fn copies_come_after_what_another_library_has_queued() {
+    type Handle = *mut c_void;
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let memory = Arc::new(device.allocate(LEN as u64).unwrap());
+    let (mut context, mut other): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let mut old = vec![0xff_u8; LEN.next_multiple_of(4096) + 4096];
+    let skip = old.as_ptr().align_offset(4096);
+    let old = &mut old[skip..][..LEN.next_multiple_of(4096)];
+    // SAFETY: the double's own functions, with what they have given.
+    unsafe {
+        double
+            .call::<unsafe extern "C" fn(*mut Handle, c_int) -> c_int>("cuDevicePrimaryCtxRetain")(
+            &raw mut context,
+            0,
+        );
+        double.call::<unsafe extern "C" fn(Handle) -> c_int>("cuCtxPushCurrent_v2")(context);
+        double.call::<unsafe extern "C" fn(*mut Handle, u32) -> c_int>("cuStreamCreate")(
+            &raw mut other,
+            0,
+        );
+        let register = double
+            .call::<unsafe extern "C" fn(*mut u8, usize, u32) -> c_int>("cuMemHostRegister_v2");
+        assert_eq!(register(old.as_mut_ptr(), old.len(), 1), 0);
+        // Slow, and many.
+        double.set(3000, true);
+        let copy = double.call::<unsafe extern "C" fn(u64, *const u8, usize, Handle) -> c_int>(
+            "cuMemcpyHtoDAsync_v2",
+        );
+        for _ in 0..50 {
+            assert_eq!(copy(memory.address(), old.as_ptr(), LEN, other), 0);
+        }
+    }
+    // SAFETY: it is a stream of the double.
+    let after = unsafe { OtherStream::new(other as usize) };
+    let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
+    let mut sink = sink.unwrap().after(after);
+    Load::new(&path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    drop(sink);
+    assert_eq!(
+        bytes_digest(&back(device, &memory)),
+        file_digest(&path, 0, LEN as u64)
+    );
+    // SAFETY: as above.
+    unsafe {
+        double.call::<unsafe extern "C" fn(Handle) -> c_int>("cuStreamDestroy_v2")(other);
+        double.call::<unsafe extern "C" fn(*mut u8) -> c_int>("cuMemHostUnregister")(
+            old.as_mut_ptr(),
+        );
+        double.call::<unsafe extern "C" fn(*mut Handle) -> c_int>("cuCtxPopCurrent_v2")(
+            &raw mut context,
+        );
+        double.call::<unsafe extern "C" fn(c_int) -> c_int>("cuDevicePrimaryCtxRelease_v2")(0);
+    }
+    drop(memory);
+    assert_eq!(double.left(), Left::default());
+}
+
+/// Runs a test of this program in a process of its own.
+fn alone(test: &str) -> bool {
+    if std::env::var_os("DMAFILE_ALONE").is_some() {
+        return true;
+    }
+    let own = std::env::current_exe().unwrap();
+    let mut run = std::process::Command::new(own);
+    run.args(["--exact", test]).env("DMAFILE_ALONE", "1");
+    assert!(run.status().unwrap().success());
+    false
+}
+
+#[test]
+fn without_a_driver_there_is_no_device() {
+    if !alone("without_a_driver_there_is_no_device") {
+        return;
+    }
+    for device in [Device::cuda(0), Device::hip(0)] {
+        match device.allocate(1) {
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
+                assert!(
+                    error
+                        .to_string()
+                        .contains(": cannot open shared object file: ")
+                );
+                assert!(
+                    error
+                        .to_string()
+                        .starts_with(&format!("cannot use the device: {device}: "))
+                );
+            }
+            Ok(_) => eprintln!("SKIP: there is a {device} here"),
+        }
+    }
+}
+
+/// A child has none of what its parent made with a driver, and may not touch it.
+#[test]
+fn a_fork_leaves_the_device_to_its_parent() {
+    if !alone("a_fork_leaves_the_device_to_its_parent") {
+        return;
+    }
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let memory = Arc::new(device.allocate(LEN as u64).unwrap());
+    let mut sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]).unwrap();
+    // SAFETY: this process has one thread more, the harness's, which holds no lock now.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let load = Load::new(&path).block(BLOCK);
+        let ended = load.run_through(RING, &mut sink);
+        let refused = ended.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV));
+        let other = device.allocate(1).is_err();
+        drop((sink, memory));
+        // SAFETY: nothing of the parent's is run.
+        unsafe { libc::_exit(if refused && other { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "the child is refused");
+    Load::new(&path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    drop(sink);
+    assert_eq!(
+        bytes_digest(&back(device, &memory)),
+        file_digest(&path, 0, LEN as u64)
+    );
+    drop(memory);
+    assert_eq!(double.left(), Left::default());
+}

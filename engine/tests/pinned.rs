@@ -1,0 +1,179 @@
+//! Memory that is pinned for a device, on a double of its driver: exactly what is needed, and for no longer
+//! than the memory is there.
+
+mod common;
+#[path = "common/double.rs"]
+mod double;
+
+use common::{buffer_digest, cold, dir, file_digest, noise};
+use dmafile::{Allocation, Buffer, Device, Kind, Load, Pages};
+use double::{Double, Left};
+use std::os::unix::net::UnixStream;
+
+const LEN: usize = 9_000_001;
+const PAGE: u64 = 4096;
+
+fn load(path: &std::path::Path, kind: Kind) -> Load {
+    Load::new(path).to(kind).pages(Pages::Small)
+}
+
+#[test]
+fn a_load_into_pinned_memory_pins_its_bytes_once_and_no_more() {
+    let double = Double::cuda();
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let kind: Kind = "cuda-host".parse().unwrap();
+    for (offset, len) in [(0, LEN as u64), (5000, 1_000_000), (4096, 1)] {
+        for allocation in [Allocation::Auto, Allocation::Ahead, Allocation::InRead] {
+            let load = load(&path, kind.clone()).offset(offset).length(len);
+            let loaded = load.allocation(allocation).run().unwrap();
+            let buffer = loaded.buffer;
+            assert_eq!(loaded.report.kind, "cuda-host");
+            assert_eq!(buffer.kind(), "memfd");
+            assert_eq!(buffer.pinned(), Some(Device::cuda(0)));
+            assert_eq!(buffer_digest(&buffer), file_digest(&path, offset, len));
+            let pages = (buffer.offset() + len).div_ceil(PAGE) - buffer.offset() / PAGE;
+            assert_eq!(
+                double.most_registered(),
+                pages * PAGE,
+                "{len}, {allocation}"
+            );
+            assert_eq!(double.left().registered, 1);
+            drop(buffer);
+            assert_eq!(double.left(), Left::default());
+            double.most_registered();
+        }
+    }
+    drop(double);
+    let double = Double::hip();
+    let buffer = load(&path, "hip-host:1".parse().unwrap())
+        .run()
+        .unwrap()
+        .buffer;
+    assert_eq!(buffer.pinned(), Some(Device::hip(1)));
+    drop(buffer);
+    assert_eq!(double.left(), Left::default());
+}
+
+#[test]
+fn a_buffer_is_pinned_and_unpinned() {
+    let double = Double::cuda();
+    let device = Device::cuda(1);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    for kind in [Kind::Memfd, Kind::Anon, Kind::fd(common::memfd(LEN as u64))] {
+        let mut buffer = load(&path, kind).pages(Pages::Auto).run().unwrap().buffer;
+        if buffer.as_ptr().is_none() {
+            let error = buffer.pin(device).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+            continue;
+        }
+        buffer.pin(device).unwrap();
+        let error = buffer.pin(device).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+        let error = buffer.seal().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY), "{error}");
+        buffer.unpin().unwrap();
+        buffer.unpin().unwrap();
+        assert_eq!(double.left(), Left::default());
+        buffer.pin(device).unwrap();
+        assert_eq!(buffer_digest(&buffer), file_digest(&path, 0, LEN as u64));
+        drop(buffer);
+        assert_eq!(double.left(), Left::default());
+    }
+}
+
+/// Whichever way memory goes, it is unpinned before: the double looks whether it is mapped then.
+#[test]
+fn memory_is_unpinned_before_it_goes() {
+    let double = Double::cuda();
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let pinned = || {
+        load(&path, Kind::Pinned(Device::cuda(0)))
+            .run()
+            .unwrap()
+            .buffer
+    };
+    drop(pinned());
+    assert_eq!(double.left(), Left::default());
+    let fd = pinned().into_fd().unwrap();
+    assert_eq!(double.left(), Left::default());
+    drop(fd);
+    let retired = pinned().retire();
+    assert_eq!(double.left(), Left::default());
+    drop(retired);
+    // A load that fails at the end has pinned it already.
+    let wrong = format!("sha256={}", "2".repeat(64));
+    let load = load(&path, Kind::Pinned(Device::cuda(0))).verify(wrong.parse().unwrap());
+    let error = load.allocation(Allocation::Ahead).run().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG));
+    assert_eq!(double.left(), Left::default());
+}
+
+#[test]
+fn what_cannot_be_pinned_is_said_in_one_sentence() {
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, noise(100_000, 3)).unwrap();
+    let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
+    buffer.seal().unwrap();
+    // Sealed memory is mapped for reading alone.
+    buffer.pin(device).unwrap();
+    drop(buffer);
+    assert_eq!(double.left(), Left::default());
+    double.set(0, false);
+    let mut buffer = load(&path, Kind::Memfd).run().unwrap().buffer;
+    buffer.seal().unwrap();
+    let error = buffer.pin(device).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot pin memory for the device: cuda:0, 102400 bytes: cuMemHostRegister_v2 says \
+         operation not supported, error 801 (EOPNOTSUPP); it pins no memory that is mapped for \
+         reading alone: leave it unsealed"
+    );
+    // Pages of its own come into being where it is written to, while a device would keep the old.
+    let copy = buffer.copy_on_write().unwrap();
+    let error = copy.pin(device).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+    assert!(copy.pinned().is_none());
+    for call in [
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent_v2",
+        "cuMemHostRegister_v2",
+    ] {
+        for allocation in [Allocation::Ahead, Allocation::InRead] {
+            double.fail(call, 1, 2);
+            let load = load(&path, Kind::Pinned(device)).allocation(allocation);
+            let error = load.run().unwrap_err();
+            assert!(error.to_string().contains(call), "{error}");
+            assert_eq!(double.left(), Left::default());
+        }
+    }
+    double.fail("cuMemHostUnregister", 1, 999);
+    let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
+    let error = buffer.unpin().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    double.reset();
+}
+
+/// One memory, and each process that takes it pins it for itself.
+#[test]
+fn what_another_process_may_write_to_is_pinned_by_each() {
+    let double = Double::cuda();
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let buffer = load(&path, Kind::Pinned(device)).run().unwrap().buffer;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    buffer.send(&ours).unwrap();
+    let received = Buffer::receive(&theirs).unwrap();
+    received.pin(device).unwrap();
+    assert_eq!(double.left().registered, 2);
+    drop(buffer);
+    assert_eq!(buffer_digest(&received), file_digest(&path, 0, LEN as u64));
+    drop(received);
+    assert_eq!(double.left(), Left::default());
+}

@@ -1,0 +1,465 @@
+//! A load through a ring: the sink gets the bytes that sha256sum reads, in order, and no slot changes
+//! before the sink has done with it.
+
+mod common;
+
+use common::{bytes_digest, cold, dir, evict, file_digest, noise, sparse, warm};
+use dmafile::{
+    CancelToken, CopyTo, Error, ErrorKind, Io, Load, Memory, Method, Pages, Result, Ring, Sink,
+    Slot, hand_over,
+};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::Path;
+
+/// Small, so that small files go round the ring often.
+const BLOCK: u64 = 16 << 10;
+
+fn small(path: &Path) -> Load {
+    Load::new(path).block(BLOCK)
+}
+
+/// Keeps slots for a while, copies them only when it lets go of them, and looks whether they have
+/// changed meanwhile.
+struct Late {
+    seed: u64,
+    bytes: Vec<u8>,
+    kept: VecDeque<Vec<Kept>>,
+    most: usize,
+    begun: u32,
+    finished: u32,
+}
+
+struct Kept {
+    at: u64,
+    memory: (usize, usize),
+    was: Vec<u8>,
+}
+
+impl Late {
+    fn new(seed: u64, len: u64) -> Self {
+        Self {
+            seed: seed | 1,
+            bytes: vec![0xee; len as usize],
+            kept: VecDeque::new(),
+            most: 0,
+            begun: 0,
+            finished: 0,
+        }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed % below
+    }
+
+    fn let_go(&mut self) {
+        for kept in self.kept.pop_front().expect("a slot was taken") {
+            let (start, len) = kept.memory;
+            // SAFETY: the ring keeps the bytes until this sink says that it has done with them.
+            let now = unsafe { std::slice::from_raw_parts(start as *const u8, len) };
+            assert!(now == kept.was, "a slot was filled again too early");
+            self.bytes[kept.at as usize..][..len].copy_from_slice(now);
+        }
+    }
+}
+
+impl Sink for Late {
+    fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
+        assert!(ring.len() > 0);
+        self.begun += 1;
+        Ok(())
+    }
+
+    fn take(&mut self, slot: &Slot<'_>) -> Result<()> {
+        let kept = slot.pieces().iter().map(|piece| {
+            let len = piece.memory.len() as usize;
+            let mut was = vec![0; len];
+            piece.memory.copy_to(&mut was);
+            let memory = (piece.memory.as_ptr().addr(), len);
+            let at = piece.at;
+            Kept { at, memory, was }
+        });
+        self.kept.push_back(kept.collect());
+        self.most = self.most.max(self.kept.len());
+        Ok(())
+    }
+
+    fn done(&mut self, wait: bool) -> Result<bool> {
+        if !wait && self.random(3) > 0 {
+            return Ok(false);
+        }
+        self.let_go();
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.finished += 1;
+        while !self.kept.is_empty() {
+            self.let_go();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn every_method_brings_the_bytes_that_sha256sum_reads() {
+    let dir = dir();
+    for len in [1, 4095, 300_000, 2_000_003] {
+        let path = cold(dir.path(), len as usize);
+        let expected = file_digest(&path, 0, len);
+        for method in [
+            Method::Auto,
+            Method::Uring,
+            Method::Threads,
+            Method::Read,
+            Method::Mmap,
+            Method::Bounce,
+        ] {
+            let mut sink = Late::new(len + method as u64, len);
+            let load = small(&path).method(method);
+            let report = load
+                .run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+                .unwrap();
+            assert_eq!(report.bytes, len, "{method}");
+            assert_eq!((sink.begun, sink.finished), (1, 1));
+            assert_eq!(bytes_digest(&sink.bytes), expected, "{method}, {len} bytes");
+        }
+    }
+}
+
+#[test]
+fn ranges_holes_and_what_is_cached_arrive_in_their_places() {
+    let dir = dir();
+    let len = 5_000_000;
+    let path = sparse(
+        dir.path(),
+        len,
+        &[(100_000, 900_001), (4_000_000, 4_500_000)],
+    );
+    let whole = std::fs::read(&path).unwrap();
+    let _warm = warm(&path, 0, 500 << 10);
+    for (offset, length) in [
+        (0, len),
+        (12_345, 3_000_000),
+        (999_999, 10),
+        (899_000, 4_100_000),
+    ] {
+        for io in [Io::Auto, Io::Buffered, Io::Direct] {
+            let mut memory = vec![0xee; length as usize];
+            let mut sink = CopyTo::new(&mut memory, offset);
+            let load = small(&path).offset(offset).length(length).io(io);
+            load.run_through(Ring::new(6 * BLOCK, 3), &mut sink)
+                .unwrap();
+            let expected = &whole[offset as usize..][..length as usize];
+            assert!(memory == expected, "{io}, {length} bytes at {offset}");
+        }
+    }
+}
+
+/// However slots come and go.
+#[test]
+fn no_slot_is_filled_again_before_the_sink_has_done_with_it() {
+    let count = std::env::var("DMAFILE_SCHEDULES").map_or(200, |count| count.parse().unwrap());
+    let dir = dir();
+    let len = 200_000;
+    let path = dir.path().join("file");
+    let bytes = noise(len, 7);
+    std::fs::write(&path, &bytes).unwrap();
+    let mut most = 0;
+    for seed in 0..count {
+        let mut sink = Late::new(seed * 77 + 5, len as u64);
+        let method = [Method::Uring, Method::Threads, Method::Read][seed as usize % 3];
+        let io = [Io::Auto, Io::Direct][seed as usize % 2];
+        let load = Load::new(&path).block(4096).method(method).io(io);
+        let slots = 2 + (seed % 9) as u32;
+        let ring = Ring::new(u64::from(slots) * 4096 * (1 + seed % 3), slots);
+        load.run_through(ring, &mut sink).unwrap();
+        assert!(sink.bytes == bytes, "schedule {seed}");
+        most = most.max(sink.most);
+    }
+    assert!(most > 1, "several slots are with the sink at once");
+}
+
+#[test]
+fn digests_are_of_the_file() {
+    let dir = dir();
+    let len = 1_500_000;
+    let path = cold(dir.path(), len);
+    let digest = file_digest(&path, 0, len as u64);
+    let mut sink = Late::new(3, len as u64);
+    let load = small(&path).verify(format!("sha256={digest}").parse().unwrap());
+    let report = load
+        .run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+        .unwrap();
+    assert_eq!(report.verify[0].digest, digest);
+    assert_eq!(bytes_digest(&sink.bytes), digest);
+    let wrong = format!("sha256={}", "0".repeat(64));
+    let mut sink = Late::new(3, len as u64);
+    let load = small(&path).verify(wrong.parse().unwrap());
+    let error = load
+        .run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADMSG));
+    assert_eq!(sink.finished, 1);
+}
+
+/// Fails or cancels at its `n`-th slot.
+struct Failing {
+    left: u32,
+    cancel: Option<CancelToken>,
+    finished: bool,
+}
+
+impl Sink for Failing {
+    fn take(&mut self, _: &Slot<'_>) -> Result<()> {
+        self.left -= 1;
+        match (self.left, &self.cancel) {
+            (0, None) => Err(Error::usage("sink", "full")),
+            (0, Some(cancel)) => {
+                self.left = 1000;
+                cancel.cancel();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn done(&mut self, _: bool) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.finished = true;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_sink_that_fails_ends_the_load_with_its_error() {
+    let dir = dir();
+    let path = cold(dir.path(), 1_000_000);
+    for left in [1, 2, 5, 61] {
+        let mut sink = Failing {
+            left,
+            cancel: None,
+            finished: false,
+        };
+        let load = small(&path);
+        let error = load
+            .run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+            .unwrap_err();
+        assert_eq!(error.to_string(), "sink: full");
+        assert!(sink.finished);
+    }
+}
+
+#[test]
+fn a_sink_that_panics_leaves_nobody_waiting() {
+    let dir = dir();
+    let path = cold(dir.path(), 1_000_000);
+    let mut sink = Failing {
+        left: 0,
+        cancel: None,
+        finished: false,
+    };
+    let load = std::panic::AssertUnwindSafe(|| {
+        small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+    });
+    assert!(std::panic::catch_unwind(load).is_err());
+    assert!(sink.finished);
+}
+
+#[test]
+fn a_cancel_in_the_middle_ends_it() {
+    let dir = dir();
+    let path = cold(dir.path(), 1_000_000);
+    let token = CancelToken::new();
+    let mut sink = Failing {
+        left: 3,
+        cancel: Some(token.clone()),
+        finished: false,
+    };
+    let load = small(&path).cancel(token);
+    let error = load
+        .run_through(Ring::new(4 * BLOCK, 4), &mut sink)
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(sink.finished);
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_an_error() {
+    struct Cutting<'a>(&'a Path);
+    impl Sink for Cutting<'_> {
+        fn take(&mut self, _: &Slot<'_>) -> Result<()> {
+            let file = std::fs::OpenOptions::new()
+                .write(true)
+                .open(self.0)
+                .unwrap();
+            file.set_len(70_000).unwrap();
+            Ok(())
+        }
+        fn done(&mut self, _: bool) -> Result<bool> {
+            Ok(true)
+        }
+        fn finish(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+    let dir = dir();
+    let path = cold(dir.path(), 1_000_000);
+    let load = small(&path);
+    let error = load
+        .run_through(Ring::new(4 * BLOCK, 4), &mut Cutting(&path))
+        .unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENODATA), "{error}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_range() {
+    let dir = dir();
+    let path = cold(dir.path(), 100_000);
+    let run = |load: Load, ring| {
+        let mut sink = Late::new(1, 100_000);
+        let error = load.run_through(ring, &mut sink).unwrap_err();
+        assert_eq!(sink.begun, 0);
+        error
+    };
+    let error = run(small(&path), Ring::new(1 << 20, 1));
+    assert_eq!(
+        error.to_string(),
+        "ring: 1 is out of range: 2 to 1024 slots"
+    );
+    let error = run(small(&path), Ring::new(8191, 2));
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    let error = run(small(&path).method(Method::Premap), Ring::default());
+    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+    let error = run(small(&path).method(Method::Sendfile), Ring::default());
+    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
+}
+
+/// Peak memory is the ring's and little more, however large the file is.
+#[test]
+fn memory_is_the_ring() {
+    const MIB: u64 = 1 << 20;
+    struct Nowhere;
+    impl Sink for Nowhere {
+        fn take(&mut self, _: &Slot<'_>) -> Result<()> {
+            Ok(())
+        }
+        fn done(&mut self, _: bool) -> Result<bool> {
+            Ok(true)
+        }
+        fn finish(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))
+            .unwrap();
+        line.split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            << 10
+    };
+    if std::env::var_os("DMAFILE_ALONE").is_none() {
+        // Other tests of this program use memory too.
+        let own = std::env::current_exe().unwrap();
+        let alone = std::process::Command::new(own)
+            .args(["--exact", "memory_is_the_ring"])
+            .env("DMAFILE_ALONE", "1")
+            .status();
+        assert!(alone.unwrap().success());
+        return;
+    }
+    let dir = dir();
+    let path = dir.path().join("file");
+    let mut file = std::fs::File::create(&path).unwrap();
+    let some = noise(MIB as usize, 1);
+    for _ in 0..256 {
+        file.write_all(&some).unwrap();
+    }
+    evict(&path);
+    let before = resident();
+    let ring = Ring::new(16 * MIB, 8);
+    let load = Load::new(&path).pages(Pages::Thp);
+    load.run_through(ring, &mut Nowhere).unwrap();
+    let more = resident() - before;
+    assert!(more <= ring.bytes + 64 * MIB, "{} MiB", more / MIB);
+}
+
+/// A thread that asks for bytes and gives slots back when it likes.
+#[test]
+fn slots_are_handed_over_and_given_back_in_any_order() {
+    let dir = dir();
+    let len = 700_001;
+    let path = cold(dir.path(), len);
+    let (mut sink, hands) = hand_over(None);
+    let got = std::thread::scope(|scope| {
+        let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
+        let (mut got, mut held) = (vec![0xee; len], Vec::new());
+        while let Some(piece) = hands.next() {
+            held.push(piece);
+            if held.len() == 2 {
+                // The younger one first.
+                for piece in held.drain(..).rev() {
+                    // SAFETY: the bytes stay until the slot is given back.
+                    let bytes = unsafe {
+                        std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
+                    };
+                    got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
+                    assert!(hands.done(piece.slot));
+                    assert!(!hands.done(piece.slot), "it was given back");
+                }
+            }
+        }
+        for piece in held {
+            // SAFETY: as above.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(piece.address as *const u8, piece.bytes as usize)
+            };
+            got[piece.at as usize..][..bytes.len()].copy_from_slice(bytes);
+            assert!(hands.done(piece.slot));
+        }
+        load.join().unwrap().unwrap();
+        got
+    });
+    assert_eq!(bytes_digest(&got), file_digest(&path, 0, len as u64));
+    assert!(!hands.done(0));
+}
+
+#[test]
+fn a_taker_that_goes_away_ends_the_load() {
+    let dir = dir();
+    let path = cold(dir.path(), 700_001);
+    for taken in 0..3 {
+        let (mut sink, hands) = hand_over(None);
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| small(&path).run_through(Ring::new(4 * BLOCK, 4), &mut sink));
+            for _ in 0..taken {
+                assert!(hands.next().is_some());
+            }
+            drop(hands);
+            let error = load.join().unwrap().unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EPIPE), "{error}");
+        });
+    }
+    // One that fails before it begins.
+    let (sink, hands) = hand_over(None);
+    let mut sink = sink;
+    assert!(
+        Load::new("/none")
+            .run_through(Ring::default(), &mut sink)
+            .is_err()
+    );
+    drop(sink);
+    assert_eq!(hands.next(), None);
+}

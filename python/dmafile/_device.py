@@ -1,0 +1,153 @@
+"""Loads of tensors into the memory of a GPU."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeAlias
+
+from . import _dmafile
+from ._errors import Error, make
+from ._load import Options
+from ._progress import Callback, callback
+from ._stream import Placed, Tensors, chosen, parts_of
+
+Ring: TypeAlias = tuple[int, int] | None
+"""Bytes of the ring in the memory of the host, and its slots; 256 MiB and 16 if None."""
+How: TypeAlias = tuple[str, int | None, Ring]
+
+_ALIGN = 256
+"""Where blocks of tensors begin, as those of device libraries do."""
+_GAP = 64 << 10
+"""Bytes between tensors that cost less to copy than another copy."""
+
+
+def is_usable(how: How) -> bool:
+    """Whether the driver can be used; a warning says why not."""
+    try:
+        _dmafile.check_device(how[0])
+    except Error as error:
+        text = f"{error}: tensors are copied from the memory of the host"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return False
+    return True
+
+
+class Layout:
+    """Where tensors lie in one block of memory: as in the files, as far as that suits their
+    elements, so that one copy moves many."""
+
+    def __init__(self, rows: Iterable[Placed], sizes: Callable[[str], int]) -> None:
+        self.places: list[tuple[int, int, int]] = []
+        """The first byte in the files, how many, and the first byte in the memory."""
+        self.offsets: dict[str, int] = {}
+        self.nbytes = 0
+        for name, dtype, _, at, nbytes in rows:
+            if nbytes:
+                self._add(at, nbytes, sizes(dtype))
+                start, _, to = self.places[-1]
+                self.offsets[name] = to + at - start
+
+    def _add(self, at: int, nbytes: int, size: int) -> None:
+        if self.places:
+            start, had, to = self.places[-1]
+            near = 0 <= at - (start + had) < _GAP
+            if near and (to + at - start) % size == 0:
+                self.places[-1] = (start, at + nbytes - start, to)
+                self.nbytes = to + at + nbytes - start
+                return
+        to = -(-self.nbytes // _ALIGN) * _ALIGN
+        self.places.append((at, nbytes, to))
+        self.nbytes = to + nbytes
+
+
+def load(
+    model: _dmafile.Model,
+    patterns: list[str] | None,
+    layout: Layout,
+    memory: _dmafile.DeviceMemory,
+    how: How,
+    verify: str | None,
+    progress: Callback | bool | None,
+    options: Options,
+) -> dict[str, Any]:
+    """Fills memory as a layout says; returns the report."""
+    with callback(progress) as tell:
+        every = {**options, "verify": verify}
+        return _dmafile.load_to_device(model, patterns, (memory, layout.places), how, every, tell)
+
+
+Batch: TypeAlias = tuple[Any, int, list[Placed]]
+"""A block of memory, or None, what its first byte is, and the tensors in it."""
+
+
+def stream(
+    model: _dmafile.Model,
+    tensors: Tensors,
+    allocate: Callable[[int], tuple[Any, int]],
+    how: How,
+    budget: int,
+    verify: str | None,
+    progress: Callback | bool | None,
+    options: Options,
+) -> tuple[list[Placed], Generator[Batch, None, None]]:
+    """The rows of the wanted tensors, and these, part by part, in the order of their bytes; each
+    part in a block that `allocate` makes, with its address.
+
+    What is wrong with the arguments is raised at once, all else where it is iterated.
+    """
+    if budget < 1:
+        raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
+    _dmafile.check({**options, "verify": verify})
+    if verify is not None and tensors is not None:
+        text = "verify: chosen tensors have no digest of their own: load whole files"
+        raise make("usage", None, text, None, "leave verify out, or tensors")
+    patterns, rows = chosen(model, tensors)
+    every: Any = {**options, "verify": verify}
+    return rows, _run(model, patterns, rows, allocate, how, budget, progress, every)
+
+
+def _run(
+    model: _dmafile.Model,
+    patterns: list[str] | None,
+    rows: list[Placed],
+    allocate: Callable[[int], tuple[Any, int]],
+    how: How,
+    budget: int,
+    progress: Callback | bool | None,
+    options: Any,
+) -> Generator[Batch, None, None]:
+    parts = parts_of(rows, budget)
+    if not any(part.nbytes for part in parts):
+        for part in parts:
+            yield None, part.start, part.rows
+        return
+    running = _dmafile.DeviceStream(model, patterns, how, options)
+    waiting, blocks, held = deque(parts), deque[Any](), 0
+    try:
+        with callback(progress) as tell:
+            for part in parts:
+                # As far ahead as the budget allows, and one at least.
+                while waiting and (not blocks or held + waiting[0].nbytes <= budget):
+                    ahead = waiting.popleft()
+                    block = None
+                    if ahead.nbytes:
+                        block, address = allocate(ahead.nbytes)
+                        memory = _dmafile.DeviceMemory.borrowed(how[0], address, ahead.nbytes)
+                        running.give(memory, ahead.start, ahead.nbytes)
+                        del memory
+                    held += ahead.nbytes
+                    blocks.append(block)
+                if part.nbytes:
+                    running.wait(part.end, tell)
+                block = blocks.popleft()
+                yield block, part.start, part.rows
+                # Not to be kept while the next one is waited for.
+                del block
+                held -= part.nbytes
+        try:
+            running.finish()
+        except Error as error:
+            text = f"tensors that have been given out already are not what they should be: {error}"
+            raise make("failed", error.errno, text, error.filename, error.remedy) from error
+    finally:
+        running.close()

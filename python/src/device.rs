@@ -1,0 +1,356 @@
+//! The memory of devices, and loads into it.
+
+use crate::dlpack;
+use crate::error::raise;
+use crate::job::{Job, Work};
+use crate::model::Model;
+use crate::request::{self, MODEL};
+use dmafile::{
+    CancelToken, Device, Error, Load, OtherStream, Place, Progress, Report, Ring, ToDevice,
+};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often a waiting thread looks after signals and progress.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// Memory of a device: allocated here, or by another library.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct DeviceMemory {
+    memory: Arc<dmafile::DeviceMemory>,
+    device: Device,
+}
+
+#[pymethods]
+impl DeviceMemory {
+    /// Allocates `nbytes` bytes.
+    #[new]
+    fn new(py: Python<'_>, device: &str, nbytes: u64) -> PyResult<Self> {
+        let made = py.detach(|| {
+            let device: Device = device.parse()?;
+            Ok((device, device.allocate(nbytes)?))
+        });
+        let (device, memory) = made.map_err(|error: Error| raise(py, &error, None))?;
+        Ok(Self {
+            memory: Arc::new(memory),
+            device,
+        })
+    }
+
+    /// Memory that another library keeps for as long as it is used here.
+    #[staticmethod]
+    fn borrowed(py: Python<'_>, device: &str, address: u64, nbytes: u64) -> PyResult<Self> {
+        let device = device.parse();
+        let device: Device = device.map_err(|error| raise(py, &error, None))?;
+        // SAFETY: the package keeps the tensor that this is the memory of until the load has ended.
+        let memory = unsafe { dmafile::DeviceMemory::borrowed(address, nbytes) };
+        Ok(Self {
+            memory: Arc::new(memory),
+            device,
+        })
+    }
+
+    /// Where it begins, for the device.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// `cuda:N` or `hip:N`.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    /// `nbytes` bytes from `at` on, copied back.
+    fn copy_back<'py>(
+        &self,
+        py: Python<'py>,
+        at: u64,
+        nbytes: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        PyBytes::new_with(py, nbytes, |into| {
+            let copied = py.detach(|| self.device.copy_back(&self.memory, at, into));
+            copied.map_err(|error| raise(py, &error, None))
+        })
+    }
+
+    /// A DLPack capsule of the tensor at byte `at`.
+    fn dlpack<'py>(
+        &self,
+        py: Python<'py>,
+        at: u64,
+        dtype: &str,
+        shape: Vec<i64>,
+        versioned: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let memory = Arc::clone(&self.memory);
+        dlpack::of_device(
+            py,
+            memory,
+            self.dlpack_device(),
+            at,
+            (dtype, shape),
+            versioned,
+        )
+    }
+
+    /// The device of such a capsule: its type and number.
+    fn dlpack_device(&self) -> (u32, i32) {
+        dlpack::device(self.device)
+    }
+}
+
+/// A load into the memory of a device.
+struct ToPlaces {
+    load: Load,
+    ring: Ring,
+    device: Device,
+    places: Box<dyn FnMut(bool) -> Option<Place> + Send>,
+    after: Option<usize>,
+    told: Arc<Told>,
+}
+
+/// How far the bytes are in the device's memory.
+#[derive(Default)]
+struct Told {
+    upto: Mutex<(u64, bool)>,
+    more: Condvar,
+}
+
+impl Told {
+    fn tell(&self, upto: u64, over: bool) {
+        let mut state = self.upto.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = (state.0.max(upto), state.1 || over);
+        self.more.notify_all();
+    }
+
+    /// Waits until all before `upto` is there or nothing more comes, and at most so long; whether.
+    fn wait(&self, upto: u64, at_most: Duration) -> bool {
+        let state = self.upto.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = |state: &mut (u64, bool)| state.0 < upto && !state.1;
+        let waited = self.more.wait_timeout_while(state, at_most, waiting);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl Work for ToPlaces {
+    type Outcome = Report;
+
+    fn watched(self, token: CancelToken, tell: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        let load = self.load.cancel(token).progress(tell);
+        Self { load, ..self }
+    }
+
+    fn run(self) -> Result<Report, Error> {
+        let mut sink = ToDevice::asking(self.device, self.places)?;
+        if let Some(handle) = self.after {
+            // SAFETY: the package names a stream of PyTorch, which keeps its streams.
+            sink = sink.after(unsafe { OtherStream::new(handle) });
+        }
+        let told = self.told;
+        let mut sink = sink.told(move |upto| told.tell(upto, false));
+        self.load.run_through(self.ring, &mut sink)
+    }
+}
+
+/// A place: what of the files, as the table's rows count it, how many bytes, and where in the memory.
+type Row = (u64, u64, u64);
+
+/// How a load goes to a device: which; a stream of another library whose work comes first; the ring's
+/// bytes and slots.
+#[derive(FromPyObject)]
+pub(crate) struct How(String, Option<usize>, Option<(u64, u32)>);
+
+impl How {
+    fn ring(&self) -> Ring {
+        let ring = self.2.map(|(bytes, slots)| Ring::new(bytes, slots));
+        ring.unwrap_or_default()
+    }
+
+    fn device(&self, py: Python<'_>) -> PyResult<Device> {
+        let device = self.0.parse();
+        device.map_err(|error| raise(py, &error, None))
+    }
+}
+
+/// Raises where a device cannot be used.
+#[pyfunction]
+pub(crate) fn check_device(py: Python<'_>, device: &str) -> PyResult<()> {
+    let checked = py.detach(|| device.parse::<Device>()?.check());
+    checked.map_err(|error| raise(py, &error, None))
+}
+
+/// Loads the tensors that `patterns` name, or all files, into places of a device's memory; returns the
+/// report.
+#[pyfunction]
+pub(crate) fn load_to_device(
+    py: Python<'_>,
+    model: &Model,
+    patterns: Option<Vec<String>>,
+    into: (PyRef<'_, DeviceMemory>, Vec<Row>),
+    how: How,
+    options: &Bound<'_, PyDict>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let load = model.load_of(py, patterns)?;
+    let (memory, places) = into;
+    let memory = Arc::clone(&memory.memory);
+    let mut places = places
+        .into_iter()
+        .map(move |(at, bytes, to)| Place::new(at, bytes, &memory, to));
+    let work = ToPlaces {
+        load: request::apply(load, options, MODEL)?,
+        ring: how.ring(),
+        device: how.device(py)?,
+        places: Box::new(move |_| places.next()),
+        after: how.1,
+        told: Arc::default(),
+    };
+    let report = Job::start(py, work, model.path(), || ())?.attend(py, progress)?;
+    crate::job::as_dict(py, serde_json::to_string(&report))
+}
+
+/// A load into memory that is named place by place, while the first are being filled.
+#[pyclass(frozen, module = "dmafile._dmafile")]
+pub(crate) struct DeviceStream {
+    job: Mutex<Option<Job<Report>>>,
+    places: Mutex<Option<Sender<Place>>>,
+    told: Arc<Told>,
+}
+
+#[pymethods]
+impl DeviceStream {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        model: &Model,
+        patterns: Option<Vec<String>>,
+        how: How,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let load = model.load_of(py, patterns)?;
+        let (sender, places): (_, Receiver<Place>) = channel();
+        let told = Arc::<Told>::default();
+        let work = ToPlaces {
+            load: request::apply(load, options, MODEL)?,
+            ring: how.ring(),
+            device: how.device(py)?,
+            places: Box::new(move |wait| match wait {
+                true => places.recv().ok(),
+                false => places.try_recv().ok(),
+            }),
+            after: how.1,
+            told: Arc::clone(&told),
+        };
+        let over = Arc::clone(&told);
+        let job = Job::start(py, work, model.path(), move || over.tell(0, true))?;
+        Ok(Self {
+            job: Mutex::new(Some(job)),
+            places: Mutex::new(Some(sender)),
+            told,
+        })
+    }
+
+    /// The next place: `memory`, from its first byte on, for `nbytes` bytes from `at` on.
+    fn give(&self, memory: &DeviceMemory, at: u64, nbytes: u64) {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(places) = &*places {
+            // A load that has failed asks for none; `wait` says why.
+            let _ = places.send(Place::new(at, nbytes, &memory.memory, 0));
+        }
+    }
+
+    /// Waits until all given bytes before `upto` are there. Raises what has ended the load.
+    fn wait(&self, py: Python<'_>, upto: u64, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let mut before = (0, 0);
+        loop {
+            let there = py.detach(|| self.told.wait(upto, GLANCE));
+            let now = self.progress()?;
+            if let Some(tell) = progress
+                && now != before
+            {
+                tell.call1(now)?;
+                before = now;
+            }
+            py.check_signals()?;
+            if there {
+                break;
+            }
+        }
+        let state = *self
+            .told
+            .upto
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match state.0 < upto {
+            true => self.finish(py),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for the end of the load, once all places are given, and raises what went wrong.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.places
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let job = self
+            .job
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match job {
+            Some(job) => job.attend(py, None).map(drop),
+            None => Err(PyRuntimeError::new_err("the load has ended already")),
+        }
+    }
+
+    /// Cancels what is on its way, and waits until it is gone.
+    fn close(&self, py: Python<'_>) {
+        self.places
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let job = self
+            .job
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(job) = job {
+            job.abandon(py);
+        }
+    }
+}
+
+impl DeviceStream {
+    fn progress(&self) -> PyResult<(u64, u64)> {
+        let job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*job {
+            Some(job) => job.progress_here(),
+            None => Err(PyValueError::new_err("the stream is closed")),
+        }
+    }
+}
+
+impl Drop for DeviceStream {
+    fn drop(&mut self) {
+        let job = self
+            .job
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(job) = job {
+            job.let_go();
+        }
+    }
+}

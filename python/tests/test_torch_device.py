@@ -1,0 +1,143 @@
+"""Tensors for PyTorch on a GPU. The driver is a double, and tensors of the CPU stand for those of
+the GPU: what PyTorch itself does there is not tested."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dmafile
+import pytest
+from double import NOTHING, Double, the_double
+
+from conftest import file_sha256
+
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+safetensors: Any = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Double:
+    return the_double()
+
+
+@pytest.fixture
+def double(driver: Double, monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+    driver.reset()
+
+    def allocated(nbytes: int, where: Any) -> Any:
+        # PyTorch's blocks begin so on a GPU.
+        room = torch.empty(nbytes + 512, dtype=torch.uint8)
+        skip = -room.data_ptr() % 512
+        block = room[skip : skip + nbytes]
+        driver.adopt(block)
+        return block
+
+    monkeypatch.setattr(dmafile.torch, "_device", lambda _: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(dmafile.torch, "_allocated", allocated)
+    how = ("cuda:1", 0, (1 << 18, 4))
+    monkeypatch.setattr(dmafile.torch, "_driver", lambda _: how)
+    # Of one without elements.
+    empty = torch.empty
+
+    def on_cpu(*shape: Any, **how: Any) -> Any:
+        return empty(*shape, dtype=how.get("dtype"))
+
+    monkeypatch.setattr(torch, "empty", on_cpu)
+    yield driver
+    assert driver.left() == NOTHING
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    path = folder / "gpu.safetensors"
+    generator = torch.Generator().manual_seed(3)
+    tensors = {f"large.{n}": torch.randn((300 + n, 777), generator=generator) for n in range(5)}
+    # Behind an odd number of bytes the next one has no aligned place in the file.
+    tensors |= {f"odd.{n}": torch.full((n,), n, dtype=torch.uint8) for n in range(1, 20, 2)}
+    tensors |= {f"half.{n}": torch.full((n,), n, dtype=torch.bfloat16) for n in range(1, 20)}
+    tensors |= {"empty": torch.zeros((0, 3)), "scalar": torch.tensor(2.5)}
+    safetensors.save_file(tensors, path, {"format": "pt"})
+    return path
+
+
+def same(left: Any, right: Any) -> bool:
+    return bool(left.dtype == right.dtype and torch.equal(left, right))
+
+
+@pytest.mark.parametrize("chosen", [None, ["large.*"], ["odd.3", "half.*", "empty"]])
+def test_tensors_are_as_written(double: Double, model: Path, chosen: Any) -> None:
+    want = safetensors.load_file(model)
+    reports: list[Any] = []
+    got = dmafile.torch.load_file(model, "cuda:1", tensors=chosen, report=reports.append)
+    if chosen is None:
+        assert got.keys() == want.keys()
+    for name, tensor in got.items():
+        assert same(tensor, want[name]), name
+        assert tensor.data_ptr() % tensor.dtype.itemsize == 0
+    # Views of one block.
+    assert len({tensor.untyped_storage().data_ptr() for tensor in got.values()}) <= 2
+    assert reports[0]["ranks"][0]["disk"] > 0
+
+
+@pytest.mark.parametrize("budget", [1, 100_000, 3 << 20, 1 << 30])
+@pytest.mark.parametrize("chosen", [None, ["large.*", "half.3"]])
+def test_a_stream_brings_each_tensor_once(
+    double: Double, model: Path, budget: int, chosen: Any
+) -> None:
+    want = safetensors.load_file(model)
+    names = []
+    for name, tensor in dmafile.torch.stream(model, device="cuda:1", tensors=chosen, budget=budget):
+        assert same(tensor, want[name]), name
+        names.append(name)
+    assert len(names) == len(set(names))
+    if chosen is None:
+        assert set(names) == want.keys()
+
+
+def test_leaving_a_stream_early_leaves_nothing(double: Double, model: Path) -> None:
+    for number in range(4):
+        tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
+        for _ in range(number):
+            next(tensors)
+        tensors.close()
+        assert double.left() == NOTHING
+    tensors = dmafile.torch.stream(model, device="cuda:1", budget=500_000)
+    next(tensors)
+    del tensors
+    gc.collect()
+
+
+def test_digests_are_compared(double: Double, model: Path) -> None:
+    digest = f"sha256={file_sha256(model)}"
+    dmafile.torch.load_file(model, "cuda:1", verify=digest)
+    assert len(list(dmafile.torch.stream(model, device="cuda:1", verify=digest))) == 36
+    wrong = "sha256=" + "0" * 64
+    with pytest.raises(dmafile.Error, match="EBADMSG"):
+        dmafile.torch.load_file(model, "cuda:1", verify=wrong)
+    count = 0
+    with pytest.raises(dmafile.Error, match="given out already") as error:
+        for _ in dmafile.torch.stream(model, device="cuda:1", verify=wrong):
+            count += 1
+    assert count == 36
+    assert error.value.errno == 74
+
+
+def test_a_failure_of_the_driver_comes_out_of_the_call(double: Double, model: Path) -> None:
+    for call in ["cuMemHostRegister_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord"]:
+        double.fail(call, 2 if call == "cuEventRecord" else 1, 999)
+        with pytest.raises(dmafile.Error, match=f"{call} says"):
+            dmafile.torch.load_file(model, "cuda:1")
+        double.reset()
+        double.fail(call, 1, 999)
+        with pytest.raises(dmafile.Error, match=f"{call} says"):
+            list(dmafile.torch.stream(model, device="cuda:1"))
+        double.reset()
+
+
+def test_an_exception_in_the_loop_leaves_nothing(double: Double, model: Path) -> None:
+    with pytest.raises(ValueError, match="mine"):
+        for _ in dmafile.torch.stream(model, device="cuda:1", budget=300_000):
+            raise ValueError("mine")
+    gc.collect()
