@@ -90,7 +90,7 @@ consumers-test: need-rust need-test-tools extension .venv/consumers ## other peo
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
 
-gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memory, on a double of its driver: 100,000 schedules (about an hour)
+gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## loads into a GPU's memory, on a double of its driver: 100,000 schedules (half an hour)
 	@echo "gpu-test: no GPU is needed, nor used"
 	DMAFILE_SCHEDULES=100000 cargo test --locked -p dmafile --test through --test device --test pinned
 	cargo test --locked -p dmafile-capi --test install -- a_stream a_device
