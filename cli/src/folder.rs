@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ fn watch(launcher: &Launcher, folder: &Path) -> Result<(), Failure> {
         .arg(folder)
         .stdin(this)
         .stdout(Stdio::null())
+        // A signal to the process group of COMMAND may come before the other process is ready for it.
+        .process_group(0)
         .status();
     match ended.map_err(failed)?.success() {
         true => Ok(()),
