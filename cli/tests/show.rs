@@ -117,7 +117,7 @@ fn what_is_no_model_gets_one_line() {
     bad(
         "load a.gguf --tensor a.0.w --offset 5",
         2,
-        "leave --offset and --length away",
+        "leave out --offset and --length",
     );
     bad(
         "load a.gguf --tensor a.0.w --verify sha256",
