@@ -94,7 +94,7 @@ def test_errors_come_out_of_the_await() -> None:
     assert isinstance(caught.value, dmafile.Error)
     with pytest.raises(dmafile.UsageError):
         asyncio.run(dmafile.load_async("no/such/file", block=1))
-    with pytest.raises(TypeError, match="'blok' is no option"):
+    with pytest.raises(TypeError, match="'blok' is not an option"):
         asyncio.run(dmafile.load_async("no/such/file", blok=1))  # type: ignore[call-arg]
 
 
