@@ -438,7 +438,7 @@ def refused(saves: Saves) -> None:
         for name in ("save", "parts"):
             for flag in ("a", "i"):
                 call("chattr", f"+{flag}", str(folder / "to"))
-                saves.fails(folder, commands[name], "(EPERM); take its flag away")
+                saves.fails(folder, commands[name], "(EPERM); remove its flag")
                 call("chattr", f"-{flag}", str(folder / "to"))
         for place, name in (("", "new"), ("task", "snapshot"), ("", "save")):
             call("chattr", "+i", str(folder / place))
