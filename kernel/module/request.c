@@ -184,7 +184,7 @@ static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile
 	return PTR_ERR_OR_ZERO(out->dmabuf);
 }
 
-/* Returns the dma-buf to the caller if there was no error: from here on other threads can see it. */
+/* Returns the dma-buf to the caller unless there was an error: other threads can then see it. */
 static void dmafile_publish(struct dmafile_publication *out, int err)
 {
 	if (!err && out->fd >= 0)
