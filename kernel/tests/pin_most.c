@@ -9,8 +9,8 @@
 #define _GNU_SOURCE
 #include "pins.h"
 
-/* With these, the number of references is negative. */
-#define MOST	(1U << 21)
+/* 2^21: with these, the number of references is negative. */
+#define MOST	2097152U
 
 static void most(void)
 {

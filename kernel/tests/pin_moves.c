@@ -430,7 +430,7 @@ static void huge(void)
 
 		note_counts();
 		madvise(map, HUGE, MADV_COLLAPSE);
-		must(is_huge(map), "it is not huge");
+		must(is_huge(map), "the page is small");
 		snprintf(range, sizeof(range), "%d,0x%lx,0x%lx,0", getpid(), (long)map,
 			 (long)map + HUGE);
 		handle = hold_by(by, map + 7 * PAGE);
