@@ -287,7 +287,7 @@ fn digests_progress_and_cancelling_work_as_for_any_load() {
     assert_eq!(double.left(), Left::default());
 }
 
-/// What is told is in the device's memory.
+/// Bytes up to the reported place are in the memory of the device.
 #[test]
 fn what_is_told_is_there() {
     let double = Double::cuda();
