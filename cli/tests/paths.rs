@@ -141,6 +141,42 @@ fn command_is_the_process_that_it_was_and_has_no_child() {
     temporary.gets_empty();
 }
 
+/// The processes that will remove a folder, or one below it: their folders in /proc.
+fn removers(folder: &Path) -> Vec<PathBuf> {
+    let needle = folder.to_str().unwrap();
+    let all = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = all.filter(|entry| {
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.contains("remove-links") && line.contains(needle)
+    });
+    pids.map(|entry| entry.path()).collect()
+}
+
+/// A signal to that group may come before the process that removes the folder has its own session.
+#[test]
+fn what_removes_the_folder_is_never_in_the_process_group_of_command() {
+    let dir = Dir::new();
+    let temporary = Temporary::new(&dir);
+    dir.file("file", LEN);
+    let script = "echo ready; exec sleep 1000";
+    let load = temporary.load(&dir, "file", &["sh", "-c", script, "{}"]);
+    let mut load = refuse(load, &any(libc::SYS_setsid), libc::EPERM);
+    let mut running = start(&mut load);
+    running.until_written("ready");
+    let found = removers(&temporary.0);
+    assert!(!found.is_empty());
+    for process in found {
+        let stat = fs::read_to_string(process.join("stat")).unwrap();
+        // proc_pid_stat(5): state, parent and group follow the name, which is in brackets.
+        let group = stat.rsplit(')').next().unwrap().split(' ').nth(3).unwrap();
+        assert_ne!(group, running.pid().to_string(), "{stat}");
+    }
+    // Kills the group.
+    drop(running);
+    temporary.gets_empty();
+}
+
 /// It would not be given back before COMMAND has ended, which may close it long before.
 #[test]
 fn what_removes_the_folder_holds_no_memory_and_ends_last() {
@@ -161,16 +197,7 @@ fn what_removes_the_folder_holds_no_memory_and_ends_last() {
         fs::metadata(&folder).unwrap().permissions().mode() & 0o777,
         0o700
     );
-    let needle = folder.to_str().unwrap().to_string();
-    let remover = || {
-        let all = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-        let pids = all.filter(|entry| {
-            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            line.contains("remove-links") && line.contains(&needle)
-        });
-        pids.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
+    let remover = || removers(&folder);
     let found = remover();
     if let [pid] = &found[..] {
         let fds = fs::read_dir(pid.join("fd")).unwrap();
