@@ -37,6 +37,19 @@ fn back(device: Device, memory: &DeviceMemory) -> Vec<u8> {
     bytes
 }
 
+/// Loads a file of LEN bytes through a sink: the device's memory then has its digest.
+fn fills(mut sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
+    Load::new(path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    drop(sink);
+    assert_eq!(
+        bytes_digest(&back(device, memory)),
+        file_digest(path, 0, LEN as u64)
+    );
+}
+
 #[test]
 fn what_sha256sum_reads_is_in_the_memory_of_the_device() {
     let dir = dir();
@@ -407,16 +420,8 @@ fn copies_come_after_what_another_library_has_queued() {
     // SAFETY: it is a stream of the double.
     let after = unsafe { OtherStream::new(other as usize) };
     let sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]);
-    let mut sink = sink.unwrap().after(after);
-    Load::new(&path)
-        .block(BLOCK)
-        .run_through(RING, &mut sink)
-        .unwrap();
-    drop(sink);
-    assert_eq!(
-        bytes_digest(&back(device, &memory)),
-        file_digest(&path, 0, LEN as u64)
-    );
+    let sink = sink.unwrap().after(after);
+    fills(sink, &path, device, &memory);
     // SAFETY: as above.
     unsafe {
         double.call::<unsafe extern "C" fn(Handle) -> c_int>("cuStreamDestroy_v2")(other);
@@ -496,15 +501,7 @@ fn a_fork_leaves_the_device_to_its_parent() {
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child is refused");
-    Load::new(&path)
-        .block(BLOCK)
-        .run_through(RING, &mut sink)
-        .unwrap();
-    drop(sink);
-    assert_eq!(
-        bytes_digest(&back(device, &memory)),
-        file_digest(&path, 0, LEN as u64)
-    );
+    fills(sink, &path, device, &memory);
     drop(memory);
     assert_eq!(double.left(), Left::default());
 }

@@ -12,7 +12,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often a waiting thread looks after signals and progress.
@@ -129,14 +129,14 @@ struct Told {
 
 impl Told {
     fn tell(&self, upto: u64, over: bool) {
-        let mut state = self.upto.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.upto);
         *state = (state.0.max(upto), state.1 || over);
         self.more.notify_all();
     }
 
     /// Waits until all before `upto` is there or nothing more comes, and at most so long; whether.
     fn wait(&self, upto: u64, at_most: Duration) -> bool {
-        let state = self.upto.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.upto);
         let waiting = |state: &mut (u64, bool)| state.0 < upto && !state.1;
         let waited = self.more.wait_timeout_while(state, at_most, waiting);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
@@ -263,8 +263,7 @@ impl DeviceStream {
 
     /// The next place: `memory`, from its first byte on, for `nbytes` bytes from `at` on.
     fn give(&self, memory: &DeviceMemory, at: u64, nbytes: u64) {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(places) = &*places {
+        if let Some(places) = &*lock(&self.places) {
             // A load that has failed asks for none; `wait` says why.
             let _ = places.send(Place::new(at, nbytes, &memory.memory, 0));
         }
@@ -287,12 +286,8 @@ impl DeviceStream {
                 break;
             }
         }
-        let state = *self
-            .told
-            .upto
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match state.0 < upto {
+        let over = lock(&self.told.upto).0 < upto;
+        match over {
             true => self.finish(py),
             false => Ok(()),
         }
@@ -300,16 +295,7 @@ impl DeviceStream {
 
     /// Waits for the end of the load, once all places are given, and raises what went wrong.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        self.places
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let job = self
-            .job
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match job {
+        match self.take() {
             Some(job) => job.attend(py, None).map(drop),
             None => Err(PyRuntimeError::new_err("the load has ended already")),
         }
@@ -317,25 +303,21 @@ impl DeviceStream {
 
     /// Cancels what is on its way, and waits until it is gone.
     fn close(&self, py: Python<'_>) {
-        self.places
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let job = self
-            .job
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(job) = job {
+        if let Some(job) = self.take() {
             job.abandon(py);
         }
     }
 }
 
 impl DeviceStream {
+    /// The job, once. No more places are given to it.
+    fn take(&self) -> Option<Job<Report>> {
+        lock(&self.places).take();
+        lock(&self.job).take()
+    }
+
     fn progress(&self) -> PyResult<(u64, u64)> {
-        let job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*job {
+        match &*lock(&self.job) {
             Some(job) => job.progress_here(),
             None => Err(PyValueError::new_err("the stream is closed")),
         }
@@ -344,13 +326,12 @@ impl DeviceStream {
 
 impl Drop for DeviceStream {
     fn drop(&mut self) {
-        let job = self
-            .job
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(job) = job {
+        if let Some(job) = self.take() {
             job.let_go();
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

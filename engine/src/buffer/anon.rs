@@ -17,9 +17,13 @@ pub(super) struct Anon {
 
 impl Anon {
     pub(super) fn new(plan: &Plan, pages: Pages) -> Result<Self> {
-        let capacity = plan.capacity;
         // It has holes, or tensors that were not selected.
         let sparse = plan.to_read + plan.to_copy < plan.bytes;
+        Self::sized(plan.capacity, sparse, pages)
+    }
+
+    /// `capacity` bytes, of which some will not be touched if it is `sparse`.
+    pub(super) fn sized(capacity: u64, sparse: bool, pages: Pages) -> Result<Self> {
         let tactic = Tactic::new(pages, false);
         let grain = tactic.grain();
         let map = if pages == Pages::Huge {
@@ -35,6 +39,11 @@ impl Anon {
         // read would end up in the child's copy (see O_DIRECT in open(2)).
         map.region().leave_out_of_forks(true);
         Ok(Self { map, tactic })
+    }
+
+    /// Its memory, as a ring through which `len` bytes pass, the first of them at `phase`.
+    pub(super) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
+        self.map.ring(len, phase)
     }
 }
 

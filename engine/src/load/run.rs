@@ -2,7 +2,7 @@
 
 use super::Load;
 use super::report::{Loaded, Report};
-use crate::buffer::{self, Buffer, Filled, Lent};
+use crate::buffer::{self, Buffer, DmaBuf, Filled, Lent};
 use crate::error::{Error, Result};
 use crate::facts::target::Target;
 use crate::facts::{File, Host, Layout};
@@ -41,6 +41,20 @@ pub(super) struct Decided {
     checks: Vec<Check>,
     pub(super) shards: Vec<Shard>,
     opened: Duration,
+}
+
+impl Decided {
+    /// The report of a load that has moved every byte.
+    fn report(
+        &self,
+        (clock, meter, log): (&Clock, &Meter<'_>, &Reasons),
+        outcome: Outcome,
+        pages: (String, Option<String>),
+        dma_bufs: &[DmaBuf<'_>],
+    ) -> Report {
+        self.source.forget_misses();
+        Report::of(self, meter, clock, log, outcome, pages, dma_bufs)
+    }
 }
 
 /// An open source whose page cache is sampled by non-blocking reads. Pages that a miss brought into
@@ -102,16 +116,7 @@ impl Load {
             Some((filled, outcome)) => (filled, outcome, buffer::exporters_pages()),
             None => make_and_fill(&work, &self.request, &decided.target)?,
         };
-        decided.source.forget_misses();
-        let report = Report::of(
-            &decided,
-            &meter,
-            &clock,
-            &log,
-            outcome,
-            pages,
-            &filled.dma_bufs(),
-        );
+        let report = decided.report((&clock, &meter, &log), outcome, pages, &filled.dma_bufs());
         let kind = match &decided.target.kind {
             Kind::Pinned(_) => Kind::Memfd.to_string(),
             _ => plan.kind.clone(),
@@ -144,17 +149,8 @@ impl Load {
             memory: &lent,
         };
         let outcome = transfer.run()?;
-        decided.source.forget_misses();
         let pages = buffer::Filling::pages(&lent);
-        Ok(Report::of(
-            &decided,
-            &meter,
-            &clock,
-            &log,
-            outcome,
-            pages,
-            &[],
-        ))
+        Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
     }
 
     /// Loads through a ring into a sink, and keeps nothing: the slots of the ring are filled one after
@@ -181,17 +177,8 @@ impl Load {
         let through = Through::new(work, ring)?;
         meter.add_step(Phase::Alloc, start);
         let outcome = through.run(sink)?;
-        decided.source.forget_misses();
         let pages = through.pages();
-        Ok(Report::of(
-            &decided,
-            &meter,
-            &clock,
-            &log,
-            outcome,
-            pages,
-            &[],
-        ))
+        Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
     }
 
     /// Inspects, decides, and shows the plan.
