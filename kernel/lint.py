@@ -21,7 +21,7 @@ DRIVERS = ko.SOURCES / "tests" / "vm"
 OF_DRIVERS = ["--ignore=LINUX_VERSION_CODE,CONSTANT_COMPARISON"]
 # Linux formats its tracepoints differently.
 OF_TRACEPOINTS = re.compile(
-    r".*/trace/events/.* CHECK:(OPEN_ENDED_LINE|PARENTHESIS_ALIGNMENT): .*\n"
+    r".*include/trace/events/.* CHECK:(OPEN_ENDED_LINE|PARENTHESIS_ALIGNMENT): .*\n"
 )
 
 
