@@ -328,6 +328,28 @@ fn what_is_told_is_there() {
     assert_eq!(double.left(), Left::default());
 }
 
+/// The double checks when it copies, by which time nothing but the sink has the memory.
+#[test]
+fn memory_that_nothing_else_keeps_stays_until_it_is_filled() {
+    const BYTES: u64 = 5000;
+    let double = Double::cuda();
+    double.set(2000, true);
+    let device = Device::cuda(0);
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    let places = (0..LEN as u64 / BYTES).map(move |number| {
+        let memory = Arc::new(device.allocate(BYTES).unwrap());
+        Place::new(number * BYTES, BYTES, &memory, 0)
+    });
+    let mut sink = ToDevice::new(device, places).unwrap();
+    Load::new(&path)
+        .block(BLOCK)
+        .run_through(RING, &mut sink)
+        .unwrap();
+    drop(sink);
+    assert_eq!(double.left(), Left::default());
+}
+
 /// However long copies take: the double looks whether a slot changes before it is copied.
 #[test]
 fn no_slot_is_read_into_before_its_copy() {

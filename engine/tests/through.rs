@@ -159,6 +159,29 @@ fn ranges_holes_and_what_is_cached_arrive_in_their_places() {
     }
 }
 
+/// The ring has been round before each of them.
+#[test]
+fn holes_before_between_and_after_data_of_a_slot_are_zero() {
+    let dir = dir();
+    let (len, part): (u64, u64) = (20 << 20, 128 << 10);
+    // First nothing but data, then parts of data with larger holes between them.
+    let mut data = vec![(0, len / 2)];
+    data.extend(
+        (len / 2..len)
+            .step_by(3 * part as usize)
+            .map(|at| (at + part, at + 2 * part)),
+    );
+    data.pop();
+    let path = sparse(dir.path(), len, &data);
+    let whole = std::fs::read(&path).unwrap();
+    let mut memory = vec![0xee; len as usize];
+    let mut sink = CopyTo::new(&mut memory, 0);
+    small(&path)
+        .run_through(Ring::new(4 << 20, 2), &mut sink)
+        .unwrap();
+    assert!(memory == whole);
+}
+
 /// However slots come and go.
 #[test]
 fn no_slot_is_filled_again_before_the_sink_has_done_with_it() {

@@ -229,8 +229,16 @@ static void *run(void *arg)
 			pthread_mutex_unlock(&lock);
 			if (delay)
 				nanosleep(&(struct timespec){ 0, delay * 1000L }, NULL);
+			pthread_mutex_lock(&lock);
+			bool there = find(memory, (uintptr_t)work->to, work->len);
+
+			if (!there)
+				complain("a destination is freed before its copy");
+			pthread_mutex_unlock(&lock);
 			bool same = sum_of(work->from, work->len) == work->sum;
-			memcpy(work->to, work->from, work->len);
+
+			if (there)
+				memcpy(work->to, work->from, work->len);
 			same &= sum_of(work->from, work->len) == work->sum;
 			pthread_mutex_lock(&lock);
 			if (!same)
