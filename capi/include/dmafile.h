@@ -129,7 +129,7 @@ struct dmafile_recording;
 struct dmafile_snapshot;
 
 /**
- * A file that goes through a ring of slots. Opaque.
+ * A file that is being read through a ring of slots. Opaque.
  */
 struct dmafile_stream;
 
@@ -503,19 +503,19 @@ struct dmafile_source {
  */
 struct dmafile_piece {
     /**
-     * Where they begin in the file.
+     * Offset of the first byte in the file.
      */
     uint64_t at;
     /**
-     * How many there are.
+     * Number of bytes.
      */
     uint64_t bytes;
     /**
-     * Where they lie; they may be read until their slot is given back.
+     * Address of the first byte. The bytes are valid until the slot is returned, or the stream is closed.
      */
     const void *data;
     /**
-     * Their slot, for dmafile_stream_done.
+     * The slot that they are in, for dmafile_stream_done.
      */
     uint64_t slot;
 };
@@ -558,23 +558,23 @@ int dmafile_strerror_r(char *text, size_t len);
 int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
 
 /**
- * Pins a buffer's memory for a device, "cuda:N" or "hip:N": all devices of its driver read it
- * directly, and write to it unless it is sealed. The pages of its bytes are pinned, and no more,
- * until dmafile_buffer_unpin or dmafile_buffer_free. Written for the drivers of GPUs, tested on a
- * double of them.
+ * Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
+ * read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
+ * pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
+ * drivers, but has been tested only on a double of them.
  *
- * Returns 0; -EBUSY where it is pinned already; -EOPNOTSUPP where the driver pins no memory that is
- * mapped for reading alone, as a sealed buffer is; -ENODEV where the device cannot be used; -EINVAL
- * for NULL and an unknown word; else what the driver says.
+ * Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
+ * memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be
+ * used; -EINVAL for NULL or an unknown word; otherwise the driver's error.
  *
  * Thread-safe.
  */
 int dmafile_buffer_pin(const struct dmafile_buffer *buffer, const char *device);
 
 /**
- * Unpins a buffer, where it is pinned: no device may be reading it.
+ * Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
  *
- * Returns 0; -EINVAL for NULL; what the driver says.
+ * Returns 0; -EINVAL for NULL; otherwise the driver's error.
  *
  * Thread-safe.
  */
@@ -1324,16 +1324,19 @@ const char *dmafile_snapshot_report_json(const struct dmafile_snapshot *snapshot
 void dmafile_snapshot_free(struct dmafile_snapshot *snapshot);
 
 /**
- * Begins to read the file at `path` through a ring, as `options` say (their `to` has to be NULL);
- * NULL there is all defaults. What the options point to has to last until dmafile_stream_close.
+ * Opens a stream: starts to read the file at `path` through a ring of slots, on a separate thread. If
+ * `options` is NULL, the defaults apply; its `to` must be NULL. Everything that the options point to
+ * must remain valid until dmafile_stream_close.
  *
- * `ring` is the size of the ring in bytes, cut into `slots` slots, 2 to 1024; 0 is 256 MiB and 16.
- * With `device`, "cuda:N" or "hip:N", the ring is pinned for that device, so that copies from it can
- * be queued; NULL is none. Written for the drivers of GPUs, tested on a double of them.
+ * `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
+ * the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
+ * device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
+ * drivers, but has been tested only on a double of them.
  *
- * Returns 0, with the stream in `*stream`, to be closed with dmafile_stream_close; or a negative
- * errno, with NULL there: -EINVAL for NULL, an unknown word, a number out of its range; -EAGAIN
- * where no thread can be made. What is wrong with the file, or the device, dmafile_stream_next says.
+ * Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
+ * NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown
+ * word, or a number out of range; -EAGAIN if no thread can be created. Errors of the file or of the
+ * device are returned by dmafile_stream_next.
  *
  * Thread-safe.
  */
@@ -1345,31 +1348,33 @@ int dmafile_stream_open(const char *path,
                         struct dmafile_stream **stream);
 
 /**
- * The next bytes of the file, once they are there, in its order.
+ * Waits for the next bytes of the file, in file order.
  *
- * Returns 1, with them in `*piece`; 0 where all have been given, and the checksum, if one was asked
- * for, is what it should be; or a negative errno: -EBUSY where no more come while slots are still
- * out (give them back, and ask again for how it has ended), else as dmafile_load, and what the
- * driver of the device says.
+ * Returns 1 and describes the bytes in `*piece`. Returns 0 if there are no more bytes, all slots have
+ * been returned, and the load has succeeded; if a digest was requested, it was right. Otherwise
+ * returns a negative errno: -EBUSY if no more bytes will come, but slots are still out (return them,
+ * then call this again for the result); any other errno as for dmafile_load, or an error of the
+ * device's driver.
  *
- * Thread-safe. It may wait for a slot to be given back: so the same thread may hold at most half of
- * the slots, less one, meanwhile.
+ * Thread-safe. This may wait until a slot is returned. So a thread that returns the slots itself must
+ * not hold more than half of the slots, less one, when it calls this.
  */
 int dmafile_stream_next(const struct dmafile_stream *stream, struct dmafile_piece *piece);
 
 /**
- * Gives a slot back, to be filled again: once for each piece that was given with it, when nothing
- * reads it any more, a device included.
+ * Returns a slot to the ring, to be filled again. Call this once for each piece of the slot, when
+ * neither the program nor a device reads that piece any more.
  *
- * Returns 0; -EINVAL for a slot that is not out, and for NULL.
+ * Returns 0; -EINVAL for NULL, and for a slot that is not out.
  *
  * Thread-safe.
  */
 int dmafile_stream_done(const struct dmafile_stream *stream, uint64_t slot);
 
 /**
- * Closes a stream: ends the load if it has not ended, waits until it has, and frees all. Slots that
- * are out are gone. NULL is nothing to close. No thread may be using it.
+ * Closes a stream: stops the load if it is still running, waits for its end, and frees everything.
+ * Slots that are still out become invalid, so no device may be reading them any more. NULL is a no-op.
+ * No other thread may be using the stream.
  */
 void dmafile_stream_close(struct dmafile_stream *stream);
 

@@ -166,37 +166,37 @@ pub unsafe extern "C" fn dmafile_buffer_fd(buffer: *const Buffer) -> c_int {
     })
 }
 
-/// Pins a buffer's memory for a device, "cuda:N" or "hip:N": all devices of its driver read it
-/// directly, and write to it unless it is sealed. The pages of its bytes are pinned, and no more,
-/// until dmafile_buffer_unpin or dmafile_buffer_free. Written for the drivers of GPUs, tested on a
-/// double of them.
+/// Pins a buffer's memory for a device, "cuda:N" or "hip:N". All devices of the same driver can then
+/// read it directly, and write to it unless it is sealed. Only the pages of the requested bytes are
+/// pinned. They stay pinned until dmafile_buffer_unpin or dmafile_buffer_free. This was written for GPU
+/// drivers, but has been tested only on a double of them.
 ///
-/// Returns 0; -EBUSY where it is pinned already; -EOPNOTSUPP where the driver pins no memory that is
-/// mapped for reading alone, as a sealed buffer is; -ENODEV where the device cannot be used; -EINVAL
-/// for NULL and an unknown word; else what the driver says.
+/// Returns 0; -EBUSY if the buffer is already pinned; -EOPNOTSUPP if the driver cannot pin read-only
+/// memory and the buffer is sealed, or if the memory has no address; -ENODEV if the device cannot be
+/// used; -EINVAL for NULL or an unknown word; otherwise the driver's error.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_pin(buffer: *const Buffer, device: *const c_char) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         let buffer = unsafe { shared(buffer, "buffer")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let device = unsafe { word(device, "device")? };
         let none = || Failure::new(libc::EINVAL, "device", "it is NULL");
         Ok(buffer.inner.pin(device.ok_or_else(none)?)?)
     })
 }
 
-/// Unpins a buffer, where it is pinned: no device may be reading it.
+/// Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
 ///
-/// Returns 0; -EINVAL for NULL; what the driver says.
+/// Returns 0; -EINVAL for NULL; otherwise the driver's error.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_buffer_unpin(buffer: *const Buffer) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a buffer that is alive.
+        // SAFETY: the header requires null or a buffer that is alive.
         Ok(unsafe { shared(buffer, "buffer")? }.inner.unpin()?)
     })
 }

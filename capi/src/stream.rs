@@ -1,4 +1,4 @@
-//! `struct dmafile_stream`: a file that goes through a ring of slots and does not stay in memory.
+//! `struct dmafile_stream`: a file that is read through a ring of slots and does not stay in memory.
 
 use crate::border::{self, Failure, Result};
 use crate::buffer::empty;
@@ -9,13 +9,13 @@ use libc::{c_char, c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// A file that goes through a ring of slots. Opaque.
+/// A file that is being read through a ring of slots. Opaque.
 pub struct Stream {
     hands: Hands,
     load: Mutex<State>,
 }
 
-/// The load, on a thread of its own, and how it has ended.
+/// The load: the thread that runs it, or its result.
 enum State {
     Running(JoinHandle<Result<Report, dmafile::Error>>),
     Ended(Result<()>),
@@ -24,26 +24,29 @@ enum State {
 /// Bytes of a file in a slot of the ring.
 #[repr(C)]
 pub struct Piece {
-    /// Where they begin in the file.
+    /// Offset of the first byte in the file.
     pub at: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Where they lie; they may be read until their slot is given back.
+    /// Address of the first byte. The bytes are valid until the slot is returned, or the stream is closed.
     pub data: *const c_void,
-    /// Their slot, for dmafile_stream_done.
+    /// The slot that they are in, for dmafile_stream_done.
     pub slot: u64,
 }
 
-/// Begins to read the file at `path` through a ring, as `options` say (their `to` has to be NULL);
-/// NULL there is all defaults. What the options point to has to last until dmafile_stream_close.
+/// Opens a stream: starts to read the file at `path` through a ring of slots, on a separate thread. If
+/// `options` is NULL, the defaults apply; its `to` must be NULL. Everything that the options point to
+/// must remain valid until dmafile_stream_close.
 ///
-/// `ring` is the size of the ring in bytes, cut into `slots` slots, 2 to 1024; 0 is 256 MiB and 16.
-/// With `device`, "cuda:N" or "hip:N", the ring is pinned for that device, so that copies from it can
-/// be queued; NULL is none. Written for the drivers of GPUs, tested on a double of them.
+/// `ring` is the size of the ring in bytes, and `slots` the number of slots in it, 2 to 1024. 0 means
+/// the default: 256 MiB and 16 slots. If `device` is "cuda:N" or "hip:N", the ring is pinned for that
+/// device, so that copies from its slots can be queued; NULL means no device. This was written for GPU
+/// drivers, but has been tested only on a double of them.
 ///
-/// Returns 0, with the stream in `*stream`, to be closed with dmafile_stream_close; or a negative
-/// errno, with NULL there: -EINVAL for NULL, an unknown word, a number out of its range; -EAGAIN
-/// where no thread can be made. What is wrong with the file, or the device, dmafile_stream_next says.
+/// Returns 0 and stores the stream in `*stream`; close it with dmafile_stream_close. On failure, stores
+/// NULL there and returns a negative errno: -EINVAL for a required argument that is NULL, an unknown
+/// word, or a number out of range; -EAGAIN if no thread can be created. Errors of the file or of the
+/// device are returned by dmafile_stream_next.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
@@ -56,16 +59,16 @@ pub unsafe extern "C" fn dmafile_stream_open(
     stream: *mut *mut Stream,
 ) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a place for a pointer.
+        // SAFETY: the header requires null or a place for a pointer.
         unsafe { empty(stream, "stream")? };
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let load = Load::new(unsafe { load::path(path)? });
-        // SAFETY: the header asks for null or options.
+        // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header asks for strings, a token and a callback that last until it is closed.
+        // SAFETY: the header requires strings, a token and a callback that remain valid until the stream is closed.
         let load = unsafe { options.apply_elsewhere(load)? };
         load.check()?;
-        // SAFETY: the header asks for null or a string.
+        // SAFETY: the header requires null or a string.
         let device: Option<Device> = unsafe { word(device, "device")? };
         let usual = Ring::default();
         let bytes = options::some(ring).unwrap_or(usual.bytes);
@@ -83,25 +86,26 @@ pub unsafe extern "C" fn dmafile_stream_open(
             hands,
             load: Mutex::new(State::Running(thread)),
         };
-        // SAFETY: it is not null, and so a place for a pointer.
+        // SAFETY: not null, as checked above; the header requires a place for a pointer.
         unsafe { stream.write(Box::into_raw(Box::new(made))) };
         Ok(())
     })
 }
 
-/// The next bytes of the file, once they are there, in its order.
+/// Waits for the next bytes of the file, in file order.
 ///
-/// Returns 1, with them in `*piece`; 0 where all have been given, and the checksum, if one was asked
-/// for, is what it should be; or a negative errno: -EBUSY where no more come while slots are still
-/// out (give them back, and ask again for how it has ended), else as dmafile_load, and what the
-/// driver of the device says.
+/// Returns 1 and describes the bytes in `*piece`. Returns 0 if there are no more bytes, all slots have
+/// been returned, and the load has succeeded; if a digest was requested, it was right. Otherwise
+/// returns a negative errno: -EBUSY if no more bytes will come, but slots are still out (return them,
+/// then call this again for the result); any other errno as for dmafile_load, or an error of the
+/// device's driver.
 ///
-/// Thread-safe. It may wait for a slot to be given back: so the same thread may hold at most half of
-/// the slots, less one, meanwhile.
+/// Thread-safe. This may wait until a slot is returned. So a thread that returns the slots itself must
+/// not hold more than half of the slots, less one, when it calls this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_next(stream: *const Stream, piece: *mut Piece) -> c_int {
     border::number(|| {
-        // SAFETY: the header asks for null or a stream that is open.
+        // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
         border::check(piece.cast(), 1, "piece")?;
         let Some(handed) = stream.hands.next() else {
@@ -113,22 +117,22 @@ pub unsafe extern "C" fn dmafile_stream_next(stream: *const Stream, piece: *mut 
             data: std::ptr::with_exposed_provenance(handed.address),
             slot: handed.slot,
         };
-        // SAFETY: not null; the header asks for a place for one.
+        // SAFETY: not null; the header requires a place for one.
         unsafe { piece.write(given) };
         Ok(1)
     })
 }
 
-/// Gives a slot back, to be filled again: once for each piece that was given with it, when nothing
-/// reads it any more, a device included.
+/// Returns a slot to the ring, to be filled again. Call this once for each piece of the slot, when
+/// neither the program nor a device reads that piece any more.
 ///
-/// Returns 0; -EINVAL for a slot that is not out, and for NULL.
+/// Returns 0; -EINVAL for NULL, and for a slot that is not out.
 ///
 /// Thread-safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -> c_int {
     border::status(|| {
-        // SAFETY: the header asks for null or a stream that is open.
+        // SAFETY: the header requires null or a stream that is open.
         let stream = unsafe { border::shared(stream, "stream")? };
         match stream.hands.done(slot) {
             true => Ok(()),
@@ -140,16 +144,17 @@ pub unsafe extern "C" fn dmafile_stream_done(stream: *const Stream, slot: u64) -
     })
 }
 
-/// Closes a stream: ends the load if it has not ended, waits until it has, and frees all. Slots that
-/// are out are gone. NULL is nothing to close. No thread may be using it.
+/// Closes a stream: stops the load if it is still running, waits for its end, and frees everything.
+/// Slots that are still out become invalid, so no device may be reading them any more. NULL is a no-op.
+/// No other thread may be using the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmafile_stream_close(stream: *mut Stream) {
-    // SAFETY: the header asks for null or what `dmafile_stream_open` gave, closed once.
+    // SAFETY: the header requires null or a stream from `dmafile_stream_open` that is closed once.
     unsafe { border::free(stream) };
 }
 
 impl Stream {
-    /// How the load has ended, of which nothing more comes.
+    /// The result of the load, when no more bytes will come.
     fn end(&self) -> Result<()> {
         let mut state = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(_) = *state {
@@ -159,7 +164,7 @@ impl Stream {
                 return Err(Failure::new(libc::EBUSY, "cannot end the stream", &why)
                     .remedy("give them back first"));
             }
-            // In place of the thread, until it is known how it has ended.
+            // A placeholder until the result of the thread is known.
             let running = std::mem::replace(&mut *state, State::Ended(Ok(())));
             if let State::Running(thread) = running {
                 let ended = thread.join();
@@ -180,7 +185,7 @@ impl Drop for Stream {
         self.hands.leave();
         let state = self.load.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let State::Running(thread) = std::mem::replace(state, State::Ended(Ok(()))) {
-            // The result of a closed stream is not used.
+            // Nobody needs the result of a stream that is closed.
             let _ = thread.join();
         }
     }
