@@ -511,7 +511,7 @@ struct dmafile_piece {
      */
     uint64_t bytes;
     /**
-     * Address of the first byte. The bytes are valid until the slot is returned, or the stream is closed.
+     * Address of the first byte; valid until the slot is returned or the stream is closed.
      */
     const void *data;
     /**

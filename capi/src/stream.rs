@@ -28,7 +28,7 @@ pub struct Piece {
     pub at: u64,
     /// Number of bytes.
     pub bytes: u64,
-    /// Address of the first byte. The bytes are valid until the slot is returned, or the stream is closed.
+    /// Address of the first byte; valid until the slot is returned or the stream is closed.
     pub data: *const c_void,
     /// The slot that they are in, for dmafile_stream_done.
     pub slot: u64,
@@ -65,7 +65,8 @@ pub unsafe extern "C" fn dmafile_stream_open(
         let load = Load::new(unsafe { load::path(path)? });
         // SAFETY: the header requires null or options.
         let options = unsafe { options::copy(options)? };
-        // SAFETY: the header requires strings, a token and a callback that remain valid until the stream is closed.
+        // SAFETY: the header requires strings, a token and a callback that remain valid until the
+        // stream is closed.
         let load = unsafe { options.apply_elsewhere(load)? };
         load.check()?;
         // SAFETY: the header requires null or a string.

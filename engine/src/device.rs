@@ -1,4 +1,4 @@
-//! Devices with memory of their own.
+//! GPUs, and host memory that is pinned for them.
 
 use crate::error::{Error, Result};
 use crate::message::{Message, Opt};
@@ -11,12 +11,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A GPU: `cuda:N` of NVIDIA's driver, `hip:N` of AMD's. N counts from 0, as CUDA_VISIBLE_DEVICES or
-/// HIP_VISIBLE_DEVICES lets this process see them.
+/// A GPU: `cuda:N` with NVIDIA's driver, `hip:N` with AMD's. N counts from 0 the devices that
+/// CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES leaves visible to this process.
 ///
-/// The drivers' libraries (`libcuda.so.1`, `libamdhip64.so`) are opened when they are first used; nothing
-/// of them is needed before. This part was written for real drivers and has been tested on a double of
-/// them.
+/// The drivers' libraries (`libcuda.so.1`, `libamdhip64.so`) are opened on first use; they are not needed
+/// before that. This code was written for real drivers, but has been tested only on a double of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     api: Api,
@@ -24,7 +23,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Whether the driver is NVIDIA's, and not AMD's.
+    /// Whether the driver is NVIDIA's rather than AMD's.
     pub fn is_cuda(self) -> bool {
         self.api == Api::Cuda
     }
@@ -45,12 +44,12 @@ impl Device {
         }
     }
 
-    /// Its number.
+    /// The number N of the device.
     pub fn number(self) -> u32 {
         self.number
     }
 
-    /// The word for host memory that is pinned for it.
+    /// The word for host memory that is pinned for the device, such as `cuda-host`.
     pub(crate) fn host_word(self) -> String {
         match self.number {
             0 => format!("{}-host", self.api),
@@ -58,7 +57,7 @@ impl Device {
         }
     }
 
-    /// The device that such a word names.
+    /// The device that such a word names; None for any other text.
     pub(crate) fn of_host_word(text: &str) -> Option<Self> {
         let (api, number) = text.split_once("-host")?;
         match number {
@@ -69,25 +68,25 @@ impl Device {
         .filter(|_| !api.contains(':'))
     }
 
-    /// Whether it is there: opens its driver, and makes nothing.
+    /// Checks that the device can be used. This opens its driver, but creates nothing.
     ///
     /// # Errors
-    /// ENODEV where it cannot be used.
+    /// ENODEV if the device cannot be used.
     pub fn check(self) -> Result<()> {
         let found = Driver::open(self.api).and_then(|driver| driver.find(self.number));
         found.map_err(|failure| self.failed("cannot use the device", failure))
     }
 
-    /// Its context, which all of a process share.
+    /// The device's primary context, which the whole process shares.
     pub(crate) fn context(self) -> Result<Arc<Context>> {
         let context = Context::retain(self.api, self.number);
         context.map_err(|failure| self.failed("cannot use the device", failure))
     }
 
-    /// Allocates memory of it.
+    /// Allocates memory on the device.
     ///
     /// # Errors
-    /// ENOMEM where it has no room; ENODEV where it cannot be used; EINVAL for no bytes.
+    /// ENOMEM if the device is out of memory; ENODEV if it cannot be used; EINVAL for 0 bytes.
     pub fn allocate(self, bytes: u64) -> Result<DeviceMemory> {
         if bytes == 0 {
             return Err(
@@ -103,10 +102,10 @@ impl Device {
         })
     }
 
-    /// Copies bytes of its memory back, from byte `at` on.
+    /// Copies bytes from the device's memory to the host, starting at byte `at` of `memory`.
     ///
     /// # Errors
-    /// What the driver says; EINVAL past the end.
+    /// EINVAL if the range exceeds the memory; otherwise the driver's error.
     pub fn copy_back(self, memory: &DeviceMemory, at: u64, into: &mut [u8]) -> Result<()> {
         let end = at.checked_add(into.len() as u64);
         if end.is_none_or(|end| end > memory.len()) {
@@ -118,10 +117,10 @@ impl Device {
         copied.map_err(|failure| self.failed("cannot copy from the device", failure))
     }
 
-    /// What it is called, and the version of its driver, as `13.5`.
+    /// The device's name, and the version of its driver, such as `13.5`.
     ///
     /// # Errors
-    /// ENODEV where it cannot be used.
+    /// ENODEV if the device cannot be used.
     pub fn describe(self) -> Result<(String, String)> {
         let ask = || {
             let driver = Driver::open(self.api)?;
@@ -135,10 +134,10 @@ impl Device {
         ask().map_err(|failure| self.failed("cannot use the device", failure))
     }
 
-    /// All devices of its driver.
+    /// All devices of the same driver.
     ///
     /// # Errors
-    /// ENODEV without a driver.
+    /// ENODEV if there is no driver.
     pub fn all(self) -> Result<Vec<Self>> {
         let count = Driver::open(self.api).and_then(Driver::devices);
         let count = count.map_err(|failure| self.failed("cannot use the device", failure))?;
@@ -146,13 +145,13 @@ impl Device {
         Ok(all.collect())
     }
 
-    /// Whether it pins memory that is mapped for reading alone; None where that has to be tried.
+    /// Whether the driver can pin memory that is mapped read-only; None if only an attempt can tell.
     pub fn pins_read_only(self) -> Option<bool> {
         const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
         Some(self.attribute(READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0)
     }
 
-    /// Where it is on the PCI bus, as in `/sys/bus/pci/devices`.
+    /// The device's PCI address, in the format of `/sys/bus/pci/devices`.
     pub fn pci_address(self) -> Option<String> {
         const BUS: i32 = 33;
         const DEVICE: i32 = 34;
@@ -167,7 +166,7 @@ impl Device {
         driver.attribute(self.number, number)
     }
 
-    /// A failure of its driver.
+    /// Converts a failed call of the driver to an error.
     pub(crate) fn failed(self, what: impl Into<Message>, failure: Failure) -> Error {
         let Failure { call, code, text } = failure;
         let errno = match (call, code) {
@@ -203,7 +202,7 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// `cuda`, `cuda:N`, `hip`, `hip:N`; without a number, the first.
+    /// Parses `cuda`, `cuda:N`, `hip` or `hip:N`. Without a number it is the first device.
     fn from_str(text: &str) -> Result<Self> {
         let (api, number) = text.split_once(':').unwrap_or((text, "0"));
         let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -219,14 +218,14 @@ impl FromStr for Device {
     }
 }
 
-/// Memory of this process that a device reaches directly, until this is dropped.
+/// Memory of this process that is pinned for devices. Dropping this unpins it.
 pub(crate) struct Pinned {
     registered: Registered,
     device: Device,
 }
 
 impl Pinned {
-    /// `bytes` from `start` on, which stay mapped there while this is held.
+    /// Pins `bytes` bytes from `start`. They must stay mapped there until this is dropped.
     pub(crate) fn new(
         device: Device,
         start: *const u8,
@@ -250,12 +249,12 @@ impl Pinned {
         Ok(Self { registered, device })
     }
 
-    /// For which device it was pinned; all of its driver reach it.
+    /// The device that it was pinned for; all devices of the same driver can access it.
     pub(crate) fn device(&self) -> Device {
         self.device
     }
 
-    /// Unpins it, with what the driver says.
+    /// Unpins the memory, and returns the driver's error if that fails.
     pub(crate) fn end(self) -> Result<()> {
         let ended = self.registered.end();
         ended.map_err(|failure| self.device.failed("cannot unpin memory", failure))

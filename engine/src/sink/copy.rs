@@ -1,10 +1,10 @@
-//! Copies slots into memory of the caller.
+//! Copies slots into the caller's memory.
 
 use super::{Sink, Slot};
 use crate::error::{Error, Result};
 use crate::sys::Errno;
 
-/// Copies the wanted bytes into memory, each to where it lies in the file less where the memory begins.
+/// Copies the wanted bytes into memory: byte `at` of the file goes to byte `at - start` of the memory.
 #[derive(Debug)]
 pub struct CopyTo<'m> {
     memory: &'m mut [u8],
@@ -12,7 +12,7 @@ pub struct CopyTo<'m> {
 }
 
 impl<'m> CopyTo<'m> {
-    /// `memory` is what of the file begins at byte `start`.
+    /// `memory` receives the part of the file that begins at byte `start`.
     pub fn new(memory: &'m mut [u8], start: u64) -> Self {
         Self { memory, start }
     }

@@ -8,22 +8,22 @@ use crate::sys::driver::{Context, DeviceMemory, Event, Failure, OtherStream, Str
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Where wanted bytes go in the memory of a device.
+/// The destination of a range of wanted bytes in the memory of a device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Place {
-    /// The first of the bytes, as [`Piece::at`](super::Piece::at) counts, and how many there are.
+    /// Offset of the first byte, counted in the same way as [`Piece::at`](super::Piece::at).
     pub at: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Into which memory.
+    /// The memory that they are copied into.
     pub memory: Arc<DeviceMemory>,
-    /// Where they begin in it.
+    /// Offset of the first byte in that memory.
     pub offset: u64,
 }
 
 impl Place {
-    /// `bytes` bytes that begin at `at` go to byte `offset` of `memory`.
+    /// `bytes` bytes, the first one at `at`, go to `memory`, the first one to byte `offset`.
     pub fn new(at: u64, bytes: u64, memory: &Arc<DeviceMemory>, offset: u64) -> Self {
         Self {
             at,
@@ -34,8 +34,9 @@ impl Place {
     }
 }
 
-/// Copies wanted bytes into the memory of a device: from a ring that is registered with it, one copy for
-/// all that lies together, several slots in flight.
+/// Copies wanted bytes into the memory of a device. The ring is registered with the device's driver.
+/// Bytes that are adjacent both in a slot and in the device's memory are copied together, and several
+/// slots are in flight.
 ///
 /// ```no_run
 /// use dmafile::{Device, Load, Place, Ring, ToDevice};
@@ -49,7 +50,7 @@ impl Place {
 /// ```
 pub struct ToDevice {
     device: Device,
-    // Dropped in this order: a stream has ended before the context is let go of.
+    // Fields are dropped in this order: the events and the stream before the reference to the context.
     events: Vec<Event>,
     taken: VecDeque<Taken>,
     ring: Option<Pinned>,
@@ -57,33 +58,35 @@ pub struct ToDevice {
     context: Arc<Context>,
     after: Option<OtherStream>,
     places: Box<Places>,
-    /// There are no more of them.
+    /// `places` has no more places.
     ended: bool,
     place: Option<Place>,
-    /// Memory of places that are filled, for the next of `taken`.
+    /// Memory of places before `place`, until the next entry of `taken` keeps it alive.
     past: Vec<Arc<DeviceMemory>>,
     told: Box<dyn FnMut(u64) + Send>,
     told_upto: u64,
 }
 
-/// Gives the next place, or None: for good where it was to wait, else perhaps only for now.
+/// Returns the next place. The argument says whether to wait for one. If it was true, None means that there
+/// are no more places; if it was false, there may just be none yet.
 type Places = dyn FnMut(bool) -> Option<Place> + Send;
 
 /// A slot that is being copied.
 struct Taken {
-    /// It has been.
+    /// Completes when the slot has been copied.
     event: Event,
-    /// All before this place of the file has been.
+    /// All wanted bytes before this offset have been copied by then.
     end: u64,
-    /// What it is copied into, as far as nothing else keeps it.
+    /// Keeps memory alive that the slot is copied into and that `place` no longer refers to.
     _memory: Vec<Arc<DeviceMemory>>,
 }
 
 impl ToDevice {
-    /// `places`, in the order of the file, say where bytes go; those that none names are left out.
+    /// `places` determine where the bytes go, in file order. Bytes for which there is no place are not
+    /// copied.
     ///
     /// # Errors
-    /// ENODEV where the device cannot be used; what its driver says.
+    /// ENODEV if the device cannot be used; otherwise the driver's error.
     pub fn new(
         device: Device,
         places: impl IntoIterator<Item = Place, IntoIter: Send + 'static>,
@@ -92,13 +95,14 @@ impl ToDevice {
         Self::asking(device, move |_| places.next())
     }
 
-    /// As [`ToDevice::new`], of places that are made while others are filled: `next` gives the next one
-    /// when bytes have come to it, and waits for it where that is asked for; None where it need not wait
-    /// and there is none now, or there is none any more. What has come is in place, and
-    /// [`ToDevice::told`], before it is to wait.
+    /// As [`ToDevice::new`], but with places that are created while earlier ones are being filled. `next`
+    /// is called for the next place when the bytes for it arrive. Its argument says whether to wait for a
+    /// place. It returns None if there are no more places or, if it should not wait, if there is none yet.
+    /// Before it is called with `true`, all earlier bytes have been copied and reported to the function
+    /// of [`ToDevice::told`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ToDevice::new`].
     pub fn asking(
         device: Device,
         next: impl FnMut(bool) -> Option<Place> + Send + 'static,
@@ -123,15 +127,16 @@ impl ToDevice {
         })
     }
 
-    /// Copies into a place begin after all that is queued on `stream` when bytes have come to it: the last
-    /// use of memory that an allocator hands out again.
+    /// Makes the copies into each place wait for all work that is queued on `stream` when the bytes for
+    /// that place arrive. Needed if the memory comes from an allocator that reuses memory while queued work
+    /// may still be using it.
     pub fn after(mut self, stream: OtherStream) -> Self {
         self.after = Some(stream);
         self
     }
 
-    /// Calls `told` when all wanted bytes before a place of the file are in the device's memory, from the
-    /// thread of the load.
+    /// Calls `told` with an offset when all wanted bytes before that offset are in the device's memory. The
+    /// calls come from the thread of the load.
     pub fn told(mut self, told: impl FnMut(u64) + Send + 'static) -> Self {
         self.told = Box::new(told);
         self
@@ -144,7 +149,7 @@ impl ToDevice {
         }
     }
 
-    /// Goes on to the place that holds a byte, or to the first behind it.
+    /// Advances to the place that contains byte `at`, or to the first one after it.
     fn place_of(&mut self, at: u64) -> Result<()> {
         while self
             .place
@@ -182,7 +187,7 @@ impl ToDevice {
         if let Some(place) = (self.places)(false) {
             return Ok(Some(place));
         }
-        // The next one may depend on those before it.
+        // The next place may be created only after the earlier ones have been filled.
         let copied = self.stream.wait();
         copied.map_err(|failure| self.failed(failure))?;
         self.tell(at);
@@ -259,10 +264,10 @@ impl Sink for ToDevice {
     }
 
     fn finish(&mut self) -> Result<()> {
-        // First, whatever else fails: the ring is about to go.
+        // Must come first, whatever else fails: the ring is about to be freed.
         let copied = self.stream.wait();
         if copied.is_err() {
-            // What was refused once may not be again.
+            // A second attempt may succeed.
             let _ = self.stream.wait();
         }
         let copied = copied.map_err(|failure| self.failed(failure));

@@ -1,4 +1,4 @@
-//! Hands slots to another thread, which gives each back when it likes.
+//! Hands slots to another thread, which returns each when it has finished with it.
 
 use super::{Memory, Sink, Slot};
 use crate::device::{Device, Pinned};
@@ -8,8 +8,8 @@ use crate::sys::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// A sink, and the other end of it, for a program that wants to ask for bytes rather than be called with
-/// them. With a device, the ring is pinned for it.
+/// Returns a sink and its receiver, for programs that request bytes themselves instead of being called
+/// with them. If `device` is given, the ring is pinned for it.
 ///
 /// ```no_run
 /// use dmafile::{Load, Ring, hand_over};
@@ -41,17 +41,18 @@ pub fn hand_over(device: Option<Device>) -> (impl Sink + Send + 'static, Hands) 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Handed {
-    /// The first of them, as [`Piece::at`](super::Piece::at) counts.
+    /// Offset of the first byte, counted in the same way as [`Piece::at`](super::Piece::at).
     pub at: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Where they lie, until [`Hands::done`] is called with their slot for the last of its pieces.
+    /// Address of the first byte. The bytes are valid until [`Hands::done`] has been called for all pieces
+    /// of the slot.
     pub address: usize,
-    /// Their slot.
+    /// The slot that they are in.
     pub slot: u64,
 }
 
-/// What takes the pieces that a sink is given.
+/// The receiver of the pieces.
 #[derive(Debug)]
 pub struct Hands(Arc<Shared>);
 
@@ -64,16 +65,16 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Handed>,
-    /// Pieces of each slot that have not been given back.
+    /// For each slot that is out, the number of pieces that have not been returned.
     out: BTreeMap<u64, usize>,
-    /// No more will come.
+    /// No more pieces will come.
     over: bool,
-    /// The receiver has gone away.
+    /// The receiver takes no more pieces.
     gone: bool,
 }
 
 impl Hands {
-    /// The next piece, once it is there; None where there is none any more, or the load has failed.
+    /// Waits for the next piece. None after the last one, or if the load has failed.
     pub fn next(&self) -> Option<Handed> {
         let mut state = sync::lock(&self.0.state);
         loop {
@@ -87,7 +88,8 @@ impl Hands {
         }
     }
 
-    /// A piece of this slot is not needed any more; whether there was one that had been handed out.
+    /// Returns one piece of a slot. When all pieces of a slot have been returned, it is filled again. The
+    /// result is false if the receiver has no piece of that slot.
     pub fn done(&self, slot: u64) -> bool {
         let mut state = sync::lock(&self.0.state);
         let waiting = state.waiting.iter().filter(|piece| piece.slot == slot);
@@ -105,13 +107,13 @@ impl Hands {
 }
 
 impl Hands {
-    /// How many slots are out: handed over, and not given back.
+    /// Number of slots that are out: the sink has taken them, and they have not been returned.
     pub fn out(&self) -> usize {
         sync::lock(&self.0.state).out.len()
     }
 
-    /// Takes no more: the load ends with EPIPE, unless it has all bytes, and waits for no slot. What dropping
-    /// it does, too.
+    /// Stops receiving. The load no longer waits for slots, and fails with EPIPE unless the sink has taken
+    /// all of them. Dropping the receiver does the same.
     pub fn leave(&self) {
         let mut state = sync::lock(&self.0.state);
         state.gone = true;
@@ -131,12 +133,13 @@ struct Giver {
     shared: Arc<Shared>,
     device: Option<Device>,
     ring: Option<Pinned>,
-    /// Slots that were taken, and of which it has been said that they may be filled again.
+    /// Number of slots taken so far.
     taken: u64,
+    /// Number of the oldest slot that [`Sink::done`] has not reported.
     oldest: u64,
 }
 
-/// A load that has failed before it came to the sink.
+/// Needed if the load fails before it calls the sink.
 impl Drop for Giver {
     fn drop(&mut self) {
         sync::lock(&self.shared.state).over = true;
@@ -189,7 +192,7 @@ impl Sink for Giver {
     fn finish(&mut self) -> Result<()> {
         let mut state = sync::lock(&self.shared.state);
         state.over = true;
-        // What was not handed out yet is not, after a failure.
+        // After a failure, pieces that the receiver has not got yet are withdrawn.
         for piece in std::mem::take(&mut state.waiting) {
             if let Some(out) = state.out.get_mut(&piece.slot) {
                 *out -= 1;

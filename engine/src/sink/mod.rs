@@ -1,5 +1,5 @@
-//! Where the bytes of a load go that are not to stay in memory: a sink takes filled slots of a ring, and
-//! says when each may be filled again.
+//! Sinks: where bytes go that do not stay in memory. A sink takes filled slots of a ring, and reports when
+//! each may be filled again.
 
 mod copy;
 mod device;
@@ -13,19 +13,19 @@ pub use copy::CopyTo;
 pub use device::{Place, ToDevice};
 pub use handed::{Handed, Hands, hand_over};
 
-/// Bytes of a ring, unless asked otherwise.
+/// Default size of a ring, in bytes.
 pub const DEFAULT_RING: u64 = 256 << 20;
-/// Into how many slots a ring is cut, unless asked otherwise.
+/// Default number of slots in a ring.
 pub const DEFAULT_SLOTS: u32 = 16;
 
-/// The ring that a load goes through ([`Load::run_through`](crate::Load::run_through)): memory in huge
-/// pages where they can be had, made once and filled again and again.
+/// The ring that a load goes through ([`Load::run_through`](crate::Load::run_through)): memory, in huge
+/// pages if available, that is allocated once and filled again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ring {
-    /// All of it, in bytes; less where the load is smaller.
+    /// Size in bytes; the ring is smaller if the load is.
     pub bytes: u64,
-    /// Into how many slots it is cut, 2 to 1024. A slot has at least one block.
+    /// Number of slots, 2 to 1024. A slot holds at least one block.
     pub slots: u32,
 }
 
@@ -44,7 +44,7 @@ impl Ring {
         Self { bytes, slots }
     }
 
-    /// Checks that its numbers are in range; every load through it begins with that.
+    /// Checks that the numbers are in range. Every load through the ring checks them, too.
     ///
     /// # Errors
     /// Kind [`Usage`](crate::ErrorKind::Usage).
@@ -62,7 +62,7 @@ impl Ring {
         Ok(())
     }
 
-    /// The size of a slot, where one operation moves `block` bytes.
+    /// The size of a slot, if one operation moves `block` bytes.
     pub(crate) fn slot(self, block: u64) -> Result<u64> {
         self.check()?;
         let slot = self.bytes / u64::from(self.slots);
@@ -70,46 +70,46 @@ impl Ring {
     }
 }
 
-/// Where the bytes of a load go that does not keep them in memory.
+/// Receives the bytes of a load that does not keep them in memory.
 ///
-/// The calls come from the thread that loads, one after the other: [`Sink::begin`] and
-/// [`Sink::finish`] once each, between them [`Sink::take`] for every slot with wanted bytes, in the
-/// order of the file.
+/// All calls come from the thread of the load, one after the other: first [`Sink::begin`], then
+/// [`Sink::take`] for each slot that has wanted bytes, in file order, with calls of [`Sink::done`] in
+/// between, and finally [`Sink::finish`].
 pub trait Sink {
-    /// The ring that slots will come from, before the first of them: to be registered with a device.
-    /// Reads into it are in flight already.
+    /// Called once, before the first slot, with the ring that all slots are in: a sink can register it
+    /// with a device. Reads into the ring are already in flight.
     ///
     /// # Errors
-    /// Its error becomes that of the load.
+    /// An error of the sink becomes the error of the load.
     fn begin(&mut self, ring: Memory<'_>) -> Result<()> {
         let _ = ring;
         Ok(())
     }
 
-    /// Takes a filled slot, and need not have done with it when it returns: its bytes stay as they are
-    /// until [`Sink::done`] has said so.
+    /// Takes a filled slot. The sink may continue to use the slot after this returns: its bytes do not
+    /// change until [`Sink::done`] has returned true for it.
     ///
     /// # Errors
-    /// As [`Sink::begin`].
+    /// As for [`Sink::begin`].
     fn take(&mut self, slot: &Slot<'_>) -> Result<()>;
 
-    /// Whether the oldest slot that was taken, and of which it has not been said yet, may be filled
-    /// again. With `wait`, once it may.
+    /// Returns whether the oldest slot in use may be filled again; if so, it is no longer in use. With
+    /// `wait`, waits until it may.
     ///
     /// # Errors
-    /// As [`Sink::begin`].
+    /// As for [`Sink::begin`].
     fn done(&mut self, wait: bool) -> Result<bool>;
 
-    /// Nothing more will come, because all has been taken or the load has failed: when it returns, no
-    /// slot is in use any more, and the ring is let go of. Called where [`Sink::begin`] was, however
-    /// that ended.
+    /// Called once, when no more slots will come: all have been taken, or the load has failed. When this
+    /// returns, the sink must not use any slot, nor the ring, any more. It is called whenever
+    /// [`Sink::begin`] was called, even if that failed.
     ///
     /// # Errors
-    /// As [`Sink::begin`], unless the load has failed before.
+    /// As for [`Sink::begin`]; ignored if the load has already failed.
     fn finish(&mut self) -> Result<()>;
 }
 
-/// Memory of this process by its address.
+/// A range of this process's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'m>(Region<'m>);
 
@@ -118,21 +118,21 @@ impl<'m> Memory<'m> {
         Self(region)
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.start()
     }
 
-    /// How many bytes it has.
+    /// Number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "no memory is empty")]
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Copies the first bytes of it.
+    /// Copies its first `into.len()` bytes.
     ///
     /// # Panics
-    /// Where `into` is larger.
+    /// If `into` is larger than the memory.
     pub fn copy_to(&self, into: &mut [u8]) {
         self.0.copy_out(0, into);
     }
@@ -146,24 +146,23 @@ pub struct Slot<'s> {
 }
 
 impl<'s> Slot<'s> {
-    /// The wanted bytes in it, in the order of the file: one piece, or several where others lie between
-    /// them.
+    /// The wanted bytes in the slot, in file order: one piece, or several if unwanted bytes separate them.
     pub fn pieces(&self) -> &'s [Piece<'s>] {
         self.pieces
     }
 
-    /// No wanted bytes come after these.
+    /// Whether no more wanted bytes follow these.
     pub fn is_last(&self) -> bool {
         self.last
     }
 }
 
-/// Wanted bytes that lie together.
+/// A contiguous range of wanted bytes.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Piece<'s> {
-    /// The first of them, counted from the first byte of the file; of a model, as
-    /// [`Tensor::at`](crate::Tensor::at) counts.
+    /// Offset of the first byte in the file; in a model, it is counted in the same way as
+    /// [`Tensor::at`](crate::Tensor::at).
     pub at: u64,
     /// The bytes, in the ring.
     pub memory: Memory<'s>,
