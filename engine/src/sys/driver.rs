@@ -1,9 +1,9 @@
-//! The drivers of GPUs: `libcuda.so.1` and `libamdhip64.so`, opened when they are asked for. What is called
-//! is the same table of functions, under two sets of names.
+//! The drivers of GPUs: `libcuda.so.1` and `libamdhip64.so`, opened on first use. Both have the same table
+//! of functions, with different names.
 //!
-//! Each call is one with the context of its device, which is the current one of the thread for as long as
-//! the call takes. What was made is given back when it is dropped, but for a fork of the process that made
-//! it: there it is that process's.
+//! For the duration of each call that needs it, the context of the device is made the thread's current one.
+//! Objects of a driver are released when they are dropped, but not in a fork of the process that created
+//! them: they belong to that process.
 
 use super::map::Region;
 use libloading::Library;
@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Whose driver.
+/// Which vendor's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     Cuda,
@@ -19,7 +19,7 @@ pub(crate) enum Api {
 }
 
 impl Api {
-    /// The names that its library goes by, the first that is there being the one.
+    /// Possible names of its library. The first one that exists is used.
     fn libraries(self) -> &'static [&'static str] {
         match self {
             Self::Cuda => &["libcuda.so.1"],
@@ -37,14 +37,14 @@ impl fmt::Display for Api {
     }
 }
 
-/// A call that a driver answered with an error.
+/// A driver call that failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    /// Its name; empty where it never came to one.
+    /// Name of the function; empty if it failed before any call.
     pub(crate) call: &'static str,
-    /// What the driver said, or 0.
+    /// The driver's error code, or 0.
     pub(crate) code: i32,
-    /// The same in words.
+    /// The error in words.
     pub(crate) text: String,
 }
 
@@ -53,7 +53,7 @@ pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const ALREADY_REGISTERED: i32 = 712;
 pub(crate) const NOT_SUPPORTED: i32 = 801;
 
-/// Handles of the driver.
+/// A handle of the driver.
 type Handle = *mut c_void;
 
 /// Declares the table of functions, and how each is found and called.
@@ -71,9 +71,8 @@ macro_rules! table {
                             Api::Cuda => $cuda,
                             Api::Hip => $hip,
                         };
-                        // SAFETY: the type is the function's, as the driver's header has it
-                        // (tests/double/prototypes.c holds it against that), and the library is
-                        // never closed.
+                        // SAFETY: the function has this type in the driver's header (checked by
+                        // tests/double/prototypes.c), and the library is never closed.
                         let found = unsafe { library.get(name) };
                         *found.map_err(|error| missing(reason(&error)))?
                     },)+
@@ -85,10 +84,10 @@ macro_rules! table {
             $(
                 #[allow(dead_code, reason = "the words for an error are asked for without one")]
                 /// # Safety
-                /// What the driver asks of the arguments: handles that it has given and that are
-                /// alive, memory that it may write its answer to.
+                /// The arguments must be what the driver requires: handles that it has returned and
+                /// that have not been destroyed, and memory that it may write its results to.
                 unsafe fn $name(&self, $($arg: $type),*) -> Result<(), Failure> {
-                    // SAFETY: as the caller promises.
+                    // SAFETY: the caller guarantees it.
                     let code = unsafe { (self.table.$name)($($arg),*) };
                     self.judge(match self.api { Api::Cuda => $cuda, Api::Hip => $hip }, code)
                 }
@@ -126,7 +125,7 @@ table! {
     error_string = "cuGetErrorString", "hipDrvGetErrorString" (code: c_int, text: *mut *const c_char);
 }
 
-/// A driver, opened once and for good.
+/// A driver, opened once and never closed.
 pub(crate) struct Driver {
     api: Api,
     table: Table,
@@ -135,7 +134,7 @@ pub(crate) struct Driver {
     _library: Library,
 }
 
-/// What the dynamic linker says.
+/// The dynamic linker's message.
 fn reason(error: &libloading::Error) -> String {
     let source = std::error::Error::source(error);
     source.map_or_else(|| error.to_string(), ToString::to_string)
@@ -150,7 +149,7 @@ fn missing(text: String) -> Failure {
 }
 
 impl Driver {
-    /// The driver of this machine, initialised.
+    /// Returns the driver of this machine. The first call opens and initialises it.
     pub(crate) fn open(api: Api) -> Result<&'static Self, Failure> {
         static CUDA: OnceLock<Driver> = OnceLock::new();
         static HIP: OnceLock<Driver> = OnceLock::new();
@@ -164,7 +163,7 @@ impl Driver {
                 let new = Self::load(api)?;
                 // SAFETY: it takes no flags.
                 unsafe { new.init(0)? };
-                // Another thread may have been faster; the library is the same.
+                // If another thread was faster, its result is used: the library is the same.
                 place.get_or_init(|| new)
             }
         };
@@ -196,7 +195,7 @@ impl Driver {
         Err(first.expect("there is a name to try"))
     }
 
-    /// This is a fork of the process that opened it.
+    /// Whether this process is a fork of the one that opened the driver.
     fn is_foreign(&self) -> bool {
         self.process != std::process::id()
     }
@@ -206,11 +205,11 @@ impl Driver {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: it writes the address of a text that it keeps, or null.
+        // SAFETY: it writes the address of a text that the driver owns and never frees, or null.
         let known =
             unsafe { (self.table.error_string)(code, &raw mut text) } == 0 && !text.is_null();
         let text = match known {
-            // SAFETY: as above, ended by a NUL.
+            // SAFETY: as above; a NUL ends the text.
             true => unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned(),
@@ -219,7 +218,7 @@ impl Driver {
         Err(Failure { call, code, text })
     }
 
-    /// As the driver counts them: 13050 is 13.5.
+    /// The version, as the driver encodes it: CUDA's 13050 is 13.5.
     pub(crate) fn version_number(&self) -> Result<i32, Failure> {
         let mut version = 0;
         // SAFETY: it writes a number.
@@ -227,7 +226,7 @@ impl Driver {
         Ok(version)
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub(crate) fn devices(&self) -> Result<u32, Failure> {
         let mut count = 0;
         // SAFETY: it writes a number.
@@ -235,7 +234,7 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Whether there is a device of this number.
+    /// Checks that there is a device with this number.
     pub(crate) fn find(&self, ordinal: u32) -> Result<(), Failure> {
         self.device(ordinal).map(drop)
     }
@@ -248,18 +247,19 @@ impl Driver {
         Ok(device)
     }
 
-    /// What a device is called.
+    /// The name of a device.
     pub(crate) fn name(&self, ordinal: u32) -> Result<String, Failure> {
         let device = self.device(ordinal)?;
         let mut name = [0_u8; 256];
         let room = name.len() as c_int;
-        // SAFETY: it writes as many bytes as there is room for.
+        // SAFETY: it writes at most `room` bytes.
         unsafe { self.device_name(name.as_mut_ptr().cast(), room, device)? };
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// An attribute of a device, by its number in CUDA; None where the driver counts others.
+    /// An attribute of a device, by its number in CUDA. None with AMD's driver, which has other numbers, or if
+    /// the driver returns an error.
     pub(crate) fn attribute(&self, ordinal: u32, number: i32) -> Option<i32> {
         let device = self
             .device(ordinal)
@@ -272,14 +272,14 @@ impl Driver {
     }
 }
 
-/// The primary context of a device, which is also that of other libraries in this process.
+/// The primary context of a device, which all libraries in this process share.
 pub(crate) struct Context {
     driver: &'static Driver,
     device: c_int,
     handle: Handle,
 }
 
-// SAFETY: a context is of the process, and its driver is called from any thread.
+// SAFETY: a context belongs to the process, and its driver may be called from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -289,7 +289,7 @@ impl Context {
         let driver = Driver::open(api)?;
         let device = driver.device(ordinal)?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: it writes a handle, of a device that it knows.
+        // SAFETY: it writes a handle; the driver has returned this device.
         unsafe { driver.context_retain(&raw mut handle, device)? };
         Ok(Arc::new(Self {
             driver,
@@ -298,14 +298,14 @@ impl Context {
         }))
     }
 
-    /// Makes it the current one of this thread, until what comes back is dropped.
+    /// Makes the context the thread's current one, until the result is dropped.
     fn enter(&self) -> Result<Entered<'_>, Failure> {
         if self.driver.is_foreign() {
             return Err(missing(
                 "it belongs to the process that forked this one".to_string(),
             ));
         }
-        // SAFETY: the handle lives as long as this.
+        // SAFETY: the handle is destroyed only when this is dropped.
         unsafe { self.driver.context_push(self.handle)? };
         Ok(Entered(self))
     }
@@ -314,7 +314,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !self.driver.is_foreign() {
-            // SAFETY: it was retained once, and nothing is left that was made with it.
+            // SAFETY: it was retained once. Everything created in it has an `Arc` of it, so nothing is left.
             let _ = unsafe { self.driver.context_release(self.device) };
         }
     }
@@ -330,34 +330,34 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Memory of this process that is registered: pinned, and known to the devices of the driver.
+/// Memory of this process that is registered with a driver: pinned, and accessible to its devices.
 pub(crate) struct Registered {
     context: Arc<Context>,
     start: Handle,
     ended: bool,
 }
 
-// SAFETY: an address that is not followed here; the driver is called from any thread.
+// SAFETY: the address is not dereferenced here; the driver may be called from any thread.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
 
 impl Registered {
-    /// `bytes` from `start` on, which stay mapped there for as long as what comes back is there; to be
-    /// read by devices alone where they are mapped for reading alone.
+    /// Registers `bytes` bytes from `start`. They must stay mapped there until the result is dropped.
+    /// `read_only` is for memory that is mapped read-only: devices can then only read it.
     pub(crate) fn new(
         context: &Arc<Context>,
         start: *const u8,
         bytes: u64,
         read_only: bool,
     ) -> Result<Self, Failure> {
-        /// For all contexts of the driver.
+        /// The registration applies to all contexts of the driver.
         const PORTABLE: c_uint = 1;
         const READ_ONLY: c_uint = 8;
         let flags = PORTABLE | if read_only { READ_ONLY } else { 0 };
         let start = start.cast_mut().cast();
         let _entered = context.enter()?;
-        // SAFETY: the driver pins pages of this process, after a check that they are there.
+        // SAFETY: the driver checks that the pages are mapped, and pins them.
         unsafe { context.driver.host_register(start, bytes as usize, flags)? };
         Ok(Self {
             context: Arc::clone(context),
@@ -366,7 +366,7 @@ impl Registered {
         })
     }
 
-    /// Unregisters it, and returns the result.
+    /// Unregisters the memory, and returns the driver's error if that fails.
     pub(crate) fn end(mut self) -> Result<(), Failure> {
         self.unregister()
     }
@@ -376,7 +376,7 @@ impl Registered {
             return Ok(());
         }
         let _entered = self.context.enter()?;
-        // SAFETY: it was registered at this address, and once.
+        // SAFETY: it was registered at this address, once.
         unsafe { self.context.driver.host_unregister(self.start) }
     }
 }
@@ -388,18 +388,18 @@ impl Drop for Registered {
     }
 }
 
-/// A queue of copies of a device, in order.
+/// A stream of a device: a queue of copies that are executed in order.
 pub(crate) struct Stream {
     context: Arc<Context>,
     handle: Handle,
 }
 
-// SAFETY: the driver is called from any thread.
+// SAFETY: the driver may be called from any thread.
 unsafe impl Send for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
-        /// It does not wait for the default stream of other libraries.
+        /// The stream does not synchronise with the default stream, which other libraries use.
         const NON_BLOCKING: c_uint = 1;
         let _entered = context.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -415,8 +415,8 @@ impl Stream {
         })
     }
 
-    /// Begins to copy from `from` to byte `at` of a device's memory. The source has to stay as it is until
-    /// the copy has ended.
+    /// Queues a copy from `from` to byte `at` of a device's memory. The source must not change until the
+    /// copy has completed.
     pub(crate) fn copy(
         &self,
         to: &DeviceMemory,
@@ -429,8 +429,8 @@ impl Stream {
             "a copy past the end of a device's memory"
         );
         let _entered = self.context.enter()?;
-        // SAFETY: the destination lies inside memory of a device, as just checked. What is read are bytes
-        // of a region; the caller waits for the end of its copies before it frees the region.
+        // SAFETY: the destination is within the device's memory, as just checked. The source is a region;
+        // the caller waits until its copies have completed before it frees the region.
         unsafe {
             self.context.driver.copy_in(
                 to.address + at,
@@ -441,21 +441,22 @@ impl Stream {
         }
     }
 
-    /// What is queued from now on comes after all that another library has queued so far on its `other`.
+    /// Makes copies that are queued from now on wait for everything that is already queued on `other`.
+    /// `event` is used for that.
     pub(crate) fn follow(&self, other: OtherStream, event: &Event) -> Result<(), Failure> {
         let driver = self.context.driver;
         let _entered = self.context.enter()?;
-        // SAFETY: the caller of `OtherStream::new` guarantees that stream; the other handles are alive.
+        // SAFETY: the caller of `OtherStream::new` guarantees that `other` is valid; the other handles are.
         unsafe {
             driver.event_record(event.handle, other.0 as Handle)?;
             driver.stream_wait(self.handle, event.handle, 0)
         }
     }
 
-    /// Waits until nothing is queued.
+    /// Waits until everything that is queued has completed.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
-        // SAFETY: the handle lives as long as this.
+        // SAFETY: the handle is destroyed only when this is dropped.
         unsafe { self.context.driver.stream_synchronize(self.handle) }
     }
 }
@@ -469,18 +470,18 @@ impl Drop for Stream {
     }
 }
 
-/// A place in a stream.
+/// An event: it is recorded in a stream, and completes when everything queued before it has completed.
 pub(crate) struct Event {
     context: Arc<Context>,
     handle: Handle,
 }
 
-// SAFETY: the driver is called from any thread.
+// SAFETY: the driver may be called from any thread.
 unsafe impl Send for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, Failure> {
-        /// A wait for it sleeps; it records no time.
+        /// Waits for the event sleep instead of spinning, and no time is recorded.
         const BLOCKING_SYNC: c_uint = 1;
         const DISABLE_TIMING: c_uint = 2;
         let _entered = context.enter()?;
@@ -494,17 +495,17 @@ impl Event {
         })
     }
 
-    /// It comes when all has ended that is queued so far.
+    /// Records the event: it completes when everything that is queued on `stream` now has completed.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
-        // SAFETY: both handles are alive.
+        // SAFETY: neither handle has been destroyed.
         unsafe { self.context.driver.event_record(self.handle, stream.handle) }
     }
 
-    /// Whether it has come.
+    /// Whether the event has completed.
     pub(crate) fn has_come(&self) -> Result<bool, Failure> {
         let _entered = self.context.enter()?;
-        // SAFETY: the handle lives as long as this.
+        // SAFETY: the handle is destroyed only when this is dropped.
         match unsafe { self.context.driver.event_query(self.handle) } {
             Ok(()) => Ok(true),
             Err(failure) if failure.code == NOT_READY => Ok(false),
@@ -512,10 +513,10 @@ impl Event {
         }
     }
 
-    /// Waits until it has come.
+    /// Waits until the event has completed.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let _entered = self.context.enter()?;
-        // SAFETY: the handle lives as long as this.
+        // SAFETY: the handle is destroyed only when this is dropped.
         unsafe { self.context.driver.event_synchronize(self.handle) }
     }
 }
@@ -535,27 +536,27 @@ pub struct OtherStream(usize);
 
 impl OtherStream {
     /// # Safety
-    /// It is a stream of the device (`CUstream`, `cudaStream_t`, `hipStream_t`) for as long as a load
-    /// uses it, or 0.
+    /// `handle` must be 0, or a stream of the device (`CUstream`, `cudaStream_t`, `hipStream_t`) that is not
+    /// destroyed while a load uses it.
     pub unsafe fn new(handle: usize) -> Self {
         Self(handle)
     }
 }
 
-/// Memory of a device: made here, or by another library.
+/// Memory of a device, allocated here or by another library.
 pub struct DeviceMemory {
     address: u64,
     bytes: u64,
-    /// What it is given back to.
+    /// The context to free it in; None if another library owns it.
     owner: Option<Arc<Context>>,
 }
 
 impl DeviceMemory {
-    /// Memory that another library has made, and keeps.
+    /// Memory that another library has allocated and still owns.
     ///
     /// # Safety
-    /// All `bytes` from `address` on are memory of the device, which nothing else uses and which stays
-    /// while a load writes to it.
+    /// All `bytes` bytes from `address` must be memory of the device. While a load writes to it, nothing
+    /// else may use it, and it must not be freed.
     pub unsafe fn borrowed(address: u64, bytes: u64) -> Self {
         Self {
             address,
@@ -576,18 +577,18 @@ impl DeviceMemory {
         })
     }
 
-    /// Where it begins, for calls of the device's libraries: no address of this process.
+    /// The device address of the first byte, for calls of the device's libraries. The CPU cannot use it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes it has.
+    /// Number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "no memory is empty")]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Copies bytes back, from byte `at` on.
+    /// Copies bytes to the host, starting at byte `at`.
     pub(crate) fn copy_out(
         &self,
         context: &Context,
@@ -600,7 +601,7 @@ impl DeviceMemory {
             "a copy past the end of a device's memory"
         );
         let _entered = context.enter()?;
-        // SAFETY: the source lies inside the device's memory, as just checked.
+        // SAFETY: the source is within the device's memory, as just checked.
         unsafe {
             context
                 .driver
@@ -623,7 +624,7 @@ impl Drop for DeviceMemory {
         if let Some(context) = &self.owner
             && let Ok(_entered) = context.enter()
         {
-            // SAFETY: it was allocated here, and is not used again.
+            // SAFETY: it was allocated here, and is not used any more.
             let _ = unsafe { context.driver.mem_free(self.address) };
         }
     }

@@ -1,7 +1,7 @@
-//! A load that does not stay in memory: reads fill the slots of a ring, the sink empties them.
+//! A load that does not stay in memory: reads fill the slots of a ring, and the sink empties them.
 //!
-//! To those that read, the ring is memory as long as the file, of which more comes into being whenever the
-//! sink has done with a slot.
+//! To the readers, the ring looks like memory as long as the file. More of it becomes available whenever
+//! the sink has finished with a slot.
 
 use super::lanes::Lanes;
 use super::{Outcome, Over, Transfer, Work};
@@ -19,19 +19,19 @@ use std::collections::VecDeque;
 pub(crate) struct Through<'a> {
     work: Work<'a>,
     ring: buffer::Ring,
-    /// Bytes of a slot, and how many the ring has.
+    /// Size of a slot in bytes, and number of slots in the ring.
     slot: u64,
     slots: u64,
-    /// Slot `n` holds what lies in memory from `n * slot - phase` on.
+    /// Slot `n` begins at offset `n * slot - phase` of the memory that the readers see.
     phase: u64,
 }
 
-/// A slot that the sink has, or has had.
+/// A slot that has been handed to the sink and not been returned to the readers.
 struct Taken {
     number: u64,
-    /// There was something in it.
+    /// The sink is still using it. Never true of a slot without wanted bytes.
     full: bool,
-    /// It has been hashed when all below this place has.
+    /// Offset of the end of its data: the slot has been hashed when everything below that has.
     data_end: u64,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Through<'a> {
         })
     }
 
-    /// Which pages the ring got.
+    /// The page size that the ring got, with a remark if necessary.
     pub(crate) fn pages(&self) -> (String, Option<String>) {
         self.ring.pages()
     }
@@ -124,9 +124,9 @@ impl<'a> Through<'a> {
         Ok(Outcome { rung, verified })
     }
 
-    /// Hands slots to the sink as they are filled, and to those that read as it has done with them.
+    /// Hands filled slots to the sink, and returns them to the readers when the sink has finished with them.
     fn drive(&self, feed: &Feed, hashed: Option<&Landed>, sink: &mut dyn Sink) -> Result<()> {
-        // However this ends, the reads do not wait for a slot.
+        // However this ends, the readers must not keep waiting for a slot.
         let _end = End(feed);
         self.populate(feed)?;
         let mut sink = Begun {
@@ -137,13 +137,13 @@ impl<'a> Through<'a> {
         let mut taken = VecDeque::new();
         let plan = self.work.plan;
         for number in 0..(self.phase + plan.lead + plan.bytes).div_ceil(self.slot) {
-            // Half of the ring is for reads.
+            // Half of the ring is reserved for the readers.
             while taken.len() as u64 > self.slots / 2 {
                 self.give_back(feed, hashed, &mut taken, sink.sink, true)?;
             }
             while self.give_back(feed, hashed, &mut taken, sink.sink, false)? {}
             let Some(one) = self.hand_over(number, sink.sink)? else {
-                // Reading has ended early, and the feed knows why.
+                // Reading has ended early; the feed has the reason.
                 return Ok(());
             };
             taken.push_back(one);
@@ -153,7 +153,7 @@ impl<'a> Through<'a> {
         sink.sink.finish()
     }
 
-    /// Has the ring's pages come into being, slot by slot, while the first are read into.
+    /// Allocates the ring's pages slot by slot, while the first slots are already being filled.
     fn populate(&self, feed: &Feed) -> Result<()> {
         numa::prefer(self.work.plan.node);
         for number in 0..self.slots {
@@ -174,7 +174,7 @@ impl<'a> Through<'a> {
         Ok(())
     }
 
-    /// Where slot `number` begins, of memory as long as the file.
+    /// Offset of slot `number` in the memory that the readers see.
     fn start(&self, number: u64) -> u64 {
         (number * self.slot).saturating_sub(self.phase)
     }
@@ -186,7 +186,7 @@ impl<'a> Through<'a> {
         }
     }
 
-    /// Waits until a slot is filled, and has the sink take it; None where reading has ended before.
+    /// Waits until a slot is filled, and hands it to the sink. None if reading has ended before that.
     fn hand_over(&self, number: u64, sink: &mut dyn Sink) -> Result<Option<Taken>> {
         let Work {
             plan,
@@ -215,7 +215,7 @@ impl<'a> Through<'a> {
         let wanted = &wanted[wanted.partition_point(|range| at(range.1) <= start)..];
         let (mut pieces, mut data_end, mut run) = (Vec::new(), 0, runs.next());
         for (from, to) in wanted.iter().copied().map_while(clip) {
-            // What is no data is a hole, and what was there before has to go.
+            // Wanted bytes that are not data are holes. Zero them: the slot still has old bytes there.
             let mut done = from;
             while let Some((data, upto)) = run.filter(|run| run.0 < to) {
                 if data > done {
@@ -249,7 +249,8 @@ impl<'a> Through<'a> {
         }))
     }
 
-    /// Gives the oldest slot back to those that read, where the sink has done with it; whether it did.
+    /// Returns the oldest slot to the readers if the sink has finished with it, after waiting for that if
+    /// `wait` is set. The result says whether it did.
     fn give_back(
         &self,
         feed: &Feed,
@@ -273,7 +274,7 @@ impl<'a> Through<'a> {
             while upto < oldest.data_end {
                 match hashed.wait(upto) {
                     Some(more) => upto = more,
-                    // Reading has ended early, for which the feed has a reason that comes first.
+                    // Reading has ended early. The feed's error takes precedence over this one.
                     None => return Err(Error::new("verify", "not all bytes came")),
                 }
             }
@@ -289,19 +290,19 @@ fn no_thread(error: &std::io::Error) -> Error {
         .with_remedy("raise the limit on processes: ulimit -u")
 }
 
-/// The ring, and how far it has been hashed.
+/// The ring, recording how far the hasher has read.
 struct Watched<'a>(&'a buffer::Ring, &'a Landed);
 
 impl CopyOut for Watched<'_> {
     fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         self.0.copy_out(at, into)?;
-        // In ascending order, so that nothing below is looked at again.
+        // The hasher reads in ascending order, so it has finished with everything below.
         self.1.add(0, at + into.len() as u64);
         Ok(())
     }
 }
 
-/// A sink that has the ring, and lets go of it.
+/// A sink that `begin` has been called for. Dropping this calls `finish` if that has not been done.
 struct Begun<'s> {
     sink: &'s mut dyn Sink,
     finished: bool,
@@ -316,7 +317,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// Ends the reads, in a panic of the sink too.
+/// Stops the readers when dropped, so also if the sink panics.
 struct End<'a>(&'a Feed);
 
 impl Drop for End<'_> {
