@@ -12,13 +12,13 @@ from ._progress import Callback, callback
 from ._stream import Placed, Tensors, chosen, parts_of
 
 Ring: TypeAlias = tuple[int, int] | None
-"""Bytes of the ring in the memory of the host, and its slots; 256 MiB and 16 if None."""
+"""Size of the ring in host memory, in bytes, and number of slots. None: 256 MiB and 16 slots."""
 How: TypeAlias = tuple[str, int | None, Ring]
 
 _ALIGN = 256
-"""Where blocks of tensors begin, as those of device libraries do."""
+"""Alignment of blocks of tensors, the same as in device libraries."""
 _GAP = 64 << 10
-"""Bytes between tensors that cost less to copy than another copy."""
+"""Gaps between tensors that are shorter, in bytes, cost less to copy than a separate copy."""
 
 
 def is_usable(how: How) -> bool:
@@ -33,12 +33,12 @@ def is_usable(how: How) -> bool:
 
 
 class Layout:
-    """Where tensors lie in one block of memory: as in the files, as far as that suits their
-    elements, so that one copy moves many."""
+    """The positions of tensors in one block of memory: adjacent as in the files where the alignment
+    of their elements allows it, so that one copy moves many tensors."""
 
     def __init__(self, rows: Iterable[Placed], sizes: Callable[[str], int]) -> None:
         self.places: list[tuple[int, int, int]] = []
-        """The first byte in the files, how many, and the first byte in the memory."""
+        """Offset in the files, number of bytes, and offset in the memory."""
         self.offsets: dict[str, int] = {}
         self.nbytes = 0
         for name, dtype, _, at, nbytes in rows:
@@ -70,14 +70,15 @@ def load(
     progress: Callback | bool | None,
     options: Options,
 ) -> dict[str, Any]:
-    """Fills memory as a layout says; returns the report."""
+    """Loads tensors into memory at the positions of a layout; returns the report."""
     with callback(progress) as tell:
         every = {**options, "verify": verify}
         return _dmafile.load_to_device(model, patterns, (memory, layout.places), how, every, tell)
 
 
 Batch: TypeAlias = tuple[Any, int, list[Placed]]
-"""A block of memory, or None, what its first byte is, and the tensors in it."""
+"""A block of memory (None if it would be empty), the offset of its first byte in the files, and
+the tensors in it."""
 
 
 def stream(
@@ -90,10 +91,10 @@ def stream(
     progress: Callback | bool | None,
     options: Options,
 ) -> tuple[list[Placed], Generator[Batch, None, None]]:
-    """The rows of the wanted tensors, and these, part by part, in the order of their bytes; each
-    part in a block that `allocate` makes, with its address.
+    """The rows of the wanted tensors, and a generator of their parts, in the order of their bytes.
+    Each part is in a block that `allocate` returns together with its address.
 
-    What is wrong with the arguments is raised at once, all else where it is iterated.
+    Invalid arguments are raised immediately, other errors during the iteration.
     """
     if budget < 1:
         raise make("usage", None, f"budget: {budget} is out of range: 1 byte or more", None, "")
@@ -126,7 +127,7 @@ def _run(
     try:
         with callback(progress) as tell:
             for part in parts:
-                # As far ahead as the budget allows, and one at least.
+                # Allocate as far ahead as the budget allows, but at least one block.
                 while waiting and (not blocks or held + waiting[0].nbytes <= budget):
                     ahead = waiting.popleft()
                     block = None
@@ -141,7 +142,7 @@ def _run(
                     running.wait(part.end, tell)
                 block = blocks.popleft()
                 yield block, part.start, part.rows
-                # Not to be kept while the next one is waited for.
+                # Must not stay referenced while waiting for the next one.
                 del block
                 held -= part.nbytes
         try:

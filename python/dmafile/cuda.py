@@ -1,6 +1,6 @@
-"""Tensors in the memory of a GPU, without PyTorch: for CuPy, JAX, and whatever else takes DLPack.
+"""Tensors in the memory of a GPU, without PyTorch: for CuPy, JAX, and other libraries with DLPack.
 
-Written for the drivers of NVIDIA and AMD, tested on a double of them.
+This was written for the drivers of NVIDIA and AMD, but has been tested only on a double of them.
 """
 
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ _SIZES |= {"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8}
 class Tensor:
     """A tensor in the memory of a GPU, for `cupy.from_dlpack`, `jax.dlpack.from_dlpack` and others.
 
-    All tensors of a load share one block of memory, which is given back when the last of them,
-    and of what was made of them, goes.
+    All tensors of a load share one block of memory. It is freed with the last of these tensors and
+    of the arrays that were made from them.
     """
 
     dtype: str
-    """As the file names it, such as `BF16`; `U8` for types that come in blocks."""
+    """The name of the type in the file, such as `BF16`; `U8` for types that consist of blocks."""
     shape: tuple[int, ...]
     nbytes: int
     device: str
     """`cuda:N` or `hip:N`."""
     address: int
-    """Where it begins, for calls of the device's libraries."""
+    """The device address of the first byte, for calls of the device's libraries."""
     _memory: _dmafile.DeviceMemory
     _at: int
 
@@ -46,10 +46,10 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule. All bytes are there, so that no `stream` has to wait for them.
+        """A DLPack capsule. All bytes are in place, so no `stream` has to wait for them.
 
         Raises:
-            BufferError: A copy, or another device, is asked for, or DLPack has no such type.
+            BufferError: The consumer requests a copy or another device, or DLPack has no such type.
         """
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"the memory is that of {self.device}, and is not copied")
@@ -73,19 +73,18 @@ def load(
     """Loads the tensors of a model into the memory of a GPU, through a ring of pinned memory.
 
     Args:
-        filename, tensors, verify, progress, options: As in `dmafile.numpy.load_file`; what is held
-            (`held:NAME`) is not loaded. `pages` is of the ring.
-        device: The number of a GPU of NVIDIA's driver; or `cuda:N`, or `hip:N` of AMD's.
-        ring: Bytes of the ring in the memory of the host, and its slots (2 to 1024); 256 MiB and
-            16 if None.
+        filename, tensors, verify, progress, options: As in `dmafile.numpy.load_file`, except that
+            `held:NAME` is not supported. `pages` applies to the ring.
+        device: The number of a GPU of NVIDIA's driver; or `cuda:N`; or `hip:N` for AMD's driver.
+        ring: Size of the ring in host memory, in bytes, and number of slots (2 to 1024). With None,
+            256 MiB and 16 slots.
 
     Returns:
-        The tensors by name, in the order of their bytes in the files; those without a byte are not
-        among them.
+        The tensors by name, in the order of their bytes in the files, without empty tensors.
 
     Raises:
-        Error: As `dmafile.numpy.load_file`; ENODEV where there is no driver, or no such device;
-            ENOMEM where the device has no room; what its driver says.
+        Error: As `dmafile.numpy.load_file`; ENODEV if there is no driver or no such device; ENOMEM
+            if the device is out of memory; otherwise the driver's error.
     """
     model = open_model(filename)
     patterns, rows = chosen(model, tensors)

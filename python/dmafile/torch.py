@@ -89,10 +89,10 @@ def load_file(
     **options: Unpack[Options],
 ) -> dict[str, _Tensor]:
     """As `dmafile.numpy.load_file`, for PyTorch: on the CPU the tensors are views of one private
-    buffer, which they keep alive. For a GPU they are views of one block of its memory, which is
-    loaded through a ring of pinned memory: written for CUDA and ROCm, tested on a double of their
-    drivers. If the driver cannot be used (a RuntimeWarning says why), and for any other `device`,
-    each tensor is copied there.
+    buffer, which they keep alive. On a GPU they are views of one block of its memory, which is
+    loaded through a ring of pinned memory: written for CUDA and ROCm, but tested only on a double
+    of their drivers. If the driver cannot be used (a RuntimeWarning gives the reason), and for any
+    other `device`, each tensor is copied there.
 
     Tensors of `held:NAME` and `held:NAME@SOCKET` are writable views of the held memory: writes stay
     in this process (copy-on-write). Memory that others can change (`hold(writable=True)`, dma-bufs)
@@ -192,8 +192,9 @@ def _allocated(nbytes: int, where: Any) -> _Tensor:
 
 
 def _driver(where: Any) -> _device_loads.How | None:
-    """A GPU as its driver names it, and PyTorch's stream there: what it has queued may still use
-    memory that it has just handed out. None for anything else, and where there is no driver."""
+    """How to load to a GPU: its name in the driver, and PyTorch's current stream there, because work
+    that is queued on it may still use memory that PyTorch's allocator has just returned. None for
+    any other device, and if the driver cannot be used."""
     if where.type != "cuda":
         return None
     index = torch.cuda.current_device() if where.index is None else where.index
@@ -323,12 +324,12 @@ def _each_on_device(
                     continue
                 part = block[at - start : at - start + nbytes]
                 if (at - start) % dtypes[dtype].itemsize:
-                    # Elements have to be aligned.
+                    # Elements must be aligned.
                     part = part.clone()
                 total += nbytes
                 yield name, part.view(dtypes[dtype]).view(shape)
                 del part
-            # Not to be kept while the next one is waited for.
+            # Must not stay referenced while waiting for the next one.
             del block
     if report is not None:
         report(_alone(total, began))

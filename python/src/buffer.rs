@@ -311,13 +311,14 @@ impl Buffer {
         sealed.map_err(|error| raise(py, &error, None))
     }
 
-    /// Pins the memory for a device, `cuda:N` or `hip:N`: all devices of its driver read it directly, and
-    /// write to it unless it is sealed. The pages of its bytes are pinned, and no more, until `unpin` or
-    /// `close`. Written for the drivers of GPUs, tested on a double of them.
+    /// Pins the memory for a device, `cuda:N` or `hip:N`. All devices of the same driver can then read it
+    /// directly, and write to it unless it is sealed. Only the pages of the requested bytes are pinned. They
+    /// stay pinned until `unpin` or `close`. This was written for GPU drivers, but has been tested only on a
+    /// double of them.
     ///
-    /// Raises `dmafile.Error`: EBUSY where it is pinned already, EOPNOTSUPP where the driver pins no
-    /// memory that is mapped for reading alone, as a sealed buffer is, ENODEV where the device cannot be
-    /// used, else with what its driver says.
+    /// Raises `dmafile.Error`: EBUSY if it is already pinned, EOPNOTSUPP if the driver cannot pin memory
+    /// that is mapped read-only (as a sealed buffer is), ENODEV if the device cannot be used; otherwise
+    /// the driver's error.
     #[pyo3(signature = (device="cuda:0"))]
     fn pin(&self, py: Python<'_>, device: &str) -> PyResult<()> {
         let held = self.share(py)?;
@@ -325,14 +326,14 @@ impl Buffer {
         pinned.map_err(|error| raise(py, &error, None))
     }
 
-    /// Unpins it, where it is pinned: nothing of a device may be reading it.
+    /// Unpins the memory; does nothing if it is not pinned. No device may be using it any more.
     fn unpin(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.share(py)?;
         let unpinned = py.detach(|| held.buffer.unpin());
         unpinned.map_err(|error| raise(py, &error, None))
     }
 
-    /// The device that it is pinned for, `cuda:N` or `hip:N`; None where it is not.
+    /// The device that it is pinned for, `cuda:N` or `hip:N`; None if it is not pinned.
     #[getter]
     fn pinned(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let device = self.share(py)?.buffer.pinned();

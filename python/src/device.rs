@@ -1,4 +1,4 @@
-//! The memory of devices, and loads into it.
+//! Memory of devices, and loads into it.
 
 use crate::dlpack;
 use crate::error::raise;
@@ -15,10 +15,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a waiting thread looks after signals and progress.
+/// Interval at which a waiting thread handles signals and progress.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// Memory of a device: allocated here, or by another library.
+/// Memory of a device, allocated here or by another library.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct DeviceMemory {
     memory: Arc<dmafile::DeviceMemory>,
@@ -41,12 +41,12 @@ impl DeviceMemory {
         })
     }
 
-    /// Memory that another library keeps for as long as it is used here.
+    /// Memory that another library owns, and does not free while it is used here.
     #[staticmethod]
     fn borrowed(py: Python<'_>, device: &str, address: u64, nbytes: u64) -> PyResult<Self> {
         let device = device.parse();
         let device: Device = device.map_err(|error| raise(py, &error, None))?;
-        // SAFETY: the package keeps the tensor that this is the memory of until the load has ended.
+        // SAFETY: the package keeps the tensor that owns this memory alive until the load has ended.
         let memory = unsafe { dmafile::DeviceMemory::borrowed(address, nbytes) };
         Ok(Self {
             memory: Arc::new(memory),
@@ -54,7 +54,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Where it begins, for the device.
+    /// The device address of the first byte.
     #[getter]
     fn address(&self) -> u64 {
         self.memory.address()
@@ -71,7 +71,7 @@ impl DeviceMemory {
         self.device.to_string()
     }
 
-    /// `nbytes` bytes from `at` on, copied back.
+    /// Copies `nbytes` bytes to the host, starting at byte `at`.
     fn copy_back<'py>(
         &self,
         py: Python<'py>,
@@ -84,7 +84,7 @@ impl DeviceMemory {
         })
     }
 
-    /// A DLPack capsule of the tensor at byte `at`.
+    /// A DLPack capsule for the tensor that begins at byte `at`.
     fn dlpack<'py>(
         &self,
         py: Python<'py>,
@@ -104,7 +104,7 @@ impl DeviceMemory {
         )
     }
 
-    /// The device of such a capsule: its type and number.
+    /// The device of such a capsule: DLPack's type and number.
     fn dlpack_device(&self) -> (u32, i32) {
         dlpack::device(self.device)
     }
@@ -120,7 +120,8 @@ struct ToPlaces {
     told: Arc<Told>,
 }
 
-/// How far the bytes are in the device's memory.
+/// How far the load has come: all bytes before the offset are in the device's memory. The flag is set when
+/// it has ended.
 #[derive(Default)]
 struct Told {
     upto: Mutex<(u64, bool)>,
@@ -134,7 +135,8 @@ impl Told {
         self.more.notify_all();
     }
 
-    /// Waits until all before `upto` is there or nothing more comes, and at most so long; whether.
+    /// Waits, at most for the given time, until everything before `upto` is there or the load has ended.
+    /// Returns false if the time is over.
     fn wait(&self, upto: u64, at_most: Duration) -> bool {
         let state = lock(&self.upto);
         let waiting = |state: &mut (u64, bool)| state.0 < upto && !state.1;
@@ -154,7 +156,7 @@ impl Work for ToPlaces {
     fn run(self) -> Result<Report, Error> {
         let mut sink = ToDevice::asking(self.device, self.places)?;
         if let Some(handle) = self.after {
-            // SAFETY: the package names a stream of PyTorch, which keeps its streams.
+            // SAFETY: the package passes a stream of PyTorch, which does not destroy its streams.
             sink = sink.after(unsafe { OtherStream::new(handle) });
         }
         let told = self.told;
@@ -163,11 +165,12 @@ impl Work for ToPlaces {
     }
 }
 
-/// A place: what of the files, as the table's rows count it, how many bytes, and where in the memory.
+/// A place: offset in the files (counted as in the rows of the table), number of bytes, and offset in the
+/// memory.
 type Row = (u64, u64, u64);
 
-/// How a load goes to a device: which; a stream of another library whose work comes first; the ring's
-/// bytes and slots.
+/// How to load to a device: its name; a stream of another library whose queued work must complete first;
+/// the size of the ring in bytes, and its number of slots.
 #[derive(FromPyObject)]
 pub(crate) struct How(String, Option<usize>, Option<(u64, u32)>);
 
@@ -183,15 +186,15 @@ impl How {
     }
 }
 
-/// Raises where a device cannot be used.
+/// Raises an error if a device cannot be used.
 #[pyfunction]
 pub(crate) fn check_device(py: Python<'_>, device: &str) -> PyResult<()> {
     let checked = py.detach(|| device.parse::<Device>()?.check());
     checked.map_err(|error| raise(py, &error, None))
 }
 
-/// Loads the tensors that `patterns` name, or all files, into places of a device's memory; returns the
-/// report.
+/// Loads the tensors that match `patterns`, or whole files if it is None, into places in a device's memory.
+/// Returns the report.
 #[pyfunction]
 pub(crate) fn load_to_device(
     py: Python<'_>,
@@ -220,7 +223,7 @@ pub(crate) fn load_to_device(
     crate::job::as_dict(py, serde_json::to_string(&report))
 }
 
-/// A load into memory that is named place by place, while the first are being filled.
+/// A load into a device's memory whose places are given one by one, while earlier ones are being filled.
 #[pyclass(frozen, module = "dmafile._dmafile")]
 pub(crate) struct DeviceStream {
     job: Mutex<Option<Job<Report>>>,
@@ -261,15 +264,16 @@ impl DeviceStream {
         })
     }
 
-    /// The next place: `memory`, from its first byte on, for `nbytes` bytes from `at` on.
+    /// Gives the load its next place: `memory`, from its start, for the `nbytes` bytes at offset `at`.
     fn give(&self, memory: &DeviceMemory, at: u64, nbytes: u64) {
         if let Some(places) = &*lock(&self.places) {
-            // A load that has failed asks for none; `wait` says why.
+            // If the load has failed, nobody receives it; `wait` raises the error.
             let _ = places.send(Place::new(at, nbytes, &memory.memory, 0));
         }
     }
 
-    /// Waits until all given bytes before `upto` are there. Raises what has ended the load.
+    /// Waits until the bytes of all given places before `upto` are there. Raises the error that ended the
+    /// load, if any.
     fn wait(&self, py: Python<'_>, upto: u64, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let mut before = (0, 0);
         loop {
@@ -293,7 +297,7 @@ impl DeviceStream {
         }
     }
 
-    /// Waits for the end of the load, once all places are given, and raises what went wrong.
+    /// Waits for the end of the load, after all places have been given. Raises its error, if any.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         match self.take() {
             Some(job) => job.attend(py, None).map(drop),
@@ -301,7 +305,7 @@ impl DeviceStream {
         }
     }
 
-    /// Cancels what is on its way, and waits until it is gone.
+    /// Cancels the load, and waits until it has ended.
     fn close(&self, py: Python<'_>) {
         if let Some(job) = self.take() {
             job.abandon(py);
@@ -310,7 +314,7 @@ impl DeviceStream {
 }
 
 impl DeviceStream {
-    /// The job, once. No more places are given to it.
+    /// Takes the job, if it has not been taken yet, and ends the list of places.
     fn take(&self) -> Option<Job<Report>> {
         lock(&self.places).take();
         lock(&self.job).take()

@@ -69,7 +69,7 @@ pub(crate) fn export(
     unsafe { tensor.finish() }.into_pyobject(py)
 }
 
-/// A device, as type and number.
+/// A device, as DLPack's type and number.
 pub(crate) fn device(device: Device) -> (u32, i32) {
     let kind = match device.is_cuda() {
         true => DLDeviceType::CUDA,
@@ -78,7 +78,7 @@ pub(crate) fn device(device: Device) -> (u32, i32) {
     (kind.0, i32::try_from(device.number()).unwrap_or(i32::MAX))
 }
 
-/// A capsule of a tensor in the memory of a device, `at` bytes from its start.
+/// A capsule for a tensor in the memory of a device, `at` bytes from the start of that memory.
 pub(crate) fn of_device<'py>(
     py: Python<'py>,
     memory: Arc<DeviceMemory>,
@@ -110,7 +110,7 @@ pub(crate) fn of_device<'py>(
         let mut tensor = describe!(DLManagedTensorVersioned);
         let version = tensor.set_version(VERSION);
         version.expect("a version of the layout that is described");
-        // SAFETY: what the memory is has been said; it is owned by the tensor.
+        // SAFETY: shape, type, device and address describe the memory, which the tensor owns.
         return unsafe { tensor.finish() }.into_pyobject(py);
     }
     let tensor = describe!(DLManagedTensor);
@@ -118,7 +118,7 @@ pub(crate) fn of_device<'py>(
     unsafe { tensor.finish() }.into_pyobject(py)
 }
 
-/// The type of a tensor by its name in files.
+/// DLPack's type for a type name in files; None if it has none.
 fn data_type(name: &str) -> Option<DLDataType> {
     let (code, bits) = match name {
         "BOOL" => (DLDataTypeCode::BOOL, 8),

@@ -41,7 +41,7 @@ impl Anon {
         Ok(Self { map, tactic })
     }
 
-    /// Its memory, as a ring through which `len` bytes pass, the first of them at `phase`.
+    /// The memory as a ring through which `len` bytes pass; the first one is at offset `phase`.
     pub(super) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
         self.map.ring(len, phase)
     }
@@ -82,7 +82,7 @@ impl Finish for Anon {
 /// Filled.
 pub(super) struct Private {
     view: View,
-    /// Its pages are another's until they are written to.
+    /// It is copy-on-write: each page is shared with another buffer until it is written to.
     copied: bool,
 }
 
@@ -92,7 +92,7 @@ impl Private {
         Self { view, copied }
     }
 
-    /// Memory whose pages are another's until they are written to.
+    /// Copy-on-write memory: each page is shared with another buffer until it is written to.
     #[cfg(feature = "hold")]
     pub(super) fn copied(view: View) -> Self {
         let copied = true;

@@ -16,9 +16,9 @@ use std::sync::Mutex;
 
 /// While it is being filled.
 pub(super) struct Memfd {
-    /// What pins it for a device, and goes before the mapping.
+    /// The pin for a device, if there is one. Dropped before the mapping.
     pin: Mutex<Option<Pinned>>,
-    /// The device that it is to be pinned for, and the bytes that are.
+    /// The device to pin it for, and the bytes to pin: offset of the first one, and number.
     pin_for: Option<(Device, u64, u64)>,
     map: Mapping,
     fd: OwnedFd,
@@ -34,7 +34,7 @@ impl Memfd {
         Self::with_size(plan, pages, exact)
     }
 
-    /// One that is pinned for a device once all of its pages are there.
+    /// A memfd that is pinned for a device as soon as all of its pages are present.
     pub(super) fn pinned(plan: &Plan, pages: Pages, device: Device) -> Result<Self> {
         let pin_for = Some((device, plan.lead, plan.bytes));
         let made = Self::new(plan, pages)?;
@@ -155,7 +155,7 @@ impl Finish for Memfd {
 
 /// Filled, or received.
 pub(super) struct FilledMemfd {
-    /// Until its buffer has it.
+    /// The pin for a device, until the buffer takes it.
     pin: Option<Pinned>,
     /// None if an access could raise a signal, or if it could not be mapped again after it was
     /// sealed: then its bytes are accessed by system calls.
@@ -216,7 +216,7 @@ pub(super) fn seal(fd: BorrowedFd<'_>, view: &mut Option<View>, len: u64) -> Res
     let shown = match (view.take(), sealed) {
         (Some(mut old), _) => old.show(fd, len, sealed.is_ok()).map(|()| old),
         (None, Ok(())) => View::sealed(fd, len, 1),
-        // What was not mapped stays so: an access might raise a signal.
+        // Memory that was not mapped stays unmapped: an access might raise a signal.
         (None, Err(errno)) => return Err(errno),
     };
     *view = Some(shown?);

@@ -73,12 +73,12 @@ pub(crate) trait Filled: CopyOut {
     /// The address of its first byte; None if an access may raise a signal.
     fn address(&self) -> Option<*const u8>;
 
-    /// Whether it can be pinned for a device where it is mapped, and written to there; or why not.
+    /// Whether a device may write to the mapping when it is pinned; an error says why it cannot be pinned.
     fn can_pin(&self) -> Result<bool, &'static str> {
         Ok(true)
     }
 
-    /// What pins it, where it was pinned while it was filled.
+    /// Takes the pin, if the memory was pinned while it was being filled.
     fn take_pin(&mut self) -> Option<Pinned> {
         None
     }

@@ -40,7 +40,7 @@ pub(crate) use ring::Ring;
 /// The memory may begin before the first requested byte ([`Buffer::offset`]), so that direct reads are aligned.
 /// Dropping the buffer unmaps the memory and closes the descriptor.
 pub struct Buffer {
-    // Before the memory, which is pinned for as long as it lives.
+    // Dropped before the memory, which must be unpinned before it is unmapped.
     pinned: Mutex<Option<Pinned>>,
     memory: Box<dyn Filled>,
     kind: String,
@@ -218,14 +218,14 @@ impl Buffer {
         self.memory.has_huge_mapping()
     }
 
-    /// Pins the memory for a device: all devices of its driver read it directly, and write to it unless it is
-    /// sealed, without a copy in between. Of the memory, the pages of the wanted bytes are pinned, and no
-    /// more. It stays so until [`Buffer::unpin`], or until the buffer is dropped or given up.
+    /// Pins the memory for a device. All devices of the same driver can then read it directly, and write to it
+    /// unless it is sealed, without another copy. Only the pages of the requested bytes are pinned. They stay
+    /// pinned until [`Buffer::unpin`], or until the buffer is dropped or consumed.
     ///
     /// # Errors
-    /// EBUSY where it is pinned already; EOPNOTSUPP where the driver pins no memory that is mapped for
-    /// reading alone, which a sealed buffer is, and for memory without an address ([`Buffer::as_ptr`]) or
-    /// bytes; ENODEV where the device cannot be used; else what its driver says.
+    /// EBUSY if it is already pinned; EOPNOTSUPP if the driver cannot pin memory that is mapped read-only (as a
+    /// sealed buffer is), if the memory has no address ([`Buffer::as_ptr`]) or no bytes, and for a copy-on-write
+    /// buffer; ENODEV if the device cannot be used; otherwise the driver's error.
     pub fn pin(&self, device: Device) -> Result<()> {
         let refuse = |errno| Error::os("cannot pin memory for the device", errno).at(&self.kind);
         let mut pinned = sync::lock(&self.pinned);
@@ -245,16 +245,16 @@ impl Buffer {
         Ok(())
     }
 
-    /// Unpins it, where it is pinned.
+    /// Unpins the memory; does nothing if it is not pinned.
     ///
     /// # Errors
-    /// What the driver says; the memory is left to it then.
+    /// The driver's error. Unpinning is then not tried again.
     pub fn unpin(&self) -> Result<()> {
         let pinned = sync::lock(&self.pinned).take();
         pinned.map_or(Ok(()), Pinned::end)
     }
 
-    /// The device that it is pinned for.
+    /// The device that it is pinned for, if any.
     pub fn pinned(&self) -> Option<Device> {
         sync::lock(&self.pinned).as_ref().map(Pinned::device)
     }
@@ -267,9 +267,9 @@ impl Buffer {
     /// [`Buffer::as_slice`] works from then on.
     ///
     /// # Errors
-    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, and for a udmabuf, which pins it; EOPNOTSUPP
-    /// for private memory and for other dma-bufs; EPERM for an `fd:N` created without `MFD_ALLOW_SEALING` or
-    /// sealed against more seals.
+    /// EBUSY while it is pinned ([`Buffer::pin`]) or mapped for writing elsewhere, and for a udmabuf, which pins
+    /// its memfd; EOPNOTSUPP for private memory and for other dma-bufs; EPERM for an `fd:N` created without
+    /// `MFD_ALLOW_SEALING` or sealed against more seals.
     pub fn seal(&mut self) -> Result<()> {
         if let Some(device) = self.pinned() {
             return Err(Error::os("cannot seal the buffer", Errno::BUSY)
@@ -297,7 +297,7 @@ impl Buffer {
     }
 }
 
-/// The pages that hold a range: where the first begins, and how many bytes they have.
+/// The pages that contain a range: offset of the first one, and size of all in bytes.
 fn pages_of(at: u64, bytes: u64) -> (u64, u64) {
     let page = page_size();
     let start = at - at % page;

@@ -1,4 +1,4 @@
-//! A ring of slots that a file passes through. To the methods that fill it, it is as long as the file.
+//! A ring of slots that a file passes through. To the methods that fill it, it looks as long as the file.
 
 use super::anon::Anon;
 use super::memory::{CopyOut, Filling};
@@ -23,7 +23,7 @@ impl Ring {
         Ok(Self { memory, len, phase })
     }
 
-    /// Its own memory, each byte once.
+    /// The memory of the ring itself: each byte occurs once.
     pub(crate) fn memory(&self) -> Region<'_> {
         self.memory.region()
     }
@@ -47,7 +47,7 @@ impl Filling for Ring {
         self.memory.ring(self.len, self.phase)
     }
 
-    /// Takes offsets in its own memory, not in what passes through.
+    /// `at` is an offset in the memory of the ring itself, not in the bytes that pass through it.
     fn populate(&self, at: u64, len: u64) -> Result<(), Errno> {
         self.memory.populate(at, len)
     }

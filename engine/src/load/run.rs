@@ -153,20 +153,20 @@ impl Load {
         Ok(decided.report((&clock, &meter, &log), outcome, pages, &[]))
     }
 
-    /// Loads through a ring into a sink, and keeps nothing: the slots of the ring are filled one after
-    /// the other, in the order of the file, handed to the sink, and filled again once it has done with
-    /// them. Several reads are in flight, and several slots with the sink.
+    /// Loads through a ring into a sink, instead of into a buffer. The slots of the ring are filled in file
+    /// order, handed to the sink, and filled again when the sink has finished with them. Several reads are
+    /// in flight at the same time, and the sink can have several slots.
     ///
-    /// What [`Load::to`] asked for does not matter here; [`Load::pages`] is of the ring. Holes of the
-    /// file come as zeros. A digest ([`Load::verify`]) is known when the sink has all bytes.
+    /// [`Load::to`] has no effect here; [`Load::pages`] applies to the ring. Holes of the file become zeros.
+    /// The digest ([`Load::verify`]) is checked after the sink has taken all bytes.
     ///
     /// # Errors
-    /// As [`Load::run`]; those of the sink; EAGAIN where no thread can be made. The sink has some of the
-    /// bytes then, and none of its slots is in use.
+    /// As for [`Load::run`]; errors of the sink; EAGAIN if a thread cannot be created. The sink may then have
+    /// taken some of the bytes. None of the slots is in use any more.
     pub fn run_through(mut self, ring: Ring, sink: &mut dyn Sink) -> Result<Report> {
         let (clock, log) = (Clock::start(), Reasons::named(self.names));
         self.request.kind = Kind::Anon;
-        // Of the ring alone is memory to be had.
+        // Only the ring needs memory.
         self.request.check_memory = false;
         let target = Some(Target::of(Kind::Anon));
         let mut decided = self.prepare(target, &clock, &log)?;

@@ -577,7 +577,7 @@ impl DeviceMemory {
         })
     }
 
-    /// The device address of the first byte, for calls of the device's libraries. The CPU cannot use it.
+    /// The device address of the first byte, for calls of the device's libraries; not for the CPU.
     pub fn address(&self) -> u64 {
         self.address
     }
