@@ -1,14 +1,13 @@
-"""Loads into the memory of a GPU, beside other loaders, and what pinned memory costs; for a machine
-with a GPU.
+"""Measures loads into the memory of a GPU and into pinned memory, and other loaders for comparison.
 
     python bench/gpu.py [--dir DIR] [--gib 4] [--rounds 3] [--json FILE]
 
-Needs dmafile alone; what else is installed (PyTorch with CUDA, safetensors, fastsafetensors,
-runai-model-streamer, instanttensor) is measured beside it, each load in a process of its own.
-Nothing is downloaded. Files are made in DIR, on the disk to be measured, and removed. Ends within
-ten minutes: what there is no time for is left out, and said so.
+Needs a GPU, and only dmafile. Other loaders are measured if they are installed (PyTorch with CUDA,
+safetensors, fastsafetensors, runai-model-streamer, instanttensor). Each load runs in a separate
+process. Nothing is downloaded. The file is created in DIR, on the disk to be measured, and removed
+at the end. The benchmark ends within ten minutes: it lists the loads for which there was no time.
 
-On a double of the driver (docs/gpu.md) it runs too, and its times mean nothing.
+It also runs with the double of the driver (docs/gpu.md), but then its times mean nothing.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from typing import Any
 MOST_SECONDS = 540
 GIB = 1 << 30
 
-# Each loads the file whose path is in `path`: all of it is on the device, or pinned, at its end.
+# Each program loads the file `path`. When it calls end(), all bytes are on the device or pinned.
 WAYS = {
     "dmafile.cuda": """
 import dmafile.cuda
@@ -141,7 +140,7 @@ with open(path, "rb") as file:
 
 
 def make(path: Path, nbytes: int) -> str:
-    """A safetensors file of equal tensors; the SHA-256 of their bytes."""
+    """Creates a safetensors file of equally large tensors; returns the SHA-256 of their bytes."""
     each = 64 << 20
     count = max(nbytes // each, 1)
     header = {
@@ -178,7 +177,7 @@ def fill_cache(path: Path) -> None:
 
 
 def run(way: str, path: Path, expected: str, pages: str = "auto") -> dict[str, Any] | str:
-    """What a load says of itself, or why there is none."""
+    """Runs one load in a new process; returns its measurements, or an error message."""
     program = FRAME + WAYS[way] + "\nprint(json.dumps(said))\n"
     command = [sys.executable, "-c", program, str(path), str(path.stat().st_size), pages, expected]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -200,7 +199,7 @@ def is_there(way: str) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Where this ran."""
+    """Describes this machine."""
     import dmafile
 
     doctor = subprocess.run(

@@ -192,9 +192,9 @@ def _allocated(nbytes: int, where: Any) -> _Tensor:
 
 
 def _driver(where: Any) -> _device_loads.How | None:
-    """How to load to a GPU: its name in the driver, and PyTorch's current stream there, because work
-    that is queued on it may still use memory that PyTorch's allocator has just returned. None for
-    any other device, and if the driver cannot be used."""
+    """How to load to a GPU: its name in the driver, and PyTorch's current stream there. Work
+    that is queued on that stream may still use memory that PyTorch's allocator has just returned.
+    None for any other device, and if the driver cannot be used."""
     if where.type != "cuda":
         return None
     index = torch.cuda.current_device() if where.index is None else where.index

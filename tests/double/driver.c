@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A double of the drivers of GPUs: the calls of libcuda.so.1 that dmafile makes, and the same of
- * libamdhip64.so with -DHIP. Two devices, whose memory is this process's. Copies happen on a thread of
- * their stream, after random delays; a complaint is counted for whatever a real driver would not forgive
- * and might not notice: a source that changes between the call and the copy, or that is not registered,
- * or not in one piece; a destination outside of all memory; a call without a context.
+ * A double of the drivers of GPUs: the functions of libcuda.so.1 that dmafile calls or, with -DHIP, those
+ * of libamdhip64.so. It has two devices, whose memory is memory of this process. Each stream has a thread,
+ * which makes the stream's copies after random delays. The double counts a complaint for each mistake that
+ * would do harm with a real driver, which might not report it: a source that changes between the call and
+ * the copy, or is not registered, or not in one piece; a destination outside of all device memory; a call
+ * without a current context.
  *
- * Tests talk to it by the functions double_*(), or from outside by two variables:
- * DOUBLE_FAIL=NAME:N:CODE has the N-th call of NAME (cuEventRecord) answer CODE, DOUBLE_REPORT=FILE has
- * a line of JSON appended to FILE when the process exits.
+ * Tests control it with the functions double_*(), or from outside the process with two variables:
+ * DOUBLE_FAIL=NAME:N:CODE makes the N-th call of NAME (such as cuEventRecord) return CODE, and
+ * DOUBLE_REPORT=FILE appends a line of JSON to FILE when the process exits.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -34,7 +35,10 @@ enum { DEVICES = 2, MOST = 4096, DEEP = 64 };
 
 struct range { uintptr_t start, end; int device; bool read_only; };
 
-/* Whether what an event was recorded behind has ended: a wait is for what it was recorded behind then. */
+/*
+ * One recording of an event: whether everything queued before it has completed. A wait uses the recording
+ * that was current when the wait was queued.
+ */
 struct mark { bool come; int users; };
 struct event { struct mark *mark; };
 
@@ -117,7 +121,7 @@ static bool has_come(struct event *event)
 	return !event->mark || event->mark->come;
 }
 
-/* Whether this call is the one that is to fail. The lock is held. */
+/* The error code that this call must return, or OK. The lock is held. */
 static int fails(const char *name)
 {
 	if (strcmp(name, failing) == 0 && ++calls_of_failing == fail_at)
@@ -164,7 +168,7 @@ static int add(struct range *all, uintptr_t start, size_t len, int device, bool 
 	return OUT_OF_MEMORY;
 }
 
-/* What must be true of a call with a context. The lock is held. */
+/* Checks a call that needs a current context. The lock is held. */
 static int check(const char *name)
 {
 	int code = fails(name);
@@ -180,7 +184,7 @@ static int check(const char *name)
 	return OK;
 }
 
-/* Whether all of a range is mapped, and for writing. */
+/* Whether all of a range is mapped; *writable tells whether all of it is mapped for writing. */
 static bool mapped(uintptr_t start, uintptr_t end, bool *writable)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
@@ -273,7 +277,7 @@ static int enqueue(struct stream *stream, struct work work)
 	return OK;
 }
 
-/* A call: CALL(its name, its arguments) BEGIN(check) ... END. */
+/* A driver function: CALL(both names, arguments) { BEGIN(check, both names) ... END; } */
 #define CALL(cu, hip, ...) int NAME(cu, hip)(__VA_ARGS__); \
 	int NAME(cu, hip)(__VA_ARGS__)
 #define BEGIN(how, cu, hip) \
@@ -325,7 +329,7 @@ CALL(cuDeviceGetName, hipDeviceGetName, char *name, int len, int device)
 CALL(cuDeviceGetAttribute, hipDeviceGetAttribute, int *value, int attribute, int device)
 {
 	BEGIN(fails, cuDeviceGetAttribute, hipDeviceGetAttribute) {
-		/* READ_ONLY_HOST_REGISTER_SUPPORTED; a double has no PCI address. */
+		/* 113 is READ_ONLY_HOST_REGISTER_SUPPORTED; the double has no PCI address. */
 		*value = attribute == 113 ? read_only_works : 0;
 		code = device >= 0 && device < DEVICES ? OK : INVALID_DEVICE;
 	}
@@ -546,7 +550,7 @@ CALL(cuEventRecord, hipEventRecord, struct event *event, struct stream *stream)
 	BEGIN(check, cuEventRecord, hipEventRecord) {
 		put(event->mark);
 		event->mark = NULL;
-		/* The default stream is always idle here. */
+		/* The default stream (NULL) is always idle here. */
 		if (stream) {
 			event->mark = calloc(1, sizeof(*event->mark));
 			event->mark->users = 2;
@@ -591,7 +595,7 @@ CALL(cuGetErrorString, hipDrvGetErrorString, int code, const char **text)
 	return OK;
 }
 
-/* What a test says to it. */
+/* Makes the nth call of a function fail. */
 void double_fail(const char *name, int nth, int code);
 void double_fail(const char *name, int nth, int code)
 {
@@ -612,7 +616,7 @@ void double_set(int delay, int read_only)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Forgets what is left of calls that were made to fail, and all complaints. */
+/* Forgets what tests with failing calls have left behind, and all complaints. */
 void double_reset(void);
 void double_reset(void)
 {
@@ -628,7 +632,7 @@ void double_reset(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Memory of this process that counts as a device's. */
+/* Treats memory of this process as memory of a device. */
 int double_adopt(void *at, size_t len);
 int double_adopt(void *at, size_t len)
 {
@@ -650,7 +654,10 @@ void double_disown(void *at)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Registrations, allocations, events, streams, contexts; complaints; copies; bytes registered at most. */
+/*
+ * Existing registrations, allocations, events, streams and contexts; complaints; copies; the largest
+ * number of registered bytes since the last call.
+ */
 void double_counts(uint64_t counts[8], char *text, size_t len);
 void double_counts(uint64_t counts[8], char *text, size_t len)
 {
