@@ -267,7 +267,7 @@ impl Load {
         })
     }
 
-    /// `ordered`: it is to know how far the bytes are there without a gap.
+    /// `ordered`: it must also track how far the bytes are in place without a gap.
     fn meter(&self, clock: &Clock, decided: &Decided, ordered: bool) -> Meter<'_> {
         let layout = &decided.layout;
         let meter = Meter::new(

@@ -67,7 +67,7 @@ pub struct ToDevice {
     told_upto: u64,
 }
 
-/// Returns the next place. The argument says whether to wait for one. If it was true, None means that there
+/// Returns the next place. The argument is whether to wait for one. If it was true, None means that there
 /// are no more places; if it was false, there may just be none yet.
 type Places = dyn FnMut(bool) -> Option<Place> + Send;
 
@@ -96,7 +96,7 @@ impl ToDevice {
     }
 
     /// As [`ToDevice::new`], but with places that are created while earlier ones are being filled. `next`
-    /// is called for the next place when the bytes for it arrive. Its argument says whether to wait for a
+    /// is called for the next place when the bytes for it arrive. Its argument is whether to wait for a
     /// place. It returns None if there are no more places or, if it should not wait, if there is none yet.
     /// Before it is called with `true`, all earlier bytes have been copied and reported to the function
     /// of [`ToDevice::told`].

@@ -250,7 +250,7 @@ impl<'a> Through<'a> {
     }
 
     /// Returns the oldest slot to the readers if the sink has finished with it, after waiting for that if
-    /// `wait` is set. The result says whether it did.
+    /// `wait` is set. Returns whether it did.
     fn give_back(
         &self,
         feed: &Feed,
