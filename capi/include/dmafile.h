@@ -569,7 +569,8 @@ int dmafile_buffer_fd(const struct dmafile_buffer *buffer);
  *
  * Thread-safe.
  */
-int dmafile_buffer_pin(const struct dmafile_buffer *buffer, const char *device);
+int dmafile_buffer_pin(const struct dmafile_buffer *buffer,
+                       const char *device);
 
 /**
  * Unpins a buffer; does nothing if it is not pinned. No device may be using the memory any more.
@@ -1359,7 +1360,8 @@ int dmafile_stream_open(const char *path,
  * Thread-safe. This may wait until a slot is returned. So a thread that returns the slots itself must
  * not hold more than half of the slots, less one, when it calls this.
  */
-int dmafile_stream_next(const struct dmafile_stream *stream, struct dmafile_piece *piece);
+int dmafile_stream_next(const struct dmafile_stream *stream,
+                        struct dmafile_piece *piece);
 
 /**
  * Returns a slot to the ring, to be filled again. Call this once for each piece of the slot, when

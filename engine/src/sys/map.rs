@@ -212,9 +212,8 @@ impl Mapping {
         }
     }
 
-    /// The memory as a ring in which `len` bytes follow each other, again from its start whenever its
-    /// end is reached: byte `at` of them lies at `at + phase`, modulo its size. What is read or written
-    /// at once does not lie across its end.
+    /// The memory as a ring that `len` bytes pass through: byte `at` is stored at `at + phase` modulo
+    /// the size. A single read or write must not cross the end of the ring.
     pub(crate) fn ring(&self, len: u64, phase: u64) -> Region<'_> {
         Region {
             len: len as usize,
