@@ -10,9 +10,10 @@ use dmafile::{
 };
 use double::{Double, Left};
 use std::ffi::{c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::TempDir;
 
 /// Small, so that small files go round the ring often.
 const BLOCK: u64 = 16 << 10;
@@ -37,13 +38,24 @@ fn back(device: Device, memory: &DeviceMemory) -> Vec<u8> {
     bytes
 }
 
-/// Loads a file of LEN bytes through a sink: the device's memory then has its digest.
-fn fills(mut sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
+/// A cold file of LEN bytes, and its folder.
+fn file() -> (TempDir, PathBuf) {
+    let dir = dir();
+    let path = cold(dir.path(), LEN);
+    (dir, path)
+}
+
+/// Loads a file through a sink, to its end.
+fn load(mut sink: ToDevice, path: &Path) {
     Load::new(path)
         .block(BLOCK)
         .run_through(RING, &mut sink)
         .unwrap();
-    drop(sink);
+}
+
+/// Loads a file of LEN bytes through a sink: the device's memory then has its digest.
+fn fills(sink: ToDevice, path: &Path, device: Device, memory: &DeviceMemory) {
+    load(sink, path);
     assert_eq!(
         bytes_digest(&back(device, memory)),
         file_digest(path, 0, LEN as u64)
@@ -81,10 +93,8 @@ fn what_sha256sum_reads_is_in_the_memory_of_the_device() {
 /// Ranges of the file side by side in the device's memory, and in any order there.
 #[test]
 fn places_are_filled_and_nothing_else() {
-    let double = Double::cuda();
-    let device = Device::cuda(0);
-    let dir = dir();
-    let path = cold(dir.path(), LEN);
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
     let whole = std::fs::read(&path).unwrap();
     let memory = Arc::new(device.allocate(400_000).unwrap());
     let other = Arc::new(device.allocate(10).unwrap());
@@ -103,12 +113,8 @@ fn places_are_filled_and_nothing_else() {
         Place::new(at, bytes, memory, offset)
     });
     let places: Vec<_> = places.collect();
-    let mut sink = ToDevice::new(device, places).unwrap();
-    Load::new(&path)
-        .block(BLOCK)
-        .run_through(RING, &mut sink)
-        .unwrap();
-    drop(sink);
+    let sink = ToDevice::new(device, places).unwrap();
+    load(sink, &path);
     let got = back(device, &memory);
     for ((at, bytes), offset) in ranges.into_iter().zip(offsets) {
         let (at, bytes) = (at as usize, bytes as usize);
@@ -133,10 +139,8 @@ fn places_are_filled_and_nothing_else() {
 
 #[test]
 fn a_place_outside_of_the_memory_is_refused() {
-    let double = Double::cuda();
-    let device = Device::cuda(0);
-    let dir = dir();
-    let path = cold(dir.path(), LEN);
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
     let memory = Arc::new(device.allocate(100).unwrap());
     for (bytes, offset) in [(101, 0), (1, 100), (2, u64::MAX)] {
         let mut sink = ToDevice::new(device, [Place::new(0, bytes, &memory, offset)]).unwrap();
@@ -303,10 +307,8 @@ fn digests_progress_and_cancelling_work_as_for_any_load() {
 /// Bytes up to the reported place are in the memory of the device.
 #[test]
 fn what_is_told_is_there() {
-    let double = Double::cuda();
-    let device = Device::cuda(0);
-    let dir = dir();
-    let path = cold(dir.path(), LEN);
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
     let whole = std::fs::read(&path).unwrap();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let (seen, bytes) = (Arc::clone(&memory), whole.clone());
@@ -341,12 +343,8 @@ fn memory_that_nothing_else_keeps_stays_until_it_is_filled() {
         let memory = Arc::new(device.allocate(BYTES).unwrap());
         Place::new(number * BYTES, BYTES, &memory, 0)
     });
-    let mut sink = ToDevice::new(device, places).unwrap();
-    Load::new(&path)
-        .block(BLOCK)
-        .run_through(RING, &mut sink)
-        .unwrap();
-    drop(sink);
+    let sink = ToDevice::new(device, places).unwrap();
+    load(sink, &path);
     assert_eq!(double.left(), Left::default());
 }
 
@@ -406,10 +404,8 @@ fn threads_load_into_two_devices_at_once() {
 #[test]
 fn copies_come_after_what_another_library_has_queued() {
     type Handle = *mut c_void;
-    let double = Double::cuda();
-    let device = Device::cuda(0);
-    let dir = dir();
-    let path = cold(dir.path(), LEN);
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let (mut context, mut other): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
     let mut old = vec![0xff_u8; LEN.next_multiple_of(4096) + 4096];
@@ -502,10 +498,8 @@ fn a_fork_leaves_the_device_to_its_parent() {
     if !alone("a_fork_leaves_the_device_to_its_parent") {
         return;
     }
-    let double = Double::cuda();
-    let device = Device::cuda(0);
-    let dir = dir();
-    let path = cold(dir.path(), LEN);
+    let (double, device) = (Double::cuda(), Device::cuda(0));
+    let (_dir, path) = file();
     let memory = Arc::new(device.allocate(LEN as u64).unwrap());
     let mut sink = ToDevice::new(device, [Place::new(0, LEN as u64, &memory, 0)]).unwrap();
     // SAFETY: this process has one thread more, the harness's, which holds no lock now.
