@@ -146,7 +146,7 @@ static void leaked(void)
 		usleep(100000);
 	}
 	must(said("leaked"), "a leak is not found: %s", text_of(BOOKS "regions"));
-	must(strstr(text_of(BOOKS "check"), "its process is gone"), "%s", text_of(BOOKS "check"));
+	must(strstr(text_of(BOOKS "check"), "process has exited"), "%s", text_of(BOOKS "check"));
 	must(LINE(BOOKS "regions", " gone 0 pin_wrong ", " 5 20480 "), "%s",
 	     text_of(BOOKS "regions"));
 	must(!call(pinner, PINNER_FORGIVE, NULL), "PINNER_FORGIVE");

@@ -235,22 +235,22 @@ def test_memory_that_fails_is_given_up_unless_it_is_pinned(run: Run) -> None:
 # No pairs
 
 PINNED = r"pfn 0x[0-9a-f]+"
-NOT_PINNED = rf"{PINNED} is unpinned 1 time, but not pinned: put_page\(\) was due, or it was "
-BY = r"unpinned before\n.*pin_owner: by \S+\+0x[0-9a-f]+/0x[0-9a-f]+ \[pinner\]; "
+NOT_PINNED = rf"{PINNED} unpinned 1 time while not pinned: unpinned twice, or put_page\(\) was "
+BY = r"intended\n.*pin_owner: by \S+\+0x[0-9a-f]+/0x[0-9a-f]+ \[pinner\]; "
 LAST = r"last short pin by \d+ at pin_once \[pinner\], \d+\.\d{3} s ago$"
-EARLIER = r"(never pinned for a short time$|last short pin by )"
+EARLIER = r"(no short pin recorded$|last short pin by )"
 """The page may have had another use."""
-FREED = rf"{PINNED} is freed while it is pinned 1 time: a pin was undone with put_page\(\)$"
+FREED = rf"{PINNED} freed while pinned 1 time: a pin was released with put_page\(\)$"
 WRONG = {
     "got": rf"{NOT_PINNED}{BY}{EARLIER}",
     "twice": f"{NOT_PINNED}{BY}{LAST}",
     "too_many": rf"{NOT_PINNED}{BY}{EARLIER}",
-    "put": rf"{PINNED} is pinned 1 time, but has \d+ references: put_page\(\) was called where an "
-    "unpin was due$",
+    "put": rf"{PINNED} pinned 1 time but has \d+ references: a pin was released with "
+    r"put_page\(\)$",
     "freed": FREED,
     "freed_long": FREED,
-    "leaked": r"region \d+: 5 pins are left by \d+ \(pin_wrong, gone\) at pin_once \[pinner\], and "
-    "nothing else holds their pages$",
+    "leaked": r"region \d+: 5 pins leaked by \d+ \(pin_wrong, exited\) at pin_once \[pinner\]: "
+    "nothing else references their pages$",
 }
 """By the mistake that pin_wrong.c makes, what the kernel says."""
 

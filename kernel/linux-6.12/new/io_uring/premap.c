@@ -3,10 +3,10 @@
  * Registered buffers that are DMA-mapped once, and the extended update that
  * registers them.
  *
- * A mapping is made for one file and named by requests of one ring only.  It
- * goes away like the buffers and files of a ring: behind every request that was
- * prepared before, in the order of the ring's nodes.  That is why there is no
- * reference count to touch for a request.
+ * A mapping is made for one file, and only requests of one ring can use it.  It is
+ * removed in the same way as buffers and files of a ring: after all requests that
+ * were prepared earlier, in the order of the ring's nodes.  Therefore requests
+ * need not take a reference.
  */
 #include <linux/kernel.h>
 #include <linux/errno.h>
@@ -42,7 +42,7 @@ void io_premap_free(struct io_ring_ctx *ctx, struct io_premap *pm)
 	kfree(pm);
 }
 
-/* Unmaps behind the requests so far; the buffer stays registered. */
+/* Unmaps after all earlier requests have completed. The buffer stays registered. */
 static void io_premap_drop(struct io_ring_ctx *ctx, struct io_premap *pm)
 {
 	struct io_rsrc_node *node = ctx->rsrc_node;
@@ -60,9 +60,9 @@ static void io_premap_drop(struct io_ring_ctx *ctx, struct io_premap *pm)
 }
 
 /*
- * A file or buffer was queued for removal.  A mapping goes with the registered
- * file that it was made for.  One whose buffer goes anyway must go with it, or
- * it would be undone behind the buffer.
+ * Called when the removal of a file or buffer has been queued.  The mappings made
+ * for a registered file are removed with it.  The mapping of a buffer is removed
+ * with the buffer: on its own it would be undone after the pages were unpinned.
  */
 void io_premap_removal(struct io_rsrc_data *data, unsigned int idx, void *rsrc)
 {
@@ -107,7 +107,7 @@ void io_premap_show(struct seq_file *m, unsigned int i,
 		   pm->imu->dmabuf ? ", a dma-buf" : "");
 }
 
-/* As io_import_fixed(), of a buffer that is mapped */
+/* Like io_import_fixed(), for a pre-mapped buffer */
 int io_premap_import(int ddir, struct iov_iter *iter, struct io_mapped_ubuf *imu,
 		     u64 addr, size_t len)
 {
@@ -137,7 +137,7 @@ static struct file *io_premap_target(struct io_ring_ctx *ctx,
 	return file ? get_file(file) : NULL;
 }
 
-/* What the device may do: what the file was opened for */
+/* The device may access the buffer only as the file's open mode allows. */
 static int io_premap_dir(const struct file *file, enum dma_data_direction *dir)
 {
 	switch (file->f_mode & (FMODE_READ | FMODE_WRITE)) {
@@ -269,7 +269,7 @@ io_premap_dmabuf(struct io_ring_ctx *ctx,
 	imu = kvzalloc(struct_size(imu, bvec, 0), GFP_KERNEL_ACCOUNT);
 	if (!imu)
 		goto out;
-	/* As dummy_ubuf: whatever looks for an address in it fails. */
+	/* Like dummy_ubuf: an invalid range, so that io_import_fixed() fails. */
 	imu->ubuf = -1UL;
 	imu->len = UINT_MAX;
 	imu->dmabuf = true;
@@ -282,7 +282,7 @@ out:
 	return ret ? ERR_PTR(ret) : imu;
 }
 
-/* The new owner of a slot; the one so far goes behind its requests. */
+/* Puts @imu into a slot. The previous buffer is removed after its requests. */
 static int io_regbuf_install(struct io_ring_ctx *ctx, unsigned int i,
 			     struct io_mapped_ubuf *imu, u64 tag)
 {

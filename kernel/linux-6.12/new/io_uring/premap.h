@@ -7,15 +7,15 @@
 
 /**
  * struct io_premap - a registered buffer that is mapped for a file
- * @tag: what the driver made of it; @tag->file is ours to put
+ * @tag: the driver's tag; this structure owns the reference to @tag->file
  * @imu: the buffer
- * @drop: the node that takes the mapping when it goes before the buffer does,
- *	allocated in advance so that dropping can't fail
- * @list: in io_ring_ctx->premaps, unless the removal is queued
- * @start: address of the first byte in requests: 0 for a dma-buf
- * @len: bytes from there
- * @fixed: index of the registered file it was mapped for, or -1
- * @acct_pages: pages accounted for the mapping itself
+ * @drop: spare resource node to remove the mapping before the buffer, allocated in
+ *	advance so that the removal cannot fail
+ * @list: entry in io_ring_ctx->premaps, unless the removal is queued
+ * @start: address of the first byte as used in requests: 0 for a dma-buf
+ * @len: length in bytes
+ * @fixed: index of the registered file that it was mapped for, or -1
+ * @acct_pages: number of pages accounted for the mapping itself
  */
 struct io_premap {
 	struct dma_tag		*tag;

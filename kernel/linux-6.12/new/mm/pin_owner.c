@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The exact count of a folio's pins, by whom the first one is held, and what is
- * said of pins and unpins that are no pairs.
+ * Count the pins of each folio exactly, record who made the first one, and report
+ * pins and unpins that do not balance.
  */
 
 #include <linux/export.h>
@@ -17,7 +17,7 @@
 #define CREATE_TRACE_POINTS
 #include <trace/events/pin_owner.h>
 
-/* How often both sorts of pins must be found to be none */
+/* Retries before concluding that a folio has neither short nor long-term pins */
 #define LOOKS 8
 
 DEFINE_STATIC_KEY_FALSE(pin_owner_key);
@@ -38,7 +38,7 @@ static bool __init pin_owner_need(void)
 	return pin_owner_wanted;
 }
 
-/* Before the first process: no pin is older than its count. */
+/* Runs before the first process starts, so no pin predates the tracking. */
 static void __init pin_owner_init(void)
 {
 	if (!pin_owner_wanted)
@@ -60,22 +60,23 @@ unsigned long pin_ext_site(const struct pin_ext *pins)
 	return (unsigned long)_stext + READ_ONCE(pins->site);
 }
 
-/* In jiffies */
+/* Return: the age of the first short pin, in jiffies */
 unsigned int pin_ext_age(const struct pin_ext *pins)
 {
 	return (u32)jiffies - READ_ONCE(pins->since);
 }
 
 /*
- * The count goes up behind the reference count and down before it.  So it never
- * says more than that, and whoever has seen no pin after a barrier is seen by
- * GUP-fast, which looks at the page table again (folio_try_share_anon_rmap_*()).
+ * The pin count is raised after the reference count and lowered before it, so it
+ * never exceeds it.  If a task has cleared a page table entry and, after a memory
+ * barrier, reads a pin count of 0, GUP-fast sees the cleared entry when it checks
+ * the page table again (see folio_try_share_anon_rmap_*()).
  */
 void __pin_owner_pin(struct folio *folio, int nr)
 {
 	struct pin_ext *pins = pin_ext_get(&folio->page);
 
-	/* ZONE_DEVICE */
+	/* ZONE_DEVICE memory has no entry. */
 	if (unlikely(!pins)) {
 		atomic_long_add(nr, &pin_stats[PIN_UNTRACKED]);
 		return;
@@ -88,7 +89,7 @@ void __pin_owner_pin(struct folio *folio, int nr)
 	pin_ext_put(pins);
 }
 
-/* Takes up to @nr off @count, which stays at 0 or above; returns how many. */
+/* Subtracts up to @nr from @count, but not below 0. Return: the amount subtracted. */
 int pin_ext_take(atomic_t *count, int nr)
 {
 	int old = atomic_read(count), taken;
@@ -107,26 +108,26 @@ static void not_pinned(struct folio *folio, struct pin_ext *pins, int nr, unsign
 
 	if (READ_ONCE(pins->site))
 		pin_owner_bug(PIN_NOT_PINNED,
-			      "pfn %#lx is unpinned %d time%s, but not pinned: put_page() was due, or it was unpinned before\n"
+			      "pfn %#lx unpinned %d time%s while not pinned: unpinned twice, or put_page() was intended\n"
 			      "pin_owner: by %pS; last short pin by %u at %ps, %u.%03u s ago\n",
 			      folio_pfn(folio), nr, nr > 1 ? "s" : "", (void *)site,
 			      READ_ONCE(pins->tgid), (void *)pin_ext_site(pins), age / 1000,
 			      age % 1000);
 	else
 		pin_owner_bug(PIN_NOT_PINNED,
-			      "pfn %#lx is unpinned %d time%s, but not pinned: put_page() was due, or it was unpinned before\n"
-			      "pin_owner: by %pS; never pinned for a short time\n",
+			      "pfn %#lx unpinned %d time%s while not pinned: unpinned twice, or put_page() was intended\n"
+			      "pin_owner: by %pS; no short pin recorded\n",
 			      folio_pfn(folio), nr, nr > 1 ? "s" : "", (void *)site);
 }
 
 /**
- * pin_owner_unpin_slowly() - Take pins off the books that are of several kinds, or too few
- * @folio: what is unpinned
- * @pins: its entry, from pin_ext_get(), which is put
- * @nr: how many times
- * @site: who unpins
+ * pin_owner_unpin_slowly() - Uncount pins of a folio with mixed, or too few, pins
+ * @folio: the folio being unpinned
+ * @pins: its entry, from pin_ext_get(); released here
+ * @nr: the number of unpins
+ * @site: the call site of the unpin
  *
- * Return: how many pins there were, at most @nr.
+ * Return: the number of pins that existed, at most @nr.
  */
 int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
 			   unsigned long site)
@@ -136,7 +137,7 @@ int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
 	if (pin_longs(pins) && atomic_read(&pins->short_pins)) {
 		bool own = pin_region_adding(), is_long;
 
-		/* Pins of a folio that is in another region count as short ones as yet. */
+		/* Until pin_region_end(), pins of a folio in another region count as short. */
 		if (own)
 			is_long = !pin_shared(pins) && pin_last(pins) == current->pin_region;
 		else
@@ -147,8 +148,8 @@ int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
 			left -= pin_region_put(folio, pins, left, site);
 	}
 	/*
-	 * A long-term pin may have been ended in the place of a short one that
-	 * came when there was none: each is looked for again.
+	 * Another unpin may have taken a long-term pin just before a short pin was
+	 * added.  So check both counts again.
 	 */
 	for (int i = 0; left && i < LOOKS; i++) {
 		left -= pin_ext_take(&pins->short_pins, left);
@@ -162,17 +163,17 @@ int pin_owner_unpin_slowly(struct folio *folio, struct pin_ext *pins, int nr,
 }
 
 /**
- * pin_owner_unpin() - Take pins off the books
- * @folio: what is unpinned
- * @nr: how many times
- * @site: who unpins
+ * pin_owner_unpin() - Uncount pins of a folio
+ * @folio: the folio being unpinned
+ * @nr: the number of unpins
+ * @site: the call site of the unpin
  *
- * An unpin does not say which pin it ends.  It is a short one, unless there is
- * none, or this is a place that ends long ones.
+ * An unpin does not identify the pin that it releases.  A short pin is assumed,
+ * unless there is none, or @site is known to release long-term pins.
  *
- * Return: how many pins there were, at most @nr: what may be taken off the
- * reference count.  One pin too few is a leak, one too many frees a page that
- * is in use.
+ * Return: the number of pins that existed, at most @nr.  The caller must drop only
+ * the references of that many pins: dropping too few leaks the page, dropping too
+ * many frees a page that is in use.
  */
 int pin_owner_unpin(struct folio *folio, int nr, unsigned long site)
 {
@@ -194,7 +195,7 @@ int pin_owner_unpin(struct folio *folio, int nr, unsigned long site)
 	return pin_owner_unpin_slowly(folio, pins, nr, site);
 }
 
-/* Says it once for each kind, and counts all.  Nothing panics of it. */
+/* Logs only the first mismatch of each kind, counts all of them, and never panics. */
 void pin_owner_bug(enum pin_stat kind, const char *format, ...)
 {
 	struct va_format text = { .fmt = format };
@@ -221,9 +222,9 @@ static void look_at_freed(struct page *page)
 	if (unlikely(nr)) {
 		longs = pin_longs(pins);
 		pin_owner_bug(PIN_FREED,
-			      "pfn %#lx is freed while it is pinned %d time%s: a pin was undone with put_page()\n",
+			      "pfn %#lx freed while pinned %d time%s: a pin was released with put_page()\n",
 			      page_to_pfn(page), nr, nr > 1 ? "s" : "");
-		/* The next user of the page begins with none. */
+		/* The next user of the page starts without pins. */
 		atomic_set(&pins->short_pins, 0);
 		pin_region_put(page_folio(page), pins, longs, _RET_IP_);
 	}
@@ -240,7 +241,8 @@ void __pin_owner_free(struct page *page, unsigned int order)
 
 /*
  * Whether a small folio with at least GUP_PIN_COUNTING_BIAS references is pinned.
- * Exported like folio_maybe_dma_pinned(), which is in line and asks it.
+ * Exported because modules use folio_maybe_dma_pinned(), an inline function that
+ * calls it.
  */
 bool pin_owner_pinned(const struct folio *folio)
 {
@@ -249,11 +251,11 @@ bool pin_owner_pinned(const struct folio *folio)
 EXPORT_SYMBOL(pin_owner_pinned);
 
 /**
- * folio_pin_count() - How many times a folio is pinned
- * @folio: to which the caller has a reference
+ * folio_pin_count() - Get the number of pins of a folio
+ * @folio: the folio, on which the caller holds a reference
  *
- * Return: pins of pin_user_pages() and its like; -ENODATA if that is not known:
- * of a small folio without pin_owner=on, and of memory of devices.
+ * Return: the number of pins taken by the pin_user_pages() family, or -ENODATA if
+ * it is unknown: for small folios without pin_owner=on, and for device memory.
  */
 int folio_pin_count(const struct folio *folio)
 {
@@ -274,11 +276,11 @@ int folio_pin_count(const struct folio *folio)
 EXPORT_SYMBOL_GPL(folio_pin_count);
 
 /**
- * folio_dma_pinned() - Whether a folio is pinned
- * @folio: to which the caller has a reference
+ * folio_dma_pinned() - Check whether a folio is pinned
+ * @folio: the folio, on which the caller holds a reference
  *
- * Return: the truth where folio_pin_count() knows it, else what
- * folio_maybe_dma_pinned() says.
+ * Return: the exact answer if folio_pin_count() knows it, otherwise that of
+ * folio_maybe_dma_pinned().
  */
 bool folio_dma_pinned(const struct folio *folio)
 {
@@ -289,10 +291,10 @@ bool folio_dma_pinned(const struct folio *folio)
 EXPORT_SYMBOL_GPL(folio_dma_pinned);
 
 /**
- * PageDmaPinned() - Whether the folio of a page is pinned
- * @page: any of it
+ * PageDmaPinned() - Check whether the folio of a page is pinned
+ * @page: any page of the folio
  *
- * Return: as folio_dma_pinned().
+ * Return: see folio_dma_pinned().
  */
 bool PageDmaPinned(const struct page *page)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 #ifndef __MM_PIN_OWNER_H
 #define __MM_PIN_OWNER_H
-/* Between the files of the pin tracker, and what mm/ calls */
+/* Internal interface of the pin tracker, and the hooks that mm/ calls */
 
 #include <linux/atomic.h>
 #include <linux/cred.h>
@@ -18,17 +18,16 @@ struct file;
 struct seq_file;
 
 /**
- * struct pin_ext - pins of a folio, in the page_ext of its first page
- * @short_pins: pins of no region: short ones, or not assigned to one yet
- * @since: jiffies when @short_pins left 0
- * @longs: pins of regions: their number in the lower half, in the upper one the
- *	number of the region that was added last, and PIN_SHARED if others are
- *	in the side table
- * @tgid: process that made @short_pins leave 0
- * @site: its call site, relative to _stext
+ * struct pin_ext - the pins of a folio, stored in the page_ext of its head page
+ * @short_pins: number of pins outside regions: short pins, and long-term pins that
+ *	have not been assigned to a region yet
+ * @since: jiffies when @short_pins last became nonzero
+ * @longs: pins in regions.  Lower 32 bits: their number.  Upper 32 bits: the ID of
+ *	the region that was added last, and PIN_SHARED if the side table has more
+ * @tgid: process whose pin made @short_pins nonzero
+ * @site: call site of that pin, relative to _stext
  *
- * A pinned folio can be neither split nor freed, so its first page stays the
- * first.
+ * A pinned folio cannot be split or freed, so its head page does not change.
  */
 struct pin_ext {
 	atomic_t short_pins;
@@ -50,21 +49,21 @@ static inline bool pin_shared(struct pin_ext *pins)
 	return atomic64_read(&pins->longs) & PIN_SHARED;
 }
 
-/* The region that was added last */
+/* The ID of the region that was added last */
 static inline u32 pin_last(struct pin_ext *pins)
 {
 	return (atomic64_read(&pins->longs) & ~PIN_SHARED) >> 32;
 }
 
 enum pin_stat {
-	PIN_UNTRACKED,		/* pins of folios without an entry, now */
-	PIN_GUESSED,		/* unpins whose pin had to be guessed */
-	PIN_LOST,		/* pins that another region has to stand for */
-	PIN_NOT_PINNED,		/* unpins of what is not pinned */
-	PIN_FREED,		/* folios freed while pinned */
-	PIN_PUT,		/* put_page() where an unpin was due */
-	PIN_LEAKED,		/* pins that nobody can undo */
-	PIN_BOOKS,		/* counts that disagree */
+	PIN_UNTRACKED,		/* current pins of folios without an entry */
+	PIN_GUESSED,		/* unpins that were matched to a pin by guessing */
+	PIN_LOST,		/* pins counted in another region, for lack of memory */
+	PIN_NOT_PINNED,		/* unpins of folios that were not pinned */
+	PIN_FREED,		/* folios that were freed while pinned */
+	PIN_PUT,		/* pins released with put_page() */
+	PIN_LEAKED,		/* regions that can no longer be unpinned */
+	PIN_BOOKS,		/* inconsistent counts */
 	PIN_STATS
 };
 
@@ -84,14 +83,14 @@ static inline bool pin_owner_on(void)
 
 #ifdef CONFIG_PIN_OWNER
 /**
- * pin_ext_get() - Find the entry of a folio
- * @page: its first page
+ * pin_ext_get() - Get the entry of a folio
+ * @page: the head page of the folio
  *
- * What page_ext_get() does, in line and without a test whether there is such a
- * section: preemption that is off holds up synchronize_rcu(), too.
+ * An inline version of page_ext_get() that does not check whether the section
+ * exists.  Disabling preemption blocks synchronize_rcu() as rcu_read_lock() does.
  *
- * Return: NULL of memory of devices, early in boot, and of sections that come or
- * go; else what is valid until pin_ext_put().
+ * Return: the entry, valid until pin_ext_put(); or NULL for device memory, early
+ * during boot, and for a section that is being added or removed.
  */
 static __always_inline struct pin_ext *pin_ext_get(const struct page *page)
 {
@@ -101,7 +100,7 @@ static __always_inline struct pin_ext *pin_ext_get(const struct page *page)
 
 	preempt_disable();
 	base = (unsigned long)READ_ONCE(section->page_ext);
-	/* Bit 0 is set while it is being taken away. */
+	/* Bit 0 is set while the page_ext is being removed. */
 	if (likely(base && !(base & 1)))
 		return (void *)(base + page_ext_size * pfn + pin_owner_ops.offset);
 	preempt_enable();
@@ -141,32 +140,32 @@ static inline void pin_owner_free(struct page *page, unsigned int order)
 #define PIN_REGION_MAX		((1U << 28) - 1)
 
 /**
- * struct pin_region - long-term pins that one call made, or several in a row
- * @id: 1 to PIN_REGION_MAX; 0 stands for all whose region could not be allocated
+ * struct pin_region - long-term pins made by one call, or by several consecutive ones
+ * @id: 1 to PIN_REGION_MAX; 0 for all pins whose region could not be allocated
  * @flags: PIN_REGION_*
- * @held: pins that are left, and one while it is being added to
- * @bytes: of the folios that it keeps in their place
- * @start: address in the memory of @tgid, or offset in the memfd
- * @pages: how much of it
- * @site: who pinned
- * @unpinner: who unpinned last
- * @since: CLOCK_BOOTTIME, in ns
- * @tgid: the process that pinned; NULL of region 0
- * @mm: whose addresses they are; to be compared only
- * @guessed: whether a pin that ended may have been another's
- * @left: whether pins could not be assigned as they were made
- * @uid: of the process
- * @stack: with pin_owner=on,stack
- * @adding: how many tasks add to it
- * @seen: pins that the check that runs has found
- * @was: @held when it began, or -1 if somebody was adding
- * @odd: how many times in a row they were not the same
- * @lone: when a check saw it as a leak first; 0 if none has
- * @alone: those of them on folios that nothing else holds
- * @dev: of the memfd
- * @ino: of the memfd
+ * @held: number of remaining pins, plus one for each task that is adding pins
+ * @bytes: total size of the pinned folios
+ * @start: first address in the memory of @tgid, or first offset in the memfd
+ * @pages: size of the range in pages
+ * @site: call site that pinned
+ * @unpinner: call site of the latest unpin
+ * @since: time of creation, CLOCK_BOOTTIME in ns
+ * @tgid: the process that pinned; NULL for region 0
+ * @mm: address space of @start; for comparison only, never dereferenced
+ * @guessed: an unpin that was counted here may have belonged to another region
+ * @left: some pins have to be assigned by pin_region_end()
+ * @uid: user ID of the process
+ * @stack: stack trace of the pin, with pin_owner=on,stack
+ * @adding: number of tasks that are adding pins
+ * @seen: number of pins that the running check has found
+ * @was: @held at the start of that check, or -1 if pins were being added
+ * @odd: number of consecutive passes in which @seen and @held differed
+ * @lone: jiffies when a check first saw the region as leaked, or 0
+ * @alone: part of @seen that is on folios without other references
+ * @dev: device of the memfd
+ * @ino: inode number of the memfd
  * @comm: name of the process
- * @name: of the memfd
+ * @name: name of the memfd
  */
 struct pin_region {
 	u32 id;
@@ -255,7 +254,7 @@ static inline bool pin_region_adding(void)
 }
 #endif
 
-/* With FOLL_LONGTERM between pin_owner_begin() and pin_owner_end() */
+/* With FOLL_LONGTERM, only between pin_owner_begin() and pin_owner_end(). */
 static inline void pin_owner_pin(struct folio *folio, int nr, unsigned int flags)
 {
 	if (!pin_owner_on())
@@ -267,8 +266,9 @@ static inline void pin_owner_pin(struct folio *folio, int nr, unsigned int flags
 }
 
 /*
- * Around what makes pins, where pin_owner_on(): from which place, and for a long
- * time if @flags say so; @nr is what it returns.
+ * Bracket a function that pins pages, if pin_owner_on().  @site is the call site.
+ * With FOLL_LONGTERM in @flags the pins become a region.  @nr is the result of the
+ * function.
  */
 static inline void pin_owner_begin(struct mm_struct *mm, unsigned long start,
 				   unsigned int flags, unsigned long site)

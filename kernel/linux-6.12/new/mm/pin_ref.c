@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * put_page() where an unpin was due, caught in the act: each change of a page's
- * reference count is looked at, by the tracepoints of CONFIG_DEBUG_PAGE_REF.
+ * Detect put_page() calls that should have been unpins, as they happen: the
+ * tracepoints of CONFIG_DEBUG_PAGE_REF report every change of a reference count.
  */
 
 #include <linux/init.h>
@@ -12,9 +12,9 @@
 #include "pin_owner.h"
 
 /*
- * A pin is on the books after its references are taken and is off them before they
- * are given back: so there are never fewer.  The two are not read at once; what
- * counts is a look during which no pin came or went.
+ * A pin is counted after its references are taken, and uncounted before they are
+ * dropped, so a folio never has fewer references than its pins require.  The two
+ * counts cannot be read together.  So retry until the pin count is stable.
  */
 #define LOOKS 8
 
@@ -37,7 +37,7 @@ static void look(struct page *page)
 	}
 	if (unlikely(i == LOOKS && nr && refs < nr * each))
 		pin_owner_bug(PIN_PUT,
-			      "pfn %#lx is pinned %d time%s, but has %d references: put_page() was called where an unpin was due\n",
+			      "pfn %#lx pinned %d time%s but has %d references: a pin was released with put_page()\n",
 			      folio_pfn(folio), nr, nr > 1 ? "s" : "", refs);
 	pin_ext_put(pins);
 }
@@ -50,7 +50,7 @@ static void changed(void *data, struct page *page, int by)
 
 static void changed_and_tested(void *data, struct page *page, int by, int ret)
 {
-	/* It is being freed: __pin_owner_free() looks at it. */
+	/* @ret is true if the page is being freed: __pin_owner_free() checks it. */
 	if (by < 0 && !ret)
 		look(page);
 }

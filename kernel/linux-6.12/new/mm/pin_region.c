@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Regions: long-term pins, each with the process that made them, from where, and
- * when.
+ * Regions: groups of long-term pins, each with the process, call site and time of
+ * the pins.
  *
- * Pins are assigned to their region as they are made: its number and how many
- * there are make one word of the folio's entry, which is exchanged as a whole.  A
- * folio in several regions has PIN_SHARED set; then the word names the one that
- * was added last, a table has a node for each of the others, and both change
- * under a lock that is chosen by the folio's pfn.
+ * Pins are assigned to their region as they are made.  The folio's entry has one
+ * 64-bit word with the ID of the region and the number of pins, which is updated
+ * atomically.  If a folio is in several regions, PIN_SHARED is set: the word has
+ * the ID of the region that was added last, and a hash table has a node for each of
+ * the others.  Both then change only under a lock selected by the folio's pfn.
  */
 
 #include <linux/file.h>
@@ -46,17 +46,17 @@ static raw_spinlock_t locks[LOCKS];
 static struct hlist_head *buckets __ro_after_init;
 static unsigned long long_sites[SITES];
 
-/* Nodes for folios in several regions: 2^20 of 32 bytes */
+/* The maximum number of nodes, of 32 bytes each */
 static unsigned int extra = 1 << 20;
 module_param(extra, uint, 0600);
-MODULE_PARM_DESC(extra, "most folios that are remembered for more than one region [1048576]");
+MODULE_PARM_DESC(extra, "Maximum nodes for folios in several regions. Default is 1048576.");
 
 atomic_long_t pin_nodes;
 DEFINE_XARRAY_FLAGS(pin_regions, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_IRQ);
 static u32 next_region;
 static struct kmem_cache *region_cache __ro_after_init;
 
-/* The region that this CPU saw last, unless one has ended since */
+/* A cache of the last lookup on this CPU; stale if any region has ended since */
 struct last_seen {
 	unsigned int ended;
 	struct pin_region *region;
@@ -66,7 +66,7 @@ static struct pin_region unknown;
 static DEFINE_PER_CPU(struct last_seen, last_seen) = { .ended = -1, .region = &unknown };
 static unsigned int ended;
 
-/* Number 0: of all pins for which there was no memory. It never ends. */
+/* Region 0: pins whose region could not be allocated. It never ends. */
 static struct pin_region unknown = {
 	.held = ATOMIC_LONG_INIT(1),
 	.comm = "unknown",
@@ -80,7 +80,7 @@ void __init pin_region_init(void)
 	buckets = kvcalloc(BUCKETS, sizeof(*buckets), GFP_KERNEL | __GFP_NOFAIL);
 	for (int i = 0; i < LOCKS; i++)
 		raw_spin_lock_init(&locks[i]);
-	/* Interrupts may be off as yet, and stay so. */
+	/* Interrupts may still be disabled during boot. */
 	xa_lock_irqsave(&pin_regions, flags);
 	WARN_ON(xa_err(__xa_store(&pin_regions, 0, &unknown, GFP_NOWAIT)));
 	xa_unlock_irqrestore(&pin_regions, flags);
@@ -96,14 +96,14 @@ static raw_spinlock_t *lock_of(unsigned long pfn)
 	return &locks[hash_long(pfn, BUCKETS_SHIFT) % LOCKS];
 }
 
-/* The region of that number if this CPU has seen it last, else NULL: without preemption */
+/* Returns the region if it is in this CPU's cache. Preemption must be disabled. */
 static __always_inline struct pin_region *find_seen(u32 id)
 {
 	struct last_seen *seen = this_cpu_ptr(&last_seen);
 	struct pin_region *region;
 	unsigned int since;
 
-	/* Before the region: an interrupt may have seen a later one. */
+	/* Read before the region: an interrupt may replace both. */
 	since = READ_ONCE(seen->ended);
 	barrier();
 	region = READ_ONCE(seen->region);
@@ -111,11 +111,11 @@ static __always_inline struct pin_region *find_seen(u32 id)
 }
 
 /**
- * pin_region_find() - Find a region by its number
- * @id: of one that has pins, or else what is returned may be another's
+ * pin_region_find() - Find a region by its ID
+ * @id: the ID of a region that has pins; otherwise another region may be returned
  *
- * Return: what is valid as long as it has pins, or until preemption and RCU allow
- * it to go.
+ * Return: the region, valid for as long as it has pins, or until the caller enables
+ * preemption or ends its RCU read-side critical section.
  */
 struct pin_region *pin_region_find(u32 id)
 {
@@ -139,13 +139,13 @@ struct pin_region *pin_region_find(u32 id)
 	return region;
 }
 
-/* Whether the process that made it has ended; its memory may live on. */
+/* Whether the process that pinned has exited. Its memory may still exist. */
 bool pin_region_gone(const struct pin_region *region)
 {
 	return region->tgid && !pid_task(region->tgid, PIDTYPE_TGID);
 }
 
-/* Pins of a folio, but not while assign() has counted them twice */
+/* The number of pins of a folio. The lock excludes assign(), which counts pins twice briefly. */
 int pin_region_count(unsigned long pfn, struct pin_ext *pins)
 {
 	raw_spinlock_t *lock = lock_of(pfn);
@@ -164,7 +164,7 @@ void pin_region_guessed(u32 id)
 	WRITE_ONCE(pin_region_find(id)->guessed, true);
 }
 
-/* Call sites that have ended long-term pins where there were no others */
+/* Call sites that have released long-term pins of folios without short pins */
 static unsigned long *site_slot(unsigned long site)
 {
 	return &long_sites[hash_long(site, ilog2(SITES))];
@@ -176,12 +176,12 @@ bool pin_region_ends(unsigned long site)
 }
 
 /**
- * pin_region_adding() - Whether this task pins for a region
+ * pin_region_adding() - Check whether the current task is adding pins to a region
  *
- * What it unpins meanwhile it has just pinned itself: GUP gives back what may not
- * be pinned for a long time where it is.
+ * If it unpins at the same time, it unpins what it has just pinned: GUP does so for
+ * pages that must be migrated before they can be pinned long-term.
  *
- * Return: whether it does.
+ * Return: true if it is.
  */
 bool pin_region_adding(void)
 {
@@ -199,7 +199,7 @@ static void free_region(struct rcu_head *rcu)
 	kmem_cache_free(region_cache, region);
 }
 
-/* In any context, without locks */
+/* Called in any context, without locks held. */
 static noinline void last_put(struct pin_region *region)
 {
 	unsigned long flags;
@@ -209,7 +209,7 @@ static noinline void last_put(struct pin_region *region)
 	trace_pin_owner_release(region);
 	xa_lock_irqsave(&pin_regions, flags);
 	__xa_erase(&pin_regions, region->id);
-	/* -1 is of CPUs that have seen none. */
+	/* -1 marks an empty cache. */
 	WRITE_ONCE(ended, ended + 1 == -1U ? 0 : ended + 1);
 	xa_unlock_irqrestore(&pin_regions, flags);
 	call_rcu(&region->rcu, free_region);
@@ -246,7 +246,7 @@ static noinline void pin_slowly(struct folio *folio, int nr)
 		__pin_owner_pin(folio, nr);
 		return;
 	}
-	/* First: the unpin of another's may take these for its own at any time. */
+	/* Add first: any unpin of this folio may release these pins at once. */
 	atomic_long_add(nr, &region->held);
 	old = atomic64_read(&pins->longs);
 	do {
@@ -264,12 +264,12 @@ static noinline void pin_slowly(struct folio *folio, int nr)
 }
 
 /**
- * pin_region_pin() - Count pins for the region that this task has begun
- * @folio: what is pinned
- * @nr: how many times
+ * pin_region_pin() - Count pins in the region that the current task has begun
+ * @folio: the folio being pinned
+ * @nr: the number of pins
  *
- * If it is in another region, they count as short ones, and pin_region_end() will
- * have to look at it.
+ * If the folio is in another region already, its pins are counted as short ones
+ * until pin_region_end() assigns them.
  */
 void pin_region_pin(struct folio *folio, int nr)
 {
@@ -279,7 +279,7 @@ void pin_region_pin(struct folio *folio, int nr)
 
 	if (unlikely(!pins))
 		return pin_slowly(folio, nr);
-	/* Without a call that returns here: this is done for each page. */
+	/* Runs for every page, so it makes no function calls except in tail position. */
 	region = find_seen(current->pin_region);
 	old = atomic64_read(&pins->longs);
 	if (likely(region && !nr_of(old))) {
@@ -289,14 +289,14 @@ void pin_region_pin(struct folio *folio, int nr)
 			pin_ext_put(pins);
 			return;
 		}
-		/* It can't be the last: it has been begun. */
+		/* This cannot drop to 0: the caller holds one from begin(). */
 		atomic_long_sub(nr, &region->held);
 	}
 	pin_ext_put(pins);
 	pin_slowly(folio, nr);
 }
 
-/* Of all regions but the one that was added last: with the lock */
+/* The number of pins in all regions but the one added last. Called with the lock held. */
 static int others(unsigned long pfn)
 {
 	struct pin_node *node;
@@ -318,7 +318,7 @@ static struct pin_node *find_node(unsigned long pfn, u32 region)
 	return NULL;
 }
 
-/* Any other region of a folio */
+/* The node of any region but the one added last. Called with the lock held. */
 static struct pin_node *other(unsigned long pfn)
 {
 	struct pin_node *node;
@@ -337,8 +337,9 @@ static struct pin_node *new_node(void)
 }
 
 /*
- * Pins of @region become another's, as there is no memory for a node.  With the
- * lock; *@late has @nr pins too many if it fails.
+ * Counts pins of @region in another region because no node could be allocated.
+ * Called with the lock held.  On failure *@late may be set to a region from which
+ * the caller must subtract @nr pins.
  */
 static bool lose(struct pin_region *region, struct pin_ext *pins, int nr,
 		 struct pin_region **late)
@@ -360,9 +361,10 @@ static bool lose(struct pin_region *region, struct pin_ext *pins, int nr,
 }
 
 /*
- * Adds pins to a folio that is another region's, too.  With the lock; what comes
- * and goes without it is over once PIN_SHARED is set.  Returns whether it could
- * be done: with *@spare, which is NULL if it was needed, or without.
+ * Adds pins to a folio that is in another region as well.  Called with the lock
+ * held.  Other tasks may change the word without the lock until PIN_SHARED is set.
+ *
+ * Return: true on success; *@spare is set to NULL if the node was used.
  */
 static bool add_shared(struct pin_region *region, struct folio *folio, struct pin_ext *pins,
 		       int nr, struct pin_node **spare)
@@ -401,7 +403,7 @@ static bool add_shared(struct pin_region *region, struct folio *folio, struct pi
 	return true;
 }
 
-/* Assigns what pin_region_pin() could not.  The sum never dips: up first. */
+/* Assigns pins that pin_region_pin() could not.  Adds first: the sum must never be too low. */
 static void assign(struct pin_region *region, struct folio *folio, int nr)
 {
 	raw_spinlock_t *lock = lock_of(folio_pfn(folio));
@@ -416,7 +418,7 @@ static void assign(struct pin_region *region, struct folio *folio, int nr)
 		struct pin_region *late = NULL;
 
 		pins = pin_ext_get(&folio->page);
-		/* They may have been assigned as they were made. */
+		/* pin_region_pin() may have assigned these. */
 		if (!pins || (pin_longs(pins) && !pin_shared(pins) &&
 			      pin_last(pins) == region->id)) {
 			pin_ext_put(pins);
@@ -429,7 +431,7 @@ static void assign(struct pin_region *region, struct folio *folio, int nr)
 			done = lose(region, pins, nr, &late);
 		left = done ? nr - pin_ext_take(&pins->short_pins, nr) : 0;
 		raw_spin_unlock_irqrestore(lock, flags);
-		/* Undone already, by somebody who had no pin */
+		/* An unpin without a matching pin has taken some of them already. */
 		if (unlikely(left))
 			pin_region_put(folio, pins, left, _RET_IP_);
 		if (late)
@@ -443,7 +445,10 @@ static void assign(struct pin_region *region, struct folio *folio, int nr)
 	kfree(spare);
 }
 
-/* Whose pin ends: the caller's own before others', then where it was so before */
+/*
+ * Chooses the region that an unpin is counted in: preferably one of this process, then one that was
+ * last unpinned from the same call site. Return: its node, or NULL for the region added last.
+ */
 static struct pin_node *choose(unsigned long pfn, u32 last, unsigned long site)
 {
 	struct pin_region *region = pin_region_find(last);
@@ -464,7 +469,7 @@ static struct pin_node *choose(unsigned long pfn, u32 last, unsigned long site)
 	return READ_ONCE(pin_region_find(last)->unpinner) == site ? NULL : before;
 }
 
-/* Ends pins of one of a folio's regions; returns how many. */
+/* Removes up to @nr pins from one of a folio's regions. Return: their number. */
 static int put_shared(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
 {
 	unsigned long flags, pfn = folio_pfn(folio);
@@ -489,13 +494,13 @@ static int put_shared(struct folio *folio, struct pin_ext *pins, int nr, unsigne
 	if (node)
 		node->nr -= nr;
 	if (nr == had) {
-		/* The place of the last one is taken by another. */
+		/* If the region added last has no pins left, another takes its place. */
 		gone = node ?: other(pfn);
 		hlist_del(&gone->list);
 		id = node ? id : gone->region;
 	}
 	longs = word(id, nr_of(longs) - nr) | (other(pfn) ? PIN_SHARED : 0);
-	/* Without the lock nobody changes it while it is shared. */
+	/* A plain write: while PIN_SHARED is set, only the lock holder changes it. */
 	atomic64_set(&pins->longs, longs);
 	WRITE_ONCE(region->guessed, true);
 	WRITE_ONCE(region->unpinner, site);
@@ -511,23 +516,23 @@ static int put_shared(struct folio *folio, struct pin_ext *pins, int nr, unsigne
 	return nr;
 }
 
-/* Remembers where pins of a region end. */
+/* Records the call site that releases pins of a region. */
 static void ends_at(struct pin_region *region, struct pin_ext *pins, unsigned long site)
 {
 	WRITE_ONCE(region->unpinner, site);
-	/* If that was guessed, this may be the end of a short one. */
+	/* If the region was guessed, this call site may release short pins. */
 	if (!atomic_read(&pins->short_pins) && !READ_ONCE(region->guessed))
 		WRITE_ONCE(*site_slot(site), site);
 }
 
 /**
- * pin_region_put() - End long-term pins of a folio
- * @folio: what is unpinned
+ * pin_region_put() - Uncount long-term pins of a folio
+ * @folio: the folio being unpinned
  * @pins: its entry, from pin_ext_get()
- * @nr: how many
- * @site: who unpins
+ * @nr: the number of unpins
+ * @site: the call site of the unpin
  *
- * Return: how many there were, at most @nr.
+ * Return: the number of long-term pins that existed, at most @nr.
  */
 int pin_region_put(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
 {
@@ -564,20 +569,23 @@ static noinline int last_unpin(struct pin_region *region, struct pin_ext *pins, 
 }
 
 /**
- * pin_region_unpin() - End pins of a folio that has long-term ones alone
- * @folio: what is unpinned
- * @pins: its entry, from pin_ext_get(), which is put
- * @nr: how many times
- * @site: who unpins
+ * pin_region_unpin() - Uncount pins of a folio that has only long-term ones
+ * @folio: the folio being unpinned
+ * @pins: its entry, from pin_ext_get(); released here
+ * @nr: the number of unpins
+ * @site: the call site of the unpin
  *
- * Return: how many pins there were, at most @nr.
+ * Return: the number of pins that existed, at most @nr.
  */
 int pin_region_unpin(struct folio *folio, struct pin_ext *pins, int nr, unsigned long site)
 {
 	s64 old = atomic64_read(&pins->longs);
 	struct pin_region *region = find_seen(id_of(old));
 
-	/* Without a call that returns here: this is done for each page. Shared ones are < 0. */
+	/*
+	 * Runs for every page, so it makes no function calls except in tail position. PIN_SHARED
+	 * makes @old negative.
+	 */
 	if (unlikely(!region || READ_ONCE(region->unpinner) != site || old < 0 ||
 		     nr_of(old) < nr || !atomic64_try_cmpxchg(&pins->longs, &old, old - nr)))
 		return pin_owner_unpin_slowly(folio, pins, nr, site);
@@ -615,7 +623,10 @@ static struct pin_region *make(const struct pin_region *like)
 	return region;
 }
 
-/* The region of the task's last call, if this one goes on where that ended: held */
+/*
+ * Returns the region of the task's previous call, with one pin added, if this call continues its
+ * range. Otherwise NULL.
+ */
 static struct pin_region *goes_on(const struct pin_region *like)
 {
 	struct pin_region *region;
@@ -638,7 +649,7 @@ static struct pin_region *goes_on(const struct pin_region *like)
 	return NULL;
 }
 
-/* From here to end() the region has one pin more, so that it can't end. */
+/* Until end() the region has an additional pin, which keeps it allocated. */
 static void begin(struct pin_region *like)
 {
 	struct pin_region *region = goes_on(like);
@@ -663,10 +674,10 @@ static void end(struct pin_region *region, unsigned long pages)
 }
 
 /**
- * pin_region_begin() - Begin to pin a process's memory for a long time
- * @mm: whose
- * @start: from this address on
- * @gup_flags: FOLL_WRITE, or not
+ * pin_region_begin() - Prepare to pin memory of a process long-term
+ * @mm: its address space
+ * @start: the first address
+ * @gup_flags: only FOLL_WRITE is used
  */
 void pin_region_begin(struct mm_struct *mm, unsigned long start, unsigned int gup_flags)
 {
@@ -681,9 +692,9 @@ void pin_region_begin(struct mm_struct *mm, unsigned long start, unsigned int gu
 }
 
 /**
- * pin_region_end() - What has been begun is pinned
- * @pages: what is pinned
- * @nr: how many, or an error
+ * pin_region_end() - Finish what pin_region_begin() began
+ * @pages: the pinned pages
+ * @nr: their number, or an error
  */
 void pin_region_end(struct page **pages, long nr)
 {
@@ -705,9 +716,9 @@ void pin_region_end(struct page **pages, long nr)
 }
 
 /**
- * pin_region_begin_memfd() - Begin to pin a memfd's memory
- * @memfd: whose
- * @start: from this offset on
+ * pin_region_begin_memfd() - Prepare to pin memory of a memfd
+ * @memfd: the memfd
+ * @start: the first offset
  */
 void pin_region_begin_memfd(struct file *memfd, loff_t start)
 {
@@ -725,11 +736,11 @@ void pin_region_begin_memfd(struct file *memfd, loff_t start)
 }
 
 /**
- * pin_region_end_memfd() - What has been begun of a memfd is pinned
+ * pin_region_end_memfd() - Finish what pin_region_begin_memfd() began
  * @from: first offset
  * @to: last offset
- * @folios: what is pinned, which may be less
- * @nr: how many, or an error
+ * @folios: the pinned folios, which may cover only the start of the range
+ * @nr: their number, or an error
  */
 void pin_region_end_memfd(loff_t from, loff_t to, struct folio **folios, long nr)
 {
@@ -753,12 +764,12 @@ void pin_region_end_memfd(loff_t from, loff_t to, struct folio **folios, long nr
 }
 
 /**
- * pin_region_show() - Write a region's line
- * @m: where to
- * @region: under RCU
+ * pin_region_show() - Print the line of a region
+ * @m: the file to print to
+ * @region: the region; the caller holds rcu_read_lock()
  *
- * Range, access, pins, bytes, since when, who; of a memfd its device, inode and
- * name; and "~" if a pin that ended may have been another's.
+ * Prints the range, access, number of pins, bytes, time and call site; for a memfd
+ * also its device, inode and name; and "~" if @region->guessed is set.
  */
 void pin_region_show(struct seq_file *m, const struct pin_region *region)
 {
@@ -787,10 +798,10 @@ void pin_region_show(struct seq_file *m, const struct pin_region *region)
 }
 
 /**
- * pin_region_see() - Add a folio's pins to what the check has seen of its regions
- * @pfn: of the folio
+ * pin_region_see() - Add the pins of a folio to the running check's region counts
+ * @pfn: the pfn of the folio
  * @pins: its entry
- * @alone: whether nothing else holds it
+ * @alone: the folio has no references other than its pins
  */
 void pin_region_see(unsigned long pfn, struct pin_ext *pins, bool alone)
 {
@@ -821,9 +832,9 @@ void pin_region_see(unsigned long pfn, struct pin_ext *pins, bool alone)
 }
 
 /**
- * pin_owner_show() - What /proc/PID/pins says
- * @m: where to
- * @task: whose long-term pins
+ * pin_owner_show() - Print /proc/PID/pins
+ * @m: the file to print to
+ * @task: the process
  *
  * Return: 0, or -EOPNOTSUPP without pin_owner=on.
  */
@@ -853,13 +864,13 @@ int pin_owner_show(struct seq_file *m, struct task_struct *task)
 }
 
 /**
- * pin_owner_word() - What /proc/kpagepins says of a page
- * @page: any, which nobody need hold
+ * pin_owner_word() - Get the entry of a page in /proc/kpagepins
+ * @page: any page; the caller need not hold a reference
  *
- * Return: pins of its folio in bits 0 to 31; whether there are long-term ones
- * (32), the number is exact (33; else it is 1 for a maybe), there are several
- * regions (34), nothing is tracked (35); and the region that was added last in
- * bits 36 to 63.
+ * Return: bits 0 to 31: the number of pins of its folio.  Bit 32: some of them are
+ * long-term.  Bit 33: the number is exact; if clear, 1 means "may be pinned".
+ * Bit 34: the folio is in several regions.  Bit 35: it is not tracked.  Bits 36
+ * to 63: the ID of the region that was added last.
  */
 u64 pin_owner_word(const struct page *page)
 {

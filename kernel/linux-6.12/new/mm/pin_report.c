@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the pin tracker tells in debugfs, checks when it is asked to, adds to
- * dump_page(), and remembers of memory that could not be moved.
+ * Reports of the pin tracker: its debugfs files, the consistency check, its part
+ * of dump_page(), and a log of memory that could not be moved.
  */
 
 #include <linux/debugfs.h>
@@ -22,14 +22,14 @@
 
 #include <trace/events/pin_owner.h>
 
-/* As often a count must be wrong, with some ms between, to be called so. */
+/* A count is reported as wrong after this many checks, BETWEEN ms apart. */
 #define LOOKS 16
 #define BETWEEN 10
 
-/* What a process leaves behind takes a moment to be undone: in jiffies */
+/* The pins of a process that has exited are released with a delay; in jiffies */
 #define LEAKED_AFTER (10 * HZ)
 
-/* Why something did not move: the last ones */
+/* The number of log entries for memory that could not be moved */
 #define BLOCKED 256
 
 struct blocked {
@@ -63,7 +63,7 @@ static void symbol(struct seq_file *m, unsigned long site)
 		seq_putc(m, '0');
 }
 
-/* The next pinned folio, from @pfn on: its entry, or NULL */
+/* Finds the next pinned folio, starting at @pfn. Return: its entry, or NULL */
 static struct pin_ext *next_pinned(unsigned long *pfn)
 {
 	for (; *pfn < max_pfn; ++*pfn) {
@@ -84,7 +84,7 @@ static struct pin_ext *next_pinned(unsigned long *pfn)
 	return NULL;
 }
 
-/* Neither NULL nor SEQ_START_TOKEN */
+/* The result differs from NULL and SEQ_START_TOKEN. */
 static void *from_pfn(unsigned long pfn)
 {
 	return (void *)(pfn + 2);
@@ -186,7 +186,7 @@ static int regions_show(struct seq_file *m, void *v)
 		unsigned long *stack;
 		unsigned int nr;
 
-		/* It is there all the time, for which it holds one. */
+		/* Region 0 always exists and holds one reference to itself. */
 		if (!id) {
 			long nr = atomic_long_read(&region->held) - 1;
 
@@ -265,7 +265,7 @@ static int blocked_show(struct seq_file *m, void *v)
 }
 DEFINE_SHOW_ATTRIBUTE(blocked);
 
-/* References of mappings and caches; the kernel's own memory has no such. */
+/* The number of references of mappings and caches; kernel memory has none. */
 static int explained(const struct folio *folio)
 {
 	if (page_has_type(&folio->page) && !folio_test_hugetlb(folio))
@@ -274,12 +274,12 @@ static int explained(const struct folio *folio)
 }
 
 /**
- * pin_owner_blocked() - Remember what could not be moved, and what holds it
- * @page: any page of it, of which the caller needs no reference
- * @why: what failed; it must stay
- * @held: references of the caller's own
+ * pin_owner_blocked() - Log a folio that could not be moved, and what holds it
+ * @page: any page of the folio; the caller need not hold a reference
+ * @why: the operation that failed; a string with static storage duration
+ * @held: number of references that the caller holds
  *
- * The same page again for the same reason only adds to a number.
+ * Consecutive calls for the same page and reason share one entry.
  */
 void pin_owner_blocked(struct page *page, const char *why, int held)
 {
@@ -312,7 +312,7 @@ void pin_owner_blocked(struct page *page, const char *why, int held)
 		}
 		pin_ext_put(pins);
 	}
-	/* Neither of mappings and caches, nor of pins, nor the caller's, nor the one just taken */
+	/* Subtract mappings and caches, pins, the caller's references, and our own. */
 	one.unexplained = folio_ref_count(folio) - explained(folio) - held - 1 -
 			  one.pins * (folio_test_large(folio) ? 1 : GUP_PIN_COUNTING_BIAS);
 	trace_pin_owner_blocked(one.pfn, why, one.pins, one.region);
@@ -330,9 +330,9 @@ out:
 }
 
 /**
- * pin_owner_not_migrated() - Remember what migrate_pages() leaves where it is
- * @folios: isolated ones
- * @reason: MR_*; only those that fail something are remembered
+ * pin_owner_not_migrated() - Log the folios that migrate_pages() could not migrate
+ * @folios: isolated folios
+ * @reason: MR_*; ignored if the caller of migrate_pages() does not depend on success
  */
 void pin_owner_not_migrated(struct list_head *folios, int reason)
 {
@@ -351,8 +351,8 @@ void pin_owner_not_migrated(struct list_head *folios, int reason)
 }
 
 /**
- * pin_owner_dump() - Say in the kernel's log by whom a page is pinned
- * @page: which nobody need hold: what is found may be garbage
+ * pin_owner_dump() - Print the pins of a page to the kernel log
+ * @page: the page; without a reference on it the output may be wrong
  */
 void pin_owner_dump(const struct page *page)
 {
@@ -386,7 +386,7 @@ EXPORT_SYMBOL_GPL(pin_owner_dump);
 
 enum wrong { RIGHT, PUT, COUNT };
 
-/* What is wrong with a folio's counts; while a pin comes or goes something is. */
+/* Compares the counts of a folio. They differ briefly while a pin is added or removed. */
 static enum wrong look(struct page *page, struct pin_ext *pins, bool *alone)
 {
 	struct folio *folio = page_folio(page);
@@ -408,7 +408,7 @@ static enum wrong look(struct page *page, struct pin_ext *pins, bool *alone)
 	return refs ? PUT : COUNT;
 }
 
-/* It waits. */
+/* Repeats look() until the counts agree, or LOOKS times. Sleeps. */
 static enum wrong look_again(struct page *page)
 {
 	enum wrong wrong = COUNT;
@@ -448,10 +448,10 @@ static unsigned int check_pages(struct seq_file *m)
 		pin_ext_put(pins);
 		if (how == PUT)
 			pin_owner_bug(PIN_PUT,
-				      "pfn %#lx is pinned %d time%s, but has %d references: put_page() was called where an unpin was due\n",
+				      "pfn %#lx pinned %d time%s but has %d references: a pin was released with put_page()\n",
 				      pfn, nr, nr > 1 ? "s" : "", page_ref_count(page));
 		else
-			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, which its page denies\n",
+			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, but its page has other counts\n",
 				      pfn, nr);
 		seq_printf(m, "pfn %#lx: %d pins, %d references\n", pfn, nr,
 			   page_ref_count(page));
@@ -460,7 +460,7 @@ static unsigned int check_pages(struct seq_file *m)
 	return wrong;
 }
 
-/* Before all pages are looked at */
+/* Prepares the regions for a pass over all pages. */
 static void begin_regions(void)
 {
 	struct pin_region *region;
@@ -476,8 +476,8 @@ static void begin_regions(void)
 }
 
 /*
- * Regions whose pins are not those of all pages, in sum: what is pinned or
- * unpinned meanwhile is not seen whole, and says nothing.
+ * Counts the regions whose number of pins differs from what the pass over all
+ * pages has found.  Regions that changed during the pass are skipped.
  */
 static unsigned int odd_regions(unsigned int *most)
 {
@@ -527,17 +527,17 @@ static unsigned int say_regions(struct seq_file *m)
 		if (region->odd == LOOKS) {
 			region->odd = 0;
 			wrong++;
-			seq_printf(m, "region %lu: %ld pins, of which pages have %ld\n", id, held,
+			seq_printf(m, "region %lu: %ld pins, but its pages have %ld\n", id, held,
 				   region->seen);
-			pin_owner_bug(PIN_BOOKS, "region %lu: %ld pins, of which pages have %ld\n",
+			pin_owner_bug(PIN_BOOKS, "region %lu: %ld pins, but its pages have %ld\n",
 				      id, held, region->seen);
 		}
 		if (is_leaked(region)) {
 			wrong++;
-			seq_printf(m, "region %lu: its process is gone, and nothing else holds its pages\n",
+			seq_printf(m, "region %lu: leaked: its process has exited, and nothing else references its pages\n",
 				   id);
 			pin_owner_bug(PIN_LEAKED,
-				      "region %lu: %ld pins are left by %d (%s, gone) at %ps, and nothing else holds their pages\n",
+				      "region %lu: %ld pins leaked by %d (%s, exited) at %ps: nothing else references their pages\n",
 				      id, held, pid_nr(region->tgid), region->comm,
 				      (void *)region->site);
 		}

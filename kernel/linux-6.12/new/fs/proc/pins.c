@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* /proc/PID/pins, a process's long-term pins, and /proc/kpagepins, those of each page */
+/* /proc/PID/pins: long-term pins of a process; /proc/kpagepins: the pins of each page */
 
 #include <linux/memory_hotplug.h>
 #include <linux/mm.h>
@@ -19,7 +19,7 @@ int proc_pid_pins(struct seq_file *m, struct pid_namespace *ns, struct pid *pid,
 	return pin_owner_show(m, task);
 }
 
-/* A u64 for each page, at its pfn; pin_owner_word() says what is in it. */
+/* A u64 for each page, indexed by pfn, see pin_owner_word() */
 static ssize_t kpagepins_read(struct file *file, char __user *buf, size_t count, loff_t *ppos)
 {
 	const unsigned long end = round_up(max_pfn, PAGES_PER_SECTION);

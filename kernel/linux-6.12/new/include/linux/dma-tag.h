@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Buffers that are DMA-mapped once and named by a tag afterwards.
+ * Buffers that are DMA-mapped once and then identified by a tag.
  *
- * Documentation/block/dma-premap.rst describes how they are used.
+ * See Documentation/block/dma-premap.rst.
  */
 #ifndef _LINUX_DMA_TAG_H
 #define _LINUX_DMA_TAG_H
@@ -16,14 +16,14 @@ struct dma_tag;
 struct file;
 struct request_queue;
 
-/* The unit in which positions in a tag are counted, whatever PAGE_SIZE is */
+/* The unit of positions in a tag, independent of PAGE_SIZE */
 #define DMA_TAG_SHIFT	12
 #define DMA_TAG_SIZE	4096U
 
 /**
- * struct dma_tag_ops - what the driver that made a tag can do with it
+ * struct dma_tag_ops - operations of the driver that created a tag
  * @unmap: undo the mapping and free the tag.  Called once, when no request can
- *	name the tag any more and before the pages are unpinned.  May sleep.
+ *	use the tag any more and before the pages are unpinned.  May sleep.
  */
 struct dma_tag_ops {
 	void (*unmap)(struct dma_tag *tag);
@@ -32,19 +32,19 @@ struct dma_tag_ops {
 /**
  * struct dma_tag - a buffer that is mapped for one device
  * @ops: the driver's operations
- * @queue: the only queue that may see the tag
- * @file: the only file it may be used with; set by the caller of ->dma_map()
- * @bvec: the pages it was made from, NULL for a dma-buf
+ * @queue: the only queue that the tag may be used with
+ * @file: the only file that it may be used with; set by the caller of ->dma_map()
+ * @bvec: the pages of the buffer, NULL for a dma-buf
  * @nr_bvecs: number of elements of @bvec
  * @len: length in bytes
- * @nr_pages: pages of memory that the driver holds for the mapping itself
- * @first: offset of the first byte in its first DMA_TAG_SIZE bytes
+ * @nr_pages: number of pages that the driver allocated for the mapping itself
+ * @first: offset of the first byte in the first unit of DMA_TAG_SIZE bytes
  * @dir: direction of the mapping
- * @live: the device can reach the buffer; cleared only when @queue is dead
- * @needs_sync: bytes have to be synced for each request
+ * @live: the device can access the buffer; cleared only when @queue is dead
+ * @needs_sync: the data has to be synced for each request
  *
- * The driver embeds this in its own object.  There is no reference count: the
- * owner of a tag unmaps it when no request can name it any more.
+ * The driver embeds this structure in its own.  There is no reference count: the
+ * owner of a tag unmaps it when no request can use it any more.
  */
 struct dma_tag {
 	const struct dma_tag_ops	*ops;
@@ -61,14 +61,14 @@ struct dma_tag {
 };
 
 /**
- * struct dma_tag_src - what ->dma_map() shall map
- * @bvec: pinned pages; only the first may start, and only the last may end,
- *	inside a page
+ * struct dma_tag_src - the memory to be mapped by ->dma_map()
+ * @bvec: pinned pages; only the first segment may start, and only the last may
+ *	end, inside a page
  * @nr_bvecs: number of elements of @bvec
- * @dmabuf: a dma-buf instead of @bvec
+ * @dmabuf: the dma-buf to map instead of @bvec, or NULL
  * @offset: start in @dmabuf in bytes, a multiple of DMA_TAG_SIZE
  * @len: length in bytes
- * @dir: what the device may do with the memory
+ * @dir: direction of the DMA that the device may do
  */
 struct dma_tag_src {
 	const struct bio_vec	*bvec;

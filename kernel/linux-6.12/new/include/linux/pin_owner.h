@@ -2,8 +2,8 @@
 #ifndef _LINUX_PIN_OWNER_H
 #define _LINUX_PIN_OWNER_H
 /*
- * What is known of pinned memory: an exact count, and who pins it.
- * Documentation/mm/pin_owner.rst describes it.
+ * The pin tracker counts the pins of each folio exactly and records who made them.
+ * See Documentation/mm/pin_owner.rst.
  */
 
 #include <linux/types.h>
@@ -20,7 +20,7 @@ int folio_pin_count(const struct folio *folio);
 bool folio_dma_pinned(const struct folio *folio);
 bool PageDmaPinned(const struct page *page);
 #else
-/* What folio_maybe_dma_pinned() asks of a small folio with many references */
+/* folio_maybe_dma_pinned() calls this for a small folio with many references. */
 static inline bool pin_owner_pinned(const struct folio *folio)
 {
 	return true;

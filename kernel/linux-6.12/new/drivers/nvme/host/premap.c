@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Buffers that are mapped for an NVMe controller once, with their PRP lists.
+ * Pre-mapped buffers: DMA-mapped once for an NVMe controller, with stored PRP lists
  *
- * The list has an entry for each 4 KiB of the buffer, in pages of 511 entries
- * and a link.  A command names its data by the address of a slot in that list,
- * so that there is nothing to build for it.
+ * The PRP list has an entry for each 4 KiB of the buffer.  Each page of the list has
+ * 511 entries and a link to the next page.  A command points to a slot in this list,
+ * so that no list has to be built for it.
  */
 #include <linux/bvec.h>
 #include <linux/capability.h>
@@ -20,28 +20,28 @@
 static unsigned int premap = 2;
 module_param(premap, uint, 0644);
 MODULE_PARM_DESC(premap,
-		 "Who may map buffers once: 0 nobody, 1 CAP_SYS_RAWIO, 2 all users (default)");
+		 "Allow pre-mapped buffers: 0 never, 1 with CAP_SYS_RAWIO, 2 always (default)");
 
 static bool premap_bounce;
 module_param(premap_bounce, bool, 0644);
 MODULE_PARM_DESC(premap_bounce,
-		 "Map buffers once even if they may go through bounce buffers, for tests");
+		 "Allow pre-mapped buffers for devices that may use bounce buffers (for testing)");
 
 static unsigned int premap_max_mb;
 module_param(premap_max_mb, uint, 0644);
 MODULE_PARM_DESC(premap_max_mb,
-		 "Maximum size of all such buffers of a controller in MiB, 0 (default): no limit");
+		 "Maximum MiB of pre-mapped buffers per controller, 0 for no limit (default)");
 
 /**
- * nvme_premap_setup_prps - name the range of a request by the stored list
+ * nvme_premap_setup_prps - point a command to its range of the stored PRP list
  * @r: the range
  * @cmnd: the command, whose data pointer is set
  *
- * From slot s on a list page has 512 - s slots.  Its last one is a link to the
- * controller only if more entries are left than slots; if they fit exactly, it
- * would take the link for data.
+ * A list page has 512 - s slots from slot s on.  The controller treats the last slot
+ * as a link only if there are more entries than slots.  If the entries fit exactly,
+ * it would use the stored link as a data address.
  *
- * Return: false if they fit exactly and a list has to be made for the request.
+ * Return: false if the stored list cannot be used and a copy is needed.
  */
 bool nvme_premap_setup_prps(const struct nvme_premap_range *r,
 			    struct nvme_rw_command *cmnd)
@@ -71,8 +71,8 @@ bool nvme_premap_setup_prps(const struct nvme_premap_range *r,
 }
 
 /*
- * To the byte: the rest of a page belongs to other requests and to the CPU, and
- * a bounce buffer would put old bytes there.
+ * Syncs exactly the bytes of the request: the rest of a page may be in use by other
+ * requests or by the CPU, and a bounce buffer would overwrite it with old data.
  */
 typedef void nvme_premap_sync_fn(struct device *dev, dma_addr_t addr,
 				 size_t size, enum dma_data_direction dir);
@@ -117,7 +117,7 @@ static void nvme_premap_free_lists(struct nvme_premap *map)
 	map->lists = NULL;
 }
 
-/* For a buffer that ends @end bytes behind the start of its first 4 KiB */
+/* @end: the end of the buffer, relative to the start of its first 4 KiB unit */
 static int nvme_premap_alloc_lists(struct nvme_premap *map, u64 end)
 {
 	const u64 entries = DIV_ROUND_UP_ULL(end, DMA_TAG_SIZE);
@@ -167,8 +167,8 @@ static void nvme_premap_finish_lists(struct nvme_premap *map)
 }
 
 /*
- * Writes the entries of [@offset, @offset + @len) of the mapping.  Addresses
- * inside of it have to lie on multiples of 4 KiB.
+ * Writes the PRP entries for [@offset, @offset + @len) of the mapping.  Segments must
+ * begin and end on multiples of 4 KiB, except at the start and end of the range.
  */
 static int nvme_premap_fill(struct nvme_premap *map, u64 offset, u64 len)
 {
@@ -220,7 +220,7 @@ static int nvme_premap_fill(struct nvme_premap *map, u64 offset, u64 len)
 	return -EINVAL;
 }
 
-/* A segment under construction, see nvme_premap_segment() */
+/* The segment being built, see nvme_premap_segment() */
 struct nvme_premap_seg {
 	phys_addr_t	start;
 	phys_addr_t	end;
@@ -228,8 +228,8 @@ struct nvme_premap_seg {
 };
 
 /*
- * Adds physical memory to a list of segments: extends the last one, or begins
- * another.  @sg is NULL while they are only counted.
+ * Adds physical memory to a list of segments: extends the last one, or begins a new
+ * one.  With @sg NULL it only counts the segments.
  */
 static void nvme_premap_segment(struct nvme_premap *map,
 				struct nvme_premap_seg *seg,
@@ -242,7 +242,7 @@ static void nvme_premap_segment(struct nvme_premap *map,
 		u64 room = boundary - (phys & boundary);
 		u64 part;
 
-		/* Cut where the aligned memory of the segment has max bytes. */
+		/* The limit applies from the segment's start rounded down to 4 KiB. */
 		if (!seg->nents || phys != seg->end || !(phys & boundary) ||
 		    phys - round_down(seg->start, (u64)DMA_TAG_SIZE) >= max) {
 			seg->start = phys;
@@ -299,8 +299,8 @@ static int nvme_premap_map_pages(struct nvme_premap *map,
 }
 
 /*
- * The exporter keeps the memory where it is for an importer of this kind, and
- * DMA_BUF_IOCTL_SYNC is what moves the bytes between caches.
+ * A static attachment: the exporter must not move the memory while it is mapped.
+ * User space synchronises CPU caches with DMA_BUF_IOCTL_SYNC.
  */
 static int nvme_premap_map_dmabuf(struct nvme_premap *map,
 				  const struct dma_tag_src *src)
@@ -326,7 +326,7 @@ err_detach:
 	dma_buf_detach(src->dmabuf, map->attach);
 err_put:
 	dma_buf_put(src->dmabuf);
-	/* What the exporter has against this device */
+	/* Other errors mean that the exporter does not support this device. */
 	return ret == -ENOMEM || ret == -EINTR ? ret : -EOPNOTSUPP;
 }
 
@@ -335,8 +335,8 @@ static void nvme_premap_unmap_memory(struct nvme_premap *map)
 	struct dma_buf *dmabuf;
 
 	/*
-	 * No sync: since the last request the CPU may have written, and bytes
-	 * of before would come back.
+	 * No sync: the CPU may have written since the last request, and a bounce
+	 * buffer would overwrite that with old data.
 	 */
 	if (map->sgt == &map->own) {
 		dma_unmap_sgtable(map->pd->dev, &map->own, map->tag.dir,
@@ -379,7 +379,7 @@ static const struct dma_tag_ops nvme_premap_ops = {
 	.unmap	= nvme_premap_unmap,
 };
 
-/* The reason why a buffer can't be mapped once, or NULL */
+/* Return: the reason why a buffer cannot be pre-mapped, or NULL */
 static const char *nvme_premap_refusal(struct nvme_premap_dev *pd,
 				       struct request_queue *q,
 				       const struct dma_tag_src *src)
@@ -387,14 +387,14 @@ static const char *nvme_premap_refusal(struct nvme_premap_dev *pd,
 	struct nvme_ns *ns = q->queuedata;
 
 	if (!premap)
-		return "nvme.premap=0";
+		return "disabled by nvme.premap=0";
 	if (ns->head->ms)
 		return "the namespace has metadata";
 	if (src->dmabuf && !IS_ENABLED(CONFIG_DMA_SHARED_BUFFER))
-		return "no dma-bufs in this kernel";
+		return "the kernel has no dma-buf support";
 	if (dma_max_mapping_size(pd->dev) != SIZE_MAX &&
 	    (src->dmabuf || !premap_bounce))
-		return "its DMA may go through bounce buffers";
+		return "the device may use bounce buffers";
 	return NULL;
 }
 
@@ -433,12 +433,13 @@ static int nvme_premap_make(struct nvme_premap *map, struct request_queue *q,
 /**
  * nvme_premap_map - map a buffer for a controller
  * @pd: the controller
- * @q: the queue of the namespace whose requests may name it
+ * @q: the queue of the namespace whose requests may use it
  * @src: the buffer
  *
- * Return: its tag or an ERR_PTR(): -EOPNOTSUPP if it is refused, which a debug
- * message explains, -EPERM, -ENODEV, -ENOSPC above nvme.premap_max_mb, -ENOMEM,
- * -EINVAL if the pages behind it don't begin on multiples of 4 KiB.
+ * Return: the tag, or an ERR_PTR(): -EOPNOTSUPP if pre-mapping is not supported here
+ * (a debug message gives the reason), -EPERM without CAP_SYS_RAWIO if nvme.premap=1,
+ * -ENODEV if the device is being removed, -ENOSPC above nvme.premap_max_mb, -ENOMEM,
+ * or -EINVAL if the DMA segments are not aligned to 4 KiB.
  */
 struct dma_tag *nvme_premap_map(struct nvme_premap_dev *pd,
 				struct request_queue *q,
@@ -487,7 +488,7 @@ void nvme_premap_init(struct nvme_premap_dev *pd, struct device *dev,
 	INIT_LIST_HEAD(&pd->maps);
 }
 
-/* Undoes all maps.  The namespaces are gone, and with them all requests. */
+/* Unmaps all buffers.  The namespaces have been removed, so no requests are left. */
 void nvme_premap_remove(struct nvme_premap_dev *pd)
 {
 	struct nvme_premap *map, *next;

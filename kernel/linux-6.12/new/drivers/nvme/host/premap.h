@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Buffers that are mapped for an NVMe controller once, with their PRP lists.
+ * Pre-mapped buffers: DMA-mapped once for an NVMe controller, with stored PRP lists
  */
 #ifndef _NVME_PREMAP_H
 #define _NVME_PREMAP_H
@@ -10,7 +10,7 @@
 #include <linux/list.h>
 #include <linux/mutex.h>
 
-/* A PRP list page: addresses, and in its last slot the next page */
+/* Address slots of a PRP list page; the last slot links to the next page. */
 #define NVME_PREMAP_SLOTS	(DMA_TAG_SIZE / sizeof(__le64) - 1)
 
 struct dma_buf_attachment;
@@ -20,18 +20,18 @@ struct nvme_rw_command;
 struct sg_table;
 
 /**
- * struct nvme_premap_dev - the maps of a controller
- * @dev: the device they are made for
+ * struct nvme_premap_dev - the pre-mapped buffers of a controller
+ * @dev: the device that they are mapped for
  * @ctrl: the controller
- * @lock: protects the rest
- * @maps: all that are live
- * @bytes: their length
+ * @lock: protects the members below
+ * @maps: list of all live mappings
+ * @bytes: their total length
  * @gone: the driver is being unbound
  */
 struct nvme_premap_dev {
 	struct device		*dev;
 	struct nvme_ctrl	*ctrl;
-	struct mutex		lock;	/* protects the rest */
+	struct mutex		lock;	/* protects the members below */
 	struct list_head	maps;
 	u64			bytes;
 	bool			gone;
@@ -44,15 +44,15 @@ struct nvme_premap_list {
 
 /**
  * struct nvme_premap - a buffer and its PRP list
- * @tag: what the block layer knows of it
- * @pd: the controller it is mapped for
- * @node: in @pd->maps
- * @sgt: the mapping: @own or the attachment's
- * @own: of a registered buffer
- * @attach: of a dma-buf
- * @lists: the pages of the list, one behind the other
- * @nr_lists: their number
- * @run_shift: aligned blocks of 1 << run_shift entries are contiguous
+ * @tag: the tag that the block layer uses
+ * @pd: the controller that it is mapped for
+ * @node: entry in @pd->maps
+ * @sgt: the mapping: @own, or that of the attachment
+ * @own: scatterlist of a registered buffer
+ * @attach: attachment to a dma-buf
+ * @lists: the pages of the PRP list, in order
+ * @nr_lists: number of elements of @lists
+ * @run_shift: aligned groups of 1 << @run_shift entries are contiguous
  */
 struct nvme_premap {
 	struct dma_tag			tag;
@@ -67,11 +67,11 @@ struct nvme_premap {
 };
 
 /**
- * struct nvme_premap_range - the part of a map that a request transfers
- * @map: the map
- * @first: index of its first entry
- * @nr: number of entries
- * @offset: of the first byte in the first entry
+ * struct nvme_premap_range - the part of a mapping that a request transfers
+ * @map: the mapping
+ * @first: index of the first PRP entry
+ * @nr: number of PRP entries
+ * @offset: offset of the first byte in the first entry
  */
 struct nvme_premap_range {
 	struct nvme_premap	*map;
@@ -98,7 +98,7 @@ static inline void nvme_premap_range(struct request *req,
 	r->nr = (r->offset + blk_rq_bytes(req) - 1) / DMA_TAG_SIZE + 1;
 }
 
-/* Whether the device can reach all of the range from its first address on */
+/* Whether the DMA addresses of the range are contiguous */
 static inline bool nvme_premap_contiguous(const struct nvme_premap_range *r)
 {
 	return (r->first ^ (r->first + r->nr - 1)) >> r->map->run_shift == 0;

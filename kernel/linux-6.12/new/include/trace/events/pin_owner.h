@@ -9,10 +9,10 @@
 #include <linux/timekeeping.h>
 #include <linux/tracepoint.h>
 
-/* Only mm/pin_*.c know what it is. */
+/* Defined in mm/pin_owner.h, and used only by mm/pin_*.c */
 struct pin_region;
 
-/* Long-term pins were made, as a region or more of one. */
+/* Long-term pins were added to a new or existing region. */
 TRACE_EVENT(pin_owner_region,
 	TP_PROTO(const struct pin_region *region),
 	TP_ARGS(region),
@@ -34,7 +34,7 @@ TRACE_EVENT(pin_owner_region,
 		  __entry->tgid, __entry->start, __entry->pages, (void *)__entry->site)
 );
 
-/* The last pin of a region was undone. */
+/* The last pin of a region was released. */
 TRACE_EVENT(pin_owner_release,
 	TP_PROTO(const struct pin_region *region),
 	TP_ARGS(region),
@@ -54,7 +54,7 @@ TRACE_EVENT(pin_owner_release,
 		  __entry->age, (void *)__entry->unpinner)
 );
 
-/* Pins and unpins that are no pairs; kinds are those of enum pin_stat. */
+/* Pins and unpins do not balance; kind is an enum pin_stat. */
 TRACE_EVENT(pin_owner_mismatch,
 	TP_PROTO(unsigned int kind, unsigned long site),
 	TP_ARGS(kind, site),
@@ -69,7 +69,7 @@ TRACE_EVENT(pin_owner_mismatch,
 	TP_printk("kind=%u by=%ps", __entry->kind, (void *)__entry->site)
 );
 
-/* Memory could not be moved. */
+/* A folio could not be moved. */
 TRACE_EVENT(pin_owner_blocked,
 	TP_PROTO(unsigned long pfn, const char *why, int pins, u32 region),
 	TP_ARGS(pfn, why, pins, region),
