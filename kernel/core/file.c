@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Files that requests read and write. */
+/* Files that requests read or write. */
 #include <linux/blkdev.h>
 #include <linux/err.h>
 #include <linux/fcntl.h>
@@ -18,10 +18,10 @@
  * @fd: the caller's descriptor
  * @write: the file will be written
  *
- * Return: a regular file or block device that is open for reading, or with @write for writing, to
- * be put with fput(). -EBADF if the descriptor is invalid or not open for that, -EISDIR for a
- * directory, -EINVAL for any other file without offsets, and for one with O_APPEND that will be
- * written: the bytes would go elsewhere.
+ * Return: a regular file or block device that is open for reading, or with @write for writing. The
+ * caller must drop it with fput(). Or an error: -EBADF if the descriptor is invalid or not open in
+ * that mode, -EISDIR for a directory, -EINVAL for other files without offsets. Also -EINVAL with
+ * @write if the file is open with O_APPEND, because the data would be written at its end.
  */
 struct file *dmafile_file_get(unsigned int fd, bool write)
 {
@@ -50,7 +50,7 @@ struct file *dmafile_file_get(unsigned int fd, bool write)
 /**
  * dmafile_file_size - get the size of a file, as stat() reports it
  * @file: from dmafile_file_get()
- * @size: set to the size in bytes, of a block device to that of the disk
+ * @size: set to the size of the file or block device in bytes
  *
  * A network file system may ask its server.
  *
@@ -76,11 +76,10 @@ int dmafile_file_size(struct file *file, u64 *size)
  * @write: the file will be written
  *
  * Never less than DMAFILE_ALIGN, even if the disk has smaller blocks: file systems serialise writes
- * to parts of their own blocks, and buffers consist of pages.
+ * to parts of their blocks, and buffers consist of pages.
  *
- * Return: a power of two, DMAFILE_ALIGN to DMAFILE_MAX_ALIGN. DMAFILE_ALIGN also if the file system
- * does not tell, or needs an alignment that is not in this range: then it refuses direct I/O
- * itself.
+ * Return: a power of two from DMAFILE_ALIGN to DMAFILE_MAX_ALIGN. DMAFILE_ALIGN if the file system
+ * does not report an alignment, or requires one outside this range; then it will reject direct I/O.
  */
 u32 dmafile_file_align(struct file *file, bool write)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Files that requests read and write. */
+/* Files that requests read or write. */
 #ifndef _DMAFILE_FILE_H
 #define _DMAFILE_FILE_H
 

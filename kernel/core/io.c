@@ -2,15 +2,15 @@
 /*
  * Transfers between a file and the pages of a buffer.
  *
- * A transfer is divided into gathers. While one gather is being read, the next one is allocated, so
- * that the total time approaches that of the first gather's allocation plus the longer of the
- * remaining allocation and the I/O. Each gather is one kiocb over a bvec of the buffer's pages:
- * nothing is mapped, pinned or copied. The block layer splits it into requests that the disk takes,
- * all of which are in flight at the same time.
+ * A transfer is divided into gathers. While one gather is being read, the next one is allocated. So
+ * the total time is close to the allocation time of the first gather plus the longer of the
+ * remaining allocation and the I/O. Each gather is one kiocb with a bvec of the buffer's pages:
+ * nothing is mapped, pinned or copied. The block layer splits it into requests that the disk
+ * accepts, all of which are in flight at the same time.
  *
- * Only the calling task issues, waits and frees. A completion, which may run in hard interrupt
- * context, records the result and wakes that task. A task that is killed still waits for what is in
- * flight: pages under DMA cannot be freed.
+ * Only the calling task submits I/O, waits for it, and frees memory. A completion, which may run in
+ * hard interrupt context, only records the result and wakes that task. A task that is killed still
+ * waits for the I/O in flight, because pages cannot be freed during DMA.
  */
 #include <linux/completion.h>
 #include <linux/fadvise.h>
@@ -26,32 +26,32 @@
 #include "file.h"
 #include "io.h"
 
-/* The first gather, and the last ones, are small, so that reading starts early and ends early. */
+/* The size of the first and last gathers: small, so that reading starts and ends early. */
 #define DMAFILE_FIRST_GATHER	SZ_2M
-/* How much is allocated between two checks for signals. */
+/* The number of bytes allocated between two checks for signals. */
 #define DMAFILE_STEP		SZ_32M
-/* Shorter than any hung-task timeout: those are whole seconds. */
+/* Shorter than any hung-task timeout, which is at least one second. */
 #define DMAFILE_PATIENCE	(HZ / 2)
-/* The largest bounce buffer for data that cannot be transferred in place. */
+/* The maximum size of the bounce buffer for data that cannot be transferred in place. */
 #define DMAFILE_BOUNCE		SZ_1M
-/* How much one call of fadvise covers. */
+/* The number of bytes per call of vfs_fadvise() */
 #define DMAFILE_READ_AHEAD	SZ_1M
 /*
- * The smallest number of gathers in a transfer whose caller does not choose: neither the allocation
- * of the first one nor the last read overlaps with anything.
+ * The minimum number of gathers in a transfer, unless the caller chooses another one. More gathers
+ * are better, because nothing overlaps with the allocation of the first one or the last read.
  */
 #define DMAFILE_GATHERS		16
 
 /**
  * struct dmafile_piece - one I/O in flight
- * @iocb: what the file system gets
- * @over: completed when the I/O is
- * @result: of the I/O, valid from then on
- * @bvec: the pages; freed after that
- * @at: the first byte in the buffer
- * @len: how many bytes were asked for
- * @direct: with direct I/O
- * @queued: it was still in flight when the call that issued it returned
+ * @iocb: the kiocb
+ * @over: completed when the I/O is complete
+ * @result: the result of the I/O, valid after @over
+ * @bvec: the pages, freed after @over
+ * @at: the offset of the first byte in the buffer
+ * @len: the number of requested bytes
+ * @direct: it is direct I/O
+ * @queued: the submission returned -EIOCBQUEUED
  */
 struct dmafile_piece {
 	struct kiocb iocb;
@@ -76,8 +76,8 @@ static void dmafile_piece_complete(struct kiocb *iocb, long result)
 }
 
 /*
- * Issues one I/O between the file at @pos and @pages at @at. It is shorter than @len if one I/O
- * cannot have that many segments, see dmafile_pages_bvec().
+ * Submits one I/O between the file at @pos and @pages at @at. It is shorter than @len if that would
+ * need too many segments, see dmafile_pages_bvec().
  */
 static int dmafile_piece_start(struct dmafile_io *io, struct dmafile_piece *piece,
 			       const struct dmafile_pages *pages, u64 at, u64 pos, u64 len,
@@ -100,9 +100,9 @@ static int dmafile_piece_start(struct dmafile_io *io, struct dmafile_piece *piec
 	iov_iter_bvec(&iter, io->write ? ITER_SOURCE : ITER_DEST, piece->bvec, nr, len);
 	init_sync_kiocb(&piece->iocb, io->file);
 	piece->iocb.ki_pos = pos;
-	/* Even if it is never queued: overlayfs of Linux 6.1 ignores ki_flags otherwise. */
+	/* Set it even for synchronous I/O: overlayfs in Linux 6.1 needs it to use ki_flags. */
 	piece->iocb.ki_complete = dmafile_piece_complete;
-	/* The open flags may have changed since; O_APPEND would move the piece to another place. */
+	/* The open flags may have changed. O_APPEND would write the piece at the end of file. */
 	piece->iocb.ki_flags = io->iocb_flags & ~(IOCB_APPEND | IOCB_DIRECT);
 	if (direct)
 		piece->iocb.ki_flags |= IOCB_DIRECT;
@@ -128,13 +128,13 @@ static ssize_t dmafile_piece_wait(struct dmafile_io *io, struct dmafile_piece *p
 {
 	u64 begun = ktime_get_ns();
 
-	/* However slow a disk is, this task does not hang. */
+	/* Wait in short intervals, so that a slow disk does not trigger the hung-task detector. */
 	while (!wait_for_completion_io_timeout(&piece->over, DMAFILE_PATIENCE))
 		;
 	io->wait_ns += ktime_get_ns() - begun;
 	kvfree(piece->bvec);
 	piece->bvec = NULL;
-	/* An I/O that was not queued has been reported by the VFS. */
+	/* The VFS has already called fsnotify for I/O that was not queued. */
 	if (piece->queued && piece->result > 0) {
 		if (io->write)
 			fsnotify_modify(io->file);
@@ -146,7 +146,7 @@ static ssize_t dmafile_piece_wait(struct dmafile_io *io, struct dmafile_piece *p
 	case -ERESTARTNOINTR:
 	case -ERESTARTNOHAND:
 	case -ERESTART_RESTARTBLOCK:
-		/* A transfer that has moved something cannot be restarted. */
+		/* The transfer may have made progress, so it cannot be restarted. */
 		return -EINTR;
 	default:
 		return piece->result;
@@ -163,9 +163,9 @@ static bool dmafile_refused(struct dmafile_io *io, bool direct, ssize_t result)
 }
 
 /*
- * Moves bytes between the file and @pages, one I/O after the other. What direct I/O leaves undone
- * goes through the page cache. @moved is the number of bytes, also after an error; without one it
- * is less than @len at the end of the file.
+ * Transfers data between the file and @pages, one I/O at a time. If direct I/O cannot do all of it,
+ * the rest goes through the page cache. @moved is set to the number of bytes, also on error. On
+ * success it is less than @len only at the end of the file.
  */
 static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *pages, u64 at,
 			    u64 pos, u64 len, bool direct, u64 *moved)
@@ -194,8 +194,9 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
 		done += result;
 		*moved = done;
 		/*
-		 * With most file systems a direct read that ends within a block has reached the
-		 * end of the file. Unless @strict forbids it, the page cache is asked, too.
+		 * On most file systems a direct read that ends inside a block has reached the end
+		 * of the file. Unless @strict forbids it, the next iteration checks this with a
+		 * buffered read.
 		 */
 		if (io->strict && direct && !IS_ALIGNED(done, io->align))
 			break;
@@ -205,14 +206,14 @@ static int dmafile_move_now(struct dmafile_io *io, const struct dmafile_pages *p
 
 /**
  * dmafile_interrupted - check whether the calling task should give up
- * @interruptible: any signal is a reason, not only a fatal one
+ * @interruptible: give up on any signal, not only on a fatal one
  *
- * Not signal_pending(): to a task that uses io_uring, completed work looks like a signal there. In
- * a worker of io_uring this is how cancellation, and the end of the ring, look; a ring waits for
- * its workers when it is closed, so that they must give up in any case. The freezer's way to get a
- * task's attention is not a signal.
+ * signal_pending() cannot be used: in a task that uses io_uring it is also true if there is task
+ * work. In an io_uring worker, it is true on cancellation and when the ring is closed. Closing a
+ * ring waits for its workers, so they must always give up then. A wake-up by the freezer does not
+ * count as a signal.
  *
- * Return: whether it should.
+ * Return: true if it should.
  */
 bool dmafile_interrupted(bool interruptible)
 {
@@ -223,10 +224,10 @@ bool dmafile_interrupted(bool interruptible)
 	if (!interruptible && !worker)
 		return false;
 	if (task_sigpending(current)) {
-		/* A task's own handlers stay as long as it does. */
+		/* The sighand of the current task cannot go away. */
 		struct sighand_struct *sighand = rcu_dereference_protected(current->sighand, true);
 
-		/* The freezer may have come and gone. */
+		/* The freezer may have set TIF_SIGPENDING and been cancelled since. */
 		spin_lock_irq(&sighand->siglock);
 		recalc_sigpending();
 		spin_unlock_irq(&sighand->siglock);
@@ -237,9 +238,9 @@ bool dmafile_interrupted(bool interruptible)
 }
 
 /**
- * dmafile_freeze - sleep while the system is suspended
+ * dmafile_freeze - freeze the calling task if the system is being suspended
  *
- * Context: the caller holds no lock and has no I/O in flight.
+ * Context: The caller holds no locks and has no I/O in flight.
  */
 void dmafile_freeze(void)
 {
@@ -271,7 +272,7 @@ static int dmafile_grow(struct dmafile_io *io, u64 bytes)
 	return 0;
 }
 
-/* Allocates the buffer's memory up to @end. @idle: nothing is in flight. */
+/* Allocates the buffer's memory up to @end. @idle: no I/O is in flight. */
 static int dmafile_allocate(struct dmafile_io *io, u64 end, bool idle)
 {
 	u64 begun = ktime_get_ns();
@@ -290,8 +291,8 @@ static int dmafile_allocate(struct dmafile_io *io, u64 end, bool idle)
 }
 
 /*
- * Allocates @len bytes from @at on. If the memory comes from @more and does not suffice, what there
- * is will be used: @len becomes less, and @full the reason.
+ * Allocates @len bytes from @at on. If @more provides only part of that memory, @len is reduced to
+ * that part, and @full is set to the error.
  */
 static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool direct, int *full)
 {
@@ -308,9 +309,9 @@ static int dmafile_allocate_some(struct dmafile_io *io, u64 at, u64 *len, bool d
 }
 
 /*
- * The size of the next gather. Sizes double from a small first one. Towards the end each one is a
- * quarter of the rest: then its allocation takes as long as the reading of the one before even if
- * the disk is only a third faster, and only the last, small one is waited for.
+ * The size of the next gather. Sizes start small and double. Towards the end each gather is a
+ * quarter of the rest. Then its allocation takes no longer than reading the previous one, even if
+ * reading is a third faster than allocating, and only the last, small read does not overlap.
  */
 static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 {
@@ -321,23 +322,23 @@ static u64 dmafile_next_gather(const struct dmafile_io *io, u64 done, u64 left)
 }
 
 /*
- * Starts reading into the page cache up to @end, while memory is being allocated. Not where the
- * page cache can have large folios: advice brings single pages, which cost more than the overlap
- * gains, and a read's own readahead brings large ones.
+ * Starts reading into the page cache up to @end, while memory is being allocated. Not if the page
+ * cache supports large folios: fadvise() would read single pages, which cost more than the overlap
+ * gains, whereas the readahead of a read allocates large folios.
  */
 static void dmafile_read_ahead(struct dmafile_io *io, u64 *ahead, u64 end)
 {
 	if (io->write || io->in_order || mapping_large_folio_support(io->file->f_mapping))
 		return;
 	while (*ahead < end) {
-		/* Only advice: errors will be found by the read itself. */
+		/* Ignore errors: the read itself will return them. */
 		vfs_fadvise(io->file, io->pos + (*ahead - io->at), DMAFILE_READ_AHEAD,
 			    POSIX_FADV_WILLNEED);
 		*ahead += DMAFILE_READ_AHEAD;
 	}
 }
 
-/* Continues a piece that ended early, at the end of the file or with a short count. */
+/* Continues a piece that was short: at the end of the file, or for another reason. */
 static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece, u64 done,
 			     u64 need, u64 *moved)
 {
@@ -347,7 +348,7 @@ static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece,
 	if (!io->strict)
 		/* Let buffered I/O find out whether this is the end of the file. */
 		return dmafile_move_now(io, io->pages, at, pos, need - done, false, moved);
-	/* A direct read that ends within a block has reached the end of the file. */
+	/* A direct read that ends inside a block has reached the end of the file. */
 	if (!IS_ALIGNED(done, io->align))
 		return 0;
 	err = dmafile_move_now(io, io->pages, at, pos, piece->len - done, true, moved);
@@ -355,7 +356,7 @@ static int dmafile_move_rest(struct dmafile_io *io, struct dmafile_piece *piece,
 	return err;
 }
 
-/* The part of the first block that lies before the wanted bytes does not count. */
+/* Does not count the part of the first block before the requested bytes. */
 static void dmafile_set_done(struct dmafile_io *io, u64 end)
 {
 	if (end > io->at)
@@ -363,8 +364,8 @@ static void dmafile_set_done(struct dmafile_io *io, u64 end)
 }
 
 /*
- * Waits for a piece, and moves what direct I/O has left of it. Return: 0, an error, or 1 at the end
- * of the file.
+ * Waits for a piece, and transfers the rest of it if it was short. Return: 0, an error, or 1 at the
+ * end of the file.
  */
 static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *piece)
 {
@@ -392,10 +393,10 @@ static int dmafile_piece_finish(struct dmafile_io *io, struct dmafile_piece *pie
 
 /**
  * struct dmafile_ring - the I/O in flight
- * @pieces: as many as the depth of the transfer
- * @first: the oldest one in flight
- * @nr: how many are in flight
- * @err: the first error in the order of the bytes, or 1 at the end of the file
+ * @pieces: array of &struct dmafile_io.depth elements
+ * @first: index of the oldest piece in flight
+ * @nr: the number of pieces in flight
+ * @err: the error at the lowest offset, or 1 at the end of the file
  */
 struct dmafile_ring {
 	struct dmafile_piece *pieces;
@@ -409,11 +410,11 @@ static void dmafile_ring_finish(struct dmafile_io *io, struct dmafile_ring *ring
 	struct dmafile_piece *piece = &ring->pieces[ring->first];
 
 	if (ring->err)
-		/* Bytes after an error, or after the end of the file, are of no use. */
+		/* Data after an error, or after the end of the file, is discarded. */
 		dmafile_piece_wait(io, piece);
 	else
 		ring->err = dmafile_piece_finish(io, piece);
-	/* Once everything is done it is too late to end early. */
+	/* If everything has been transferred, a signal is no longer an error. */
 	if (!ring->err && io->done < io->len)
 		ring->err = dmafile_may_go_on(io);
 	ring->first = (ring->first + 1) % io->depth;
@@ -427,8 +428,9 @@ static void dmafile_ring_drain(struct dmafile_io *io, struct dmafile_ring *ring)
 }
 
 /*
- * Moves a range of the buffer, gather by gather. For direct I/O @from and @to are aligned; they may
- * lie outside the wanted bytes. Return: 0, an error, or 1 at the end of the file.
+ * Transfers a range of the buffer, one gather after another. For direct I/O @from and @to are
+ * aligned, and may be outside the requested range. Return: 0, an error, or 1 at the end of the
+ * file.
  */
 static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool direct)
 {
@@ -453,11 +455,11 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 			continue;
 		}
 		if (!directly) {
-			/* What direct I/O has moved before the file refused it is done. */
+			/* Skip what was transferred before the file refused direct I/O. */
 			ahead = max(ahead, at);
 			dmafile_read_ahead(io, &ahead, at + len);
 		}
-		/* Allocate before waiting for a free place in the ring: this is the overlap. */
+		/* Allocate before waiting for a free slot: this overlaps with the I/O. */
 		err = dmafile_allocate_some(io, at, &len, directly, &full);
 		if (err)
 			break;
@@ -486,11 +488,11 @@ static int dmafile_move_range(struct dmafile_io *io, u64 from, u64 to, bool dire
 	}
 	dmafile_ring_drain(io, &ring);
 	kfree(ring.pieces);
-	/* An error of the file comes before the one that kept the next gather from being issued. */
+	/* I/O errors are at lower offsets than the error that ended the loop. */
 	return ring.err ?: err ?: full;
 }
 
-/* Reads through a bounce buffer. @moved is as for dmafile_move_now(). */
+/* Reads through a bounce buffer. @moved: see dmafile_move_now() */
 static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
 			       u64 pos, u64 len, u64 *moved)
 {
@@ -504,11 +506,14 @@ static int dmafile_bounce_read(struct dmafile_io *io, const struct dmafile_pages
 	begun = ktime_get_ns();
 	dmafile_pages_copy(io->pages, at, bounce, skip, *moved);
 	io->copy_ns += ktime_get_ns() - begun;
-	/* An error after the wanted bytes does not matter. */
+	/* Ignore an error beyond the requested bytes. */
 	return *moved < len ? err : 0;
 }
 
-/* The same to the file. Only whole blocks: the page cache knows the rest of the other ones. */
+/*
+ * The same for writes. Partial blocks go through the page cache, which merges them with the rest of
+ * the block.
+ */
 static int dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_pages *bounce, u64 at,
 				u64 pos, u64 *len, u64 *moved)
 {
@@ -526,7 +531,7 @@ static int dmafile_bounce_write(struct dmafile_io *io, const struct dmafile_page
 }
 
 /*
- * Moves a range through a bounce buffer. Return: 0, an error, or 1 at the end of the file.
+ * Transfers a range through a bounce buffer. Return: 0, an error, or 1 at the end of the file.
  */
 static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 {
@@ -567,21 +572,21 @@ static int dmafile_move_bounced(struct dmafile_io *io, u64 from, u64 to)
 	return err ?: full;
 }
 
-/* The range that direct I/O can move in place. */
+/* The range that direct I/O can transfer in place. */
 static void dmafile_direct_range(const struct dmafile_io *io, u64 *from, u64 *to)
 {
 	u64 end = io->at + io->len;
 
 	*from = round_up(io->at, io->align);
 	*to = round_down(end, io->align);
-	/* Whole blocks, if the buffer is new and has room for them. */
+	/* A new buffer may have whole blocks, if there is room for them. */
 	if (io->born)
 		*from = round_down(io->at, io->align);
 	if (io->born && round_up(end, io->align) <= io->size)
 		*to = round_up(end, io->align);
 }
 
-/* Direct I/O: as much as possible in place. */
+/* Transfers as much as possible in place, the rest through a bounce buffer. */
 static int dmafile_move_directly(struct dmafile_io *io)
 {
 	u64 end = io->at + io->len, from, to;
@@ -598,7 +603,7 @@ static int dmafile_move_directly(struct dmafile_io *io)
 	return err;
 }
 
-/* Whether direct I/O can move all of it in place, as @strict demands. */
+/* Whether direct I/O can transfer everything in place, as @strict requires. */
 static bool dmafile_all_direct(const struct dmafile_io *io)
 {
 	u64 from, to;
@@ -610,8 +615,8 @@ static bool dmafile_all_direct(const struct dmafile_io *io)
 }
 
 /**
- * dmafile_largest_gather - convert a limit of gathers, as an administrator sets it
- * @mb: in MiB; if it is out of range, the nearest limit counts
+ * dmafile_largest_gather - convert the administrator's limit on gathers
+ * @mb: in MiB; clamped to the valid range
  *
  * Return: the limit in bytes, 1 MiB to DMAFILE_MAX_GATHER.
  */
@@ -622,8 +627,8 @@ u64 dmafile_largest_gather(unsigned int mb)
 
 /**
  * dmafile_gather - choose a size for gathers
- * @len: the number of bytes to move
- * @most: the largest size, in MiB, as for dmafile_largest_gather()
+ * @len: the number of bytes to transfer
+ * @most: the maximum size in MiB, as for dmafile_largest_gather()
  *
  * Return: a value for @gather of &struct dmafile_io.
  */
@@ -633,11 +638,11 @@ u64 dmafile_gather(u64 len, unsigned int most)
 }
 
 /**
- * dmafile_io_prepare - take the open flags and the alignment of the file
- * @io: @file and @write are set
+ * dmafile_io_prepare - read the open flags and the alignment of the file
+ * @io: the transfer, with @file and @write set
  *
- * They are taken once, since fcntl() may change the flags while the transfer runs.
- * dmafile_transfer() does it unless it has been done.
+ * They are read only once, because fcntl() may change the flags during the transfer.
+ * dmafile_transfer() calls this function if the caller has not.
  */
 void dmafile_io_prepare(struct dmafile_io *io)
 {
@@ -648,16 +653,16 @@ void dmafile_io_prepare(struct dmafile_io *io)
 }
 
 /**
- * dmafile_transfer - move bytes between a file and a buffer
- * @io: describes the transfer. The ranges lie within the buffer and do not overflow; this range of
- *	the buffer has no other user
+ * dmafile_transfer - transfer data between a file and a buffer
+ * @io: the transfer. Its range must be inside the buffer, must not overflow, and must not be in use
+ *	by other transfers
  *
- * Direct I/O is used if the file was opened with O_DIRECT. The file position is neither used nor
- * moved. Nothing is in flight on return.
+ * Uses direct I/O if the file was opened with O_DIRECT. The file position is neither used nor
+ * changed. No I/O is in flight on return.
  *
- * Return: 0, also if the file ended early: then @io->done is less than @io->len. Or -EINTR,
- * -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of @io->tell, or the first error of
- * the file in the order of its bytes; @io->done bytes have been moved nevertheless.
+ * Return: 0, also if the file ended early; then @io->done is less than @io->len. Or an error:
+ * -EINTR, -ENOMEM, -EINVAL if @io->strict cannot be satisfied, an error of @io->tell, or the I/O
+ * error at the lowest offset. @io->done bytes have been transferred even then.
  */
 int dmafile_transfer(struct dmafile_io *io)
 {
@@ -676,16 +681,16 @@ int dmafile_transfer(struct dmafile_io *io)
 		else
 			err = dmafile_move_range(io, io->at, end, false);
 	}
-	/* A new buffer has its full size even if the file ended early. */
+	/* A new buffer gets its full size even if the file ended early. */
 	if (err >= 0)
 		err = io->born ? dmafile_allocate(io, io->size, true) : 0;
-	/* The last report; its answer comes too late. */
+	/* The result of the last report is ignored. */
 	if (io->tell)
 		io->tell(io);
 	if (!err && io->born) {
 		u64 size = dmafile_pages_bytes(io->pages);
 
-		/* Clear what lies around the file's bytes in its first and last block. */
+		/* Clear the rest of the first and last block around the requested bytes. */
 		dmafile_pages_zero(io->pages, round_down(io->at, io->align), io->at);
 		dmafile_pages_zero(io->pages, io->at + io->done,
 				   min(size, round_up(end, io->align)));

@@ -13,12 +13,12 @@
 #define DMAFILE_ALIGN		SZ_4K
 /* The largest alignment that is supported; the bounce buffer is a multiple of it. */
 #define DMAFILE_MAX_ALIGN	SZ_1M
-/* One I/O must be shorter than 2 GiB. */
+/* A single I/O must be smaller than 2 GiB. */
 #define DMAFILE_MAX_GATHER	SZ_1G
 #define DMAFILE_MAX_DEPTH	64U
 
 /**
- * enum dmafile_mode - how bytes were moved; more than one bit if parts differ
+ * enum dmafile_mode - how data was transferred; several bits if parts of it differ
  * @DMAFILE_DIRECT: direct I/O on the buffer's pages
  * @DMAFILE_BOUNCED: direct I/O and a copy
  * @DMAFILE_BUFFERED: through the page cache
@@ -31,37 +31,38 @@ enum dmafile_mode {
 
 /**
  * struct dmafile_io - one transfer
- * @file: open for it
+ * @file: the file, open for the transfer
  * @pages: the memory of the buffer
- * @pos: the first byte in the file
- * @at: the first byte in the buffer
+ * @pos: the offset of the first byte in the file
+ * @at: the offset of the first byte in the buffer
  * @len: the number of bytes
- * @size: of the buffer, up to which @pages are allocated during the transfer; 0 if all of them
- *	exist already
- * @more: adds a chunk of at most that many pages to @pages, or returns an error; it may add
- *	nothing, and is then called again. NULL: allocate with dmafile_pages_grow()
- * @gather: the number of bytes that are allocated before they are read
- * @depth: the number of gathers in flight, 1 to DMAFILE_MAX_DEPTH
- * @max_order: the largest order of pages to allocate
- * @write: from the buffer to the file
- * @born: the buffer is new and private: memory around the file's bytes may be overwritten, and is
- *	zero at the end
+ * @size: the size of the buffer; @pages are allocated up to it during the transfer. 0 if all of
+ *	them exist already
+ * @more: adds a chunk of at most the given number of pages to @pages, or returns an error. It may
+ *	add nothing, and is then called again. NULL: allocate with dmafile_pages_grow()
+ * @gather: the maximum size of a gather in bytes. Each gather is allocated while the previous one
+ *	is being read
+ * @depth: the maximum number of gathers in flight, 1 to DMAFILE_MAX_DEPTH
+ * @max_order: the maximum order of pages to allocate
+ * @write: true to write the buffer to the file, false to read the file
+ * @born: the buffer is new and private: memory around the requested bytes may be overwritten
+ *	during the transfer, and is zero at the end
  * @in_order: allocate everything before the first read
- * @strict: fail if direct I/O on the buffer's pages cannot do all of it
+ * @strict: fail if not all bytes can be transferred by direct I/O on the buffer's pages
  * @interruptible: any signal ends the transfer, not only a fatal one
- * @freezable: the caller holds no lock, so that the task may be frozen during the transfer
- * @dsync: what is written is on stable storage at the end
- * @tell: called after each gather, in the caller's context, when @done has been updated. If it
- *	returns an error the transfer ends with it, except for the last call
- * @iocb_flags: the open flags of @file, taken once by dmafile_io_prepare()
- * @align: the alignment of direct I/O on @file, taken at the same time
- * @done: the number of bytes that have been moved, counted from the first one, without a gap
- * @mode: how they were moved, enum dmafile_mode
+ * @freezable: the caller holds no lock, so the task may be frozen during the transfer
+ * @dsync: written data must be on stable storage at the end
+ * @tell: called in the caller's context after each gather, when @done has been updated. If it
+ *	returns an error, the transfer ends with that error, except for the last call
+ * @iocb_flags: the open flags of @file, read once by dmafile_io_prepare()
+ * @align: the alignment for direct I/O on @file, read at the same time
+ * @done: the number of bytes transferred, counted from the first one, without gaps
+ * @mode: how they were transferred, enum dmafile_mode
  * @alloc_ns: the time spent allocating
- * @submit_ns: the time spent handing I/O to the file system
- * @wait_ns: the time spent waiting for it
+ * @submit_ns: the time spent submitting I/O
+ * @wait_ns: the time spent waiting for I/O
  * @copy_ns: the time spent copying to or from bounce buffers
- * @no_direct: the file has refused direct I/O
+ * @no_direct: the file does not support direct I/O
  */
 struct dmafile_io {
 	struct file *file;

@@ -11,25 +11,25 @@
 #include "pages.h"
 
 /*
- * All memory is zeroed although the file's bytes will overwrite it: a block device that is served
- * by an unprivileged process may complete a read without having transferred anything.
+ * All memory is zeroed although the data of the file will overwrite it: a block device that is
+ * served by an unprivileged process may complete a read without transferring any data.
  *
- * The memory is charged to the caller's cgroup. Reaching the cgroup's limit, or running out of
- * memory, should be an error here and not invoke the OOM killer: __GFP_RETRY_MAYFAIL.
+ * The memory is charged to the caller's cgroup. Because of __GFP_RETRY_MAYFAIL, reaching the limit
+ * of the cgroup or running out of memory is an error that does not invoke the OOM killer.
  */
 #define DMAFILE_SMALL_GFP	(GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
 				 __GFP_RETRY_MAYFAIL)
-/* Large pages are allocated while they are readily available, without reclaim or compaction. */
+/* Use large pages only if they are available without reclaim or compaction. */
 #define DMAFILE_LARGE_GFP	(((GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT | __GFP_NOWARN | \
 				   __GFP_NORETRY) & ~__GFP_RECLAIM) | __GFP_COMP)
 
-/* 1 MiB and 64 KiB suit IOMMUs and large TLB entries; then single pages. */
+/* 1 MiB and 64 KiB suit IOMMUs and large TLB entries; fall back to single pages. */
 static const unsigned int dmafile_orders[] = { DMAFILE_MAX_ORDER, 4, 0 };
 
-/* A bio counts its segments in 16 bits. */
+/* The segment count of a bio has 16 bits. */
 #define DMAFILE_MAX_SEGMENTS	65535U
 
-/* Allocates at most @left pages as one chunk. Lowers @max_order if no larger one is available. */
+/* Allocates a chunk of at most @left pages. Lowers @max_order if an order is not available. */
 static struct page *dmafile_allocate_chunk(unsigned long left, unsigned int *max_order,
 					   unsigned int *order)
 {
@@ -44,7 +44,7 @@ static struct page *dmafile_allocate_chunk(unsigned long left, unsigned int *max
 		page = alloc_pages(*order ? DMAFILE_LARGE_GFP : DMAFILE_SMALL_GFP, *order);
 		if (page)
 			return page;
-		/* Do not try again for the next chunk. */
+		/* Do not retry this order for the next chunk. */
 		*max_order = *order ? *order - 1 : 0;
 	}
 	return NULL;
@@ -70,12 +70,12 @@ static int dmafile_pages_make_room(struct dmafile_pages *pages)
 
 /**
  * dmafile_pages_grow - allocate memory
- * @pages: to which it is added
+ * @pages: the memory to extend
  * @bytes: the total size afterwards, rounded up to pages
- * @max_order: the largest order to allocate; orders are 8, 4 and 0
+ * @max_order: the maximum order to allocate; the orders are 8, 4 and 0
  *
- * Return: 0, -ENOMEM if memory or the caller's cgroup has no room, or -EINTR if the caller is being
- * killed. What has been allocated by then stays until dmafile_pages_free().
+ * Return: 0, -ENOMEM if memory or the limit of the caller's cgroup is exhausted, or -EINTR if the
+ * caller is being killed. On error, pages that were allocated stay until dmafile_pages_free().
  */
 int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_order)
 {
@@ -104,10 +104,10 @@ int dmafile_pages_grow(struct dmafile_pages *pages, u64 bytes, unsigned int max_
 
 /**
  * dmafile_pages_borrow - add a chunk that belongs to another owner
- * @pages: to which it is added; has no chunks but borrowed ones
+ * @pages: the memory to extend; all of its chunks must be borrowed
  * @page: the first page
- * @count: the number of pages: contiguous, physically and in the memory map, and valid until
- *	dmafile_pages_free()
+ * @count: the number of pages; they must be contiguous physically and in the memory map, and stay
+ *	valid until dmafile_pages_free()
  *
  * Return: 0, or -ENOMEM.
  */
@@ -126,7 +126,7 @@ int dmafile_pages_borrow(struct dmafile_pages *pages, struct page *page, unsigne
 
 /**
  * dmafile_pages_free - free all chunks that are neither borrowed nor taken
- * @pages: no I/O and no device uses them any more; empty afterwards
+ * @pages: the memory, no longer used by I/O or devices; empty afterwards
  */
 void dmafile_pages_free(struct dmafile_pages *pages)
 {
@@ -142,7 +142,7 @@ void dmafile_pages_free(struct dmafile_pages *pages)
 
 /**
  * dmafile_pages_put - drop one reference for each borrowed chunk
- * @pages: no I/O uses them any more; empty afterwards
+ * @pages: the memory, no longer used by I/O; empty afterwards
  */
 void dmafile_pages_put(struct dmafile_pages *pages)
 {
@@ -157,8 +157,8 @@ void dmafile_pages_put(struct dmafile_pages *pages)
 
 /**
  * dmafile_pages_chunk - find the chunk that contains a byte
- * @pages: not empty
- * @at: the byte
+ * @pages: the memory, not empty
+ * @at: the offset of the byte
  *
  * Return: the index of the chunk.
  */
@@ -180,8 +180,8 @@ unsigned int dmafile_pages_chunk(const struct dmafile_pages *pages, u64 at)
 
 /**
  * dmafile_pages_page - find the page that contains a byte
- * @pages: not empty
- * @at: the byte
+ * @pages: the memory, not empty
+ * @at: the offset of the byte
  *
  * Return: the page.
  */
@@ -194,9 +194,9 @@ struct page *dmafile_pages_page(const struct dmafile_pages *pages, u64 at)
 
 /**
  * dmafile_pages_zero - zero a range
- * @pages: the range has been allocated
- * @from: the first byte
- * @to: the byte after the last one
+ * @pages: the memory; the range must be allocated
+ * @from: the offset of the first byte
+ * @to: the offset after the last byte
  */
 void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to)
 {
@@ -213,10 +213,10 @@ void dmafile_pages_zero(const struct dmafile_pages *pages, u64 from, u64 to)
 /**
  * dmafile_pages_copy - copy from one buffer's memory to another's
  * @to: the destination
- * @to_at: the first byte there
- * @from: the source, other memory than @to
- * @from_at: the first byte there
- * @len: the number of bytes; both ranges have been allocated
+ * @to_at: the offset of the first byte in @to
+ * @from: the source; must not be the memory of @to
+ * @from_at: the offset of the first byte in @from
+ * @len: the number of bytes; both ranges must be allocated
  */
 void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 			const struct dmafile_pages *from, u64 from_at, u64 len)
@@ -235,8 +235,8 @@ void dmafile_pages_copy(const struct dmafile_pages *to, u64 to_at,
 }
 
 /*
- * Whether a page continues a segment, both physically and in the memory map, as bvec users compute
- * pages from the first one.
+ * Whether a page continues a segment, both physically and in the memory map: users of a bvec
+ * compute the other pages from the first one.
  */
 static bool dmafile_page_follows(const struct bio_vec *bvec, struct page *page)
 {
@@ -248,16 +248,16 @@ static bool dmafile_page_follows(const struct bio_vec *bvec, struct page *page)
 
 /**
  * dmafile_pages_bvec - describe a range of memory as a bvec
- * @pages: the range has been allocated
- * @at: the first byte
- * @len: the length, less than 4 GiB; shortened, to a multiple of pages, if one I/O cannot have that
- *	many segments
+ * @pages: the memory; the range must be allocated
+ * @at: the offset of the first byte
+ * @len: the length, less than 4 GiB; reduced, to the end of a page, if it needs too many segments
+ *	for one I/O
  * @nr: set to the number of segments
  *
- * Adjacent chunks become one segment. Nothing is pinned: the owner of @pages keeps them until the
- * I/O is complete.
+ * Adjacent chunks are merged into one segment. No references are taken: the owner of @pages must
+ * keep them until the I/O is complete.
  *
- * Return: the segments, to be freed with kvfree() when the I/O is complete, or NULL.
+ * Return: the segments, to be freed with kvfree() after the I/O is complete, or NULL.
  */
 struct bio_vec *dmafile_pages_bvec(const struct dmafile_pages *pages, u64 at, u64 *len,
 				   unsigned int *nr)

@@ -8,17 +8,17 @@
 #include <linux/types.h>
 
 /*
- * For everything but the pages themselves. It is charged to the caller's cgroup, too, and reaching
- * the limit is an error that does not invoke the OOM killer.
+ * For all memory except the pages themselves. It is charged to the caller's cgroup as well.
+ * Reaching the limit is an error that does not invoke the OOM killer.
  */
 #define DMAFILE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
-/* The largest chunk: 1 MiB with pages of 4 KiB, which devices map as one segment. */
+/* The maximum order of a chunk: 1 MiB with 4 KiB pages, which devices map as one segment. */
 #define DMAFILE_MAX_ORDER	8
 
 /**
- * struct dmafile_chunk - contiguous pages, physically and in the memory map
- * @page: the first of them
+ * struct dmafile_chunk - pages that are contiguous physically and in the memory map
+ * @page: the first page
  * @first: its index in the buffer
  */
 struct dmafile_chunk {
@@ -28,10 +28,10 @@ struct dmafile_chunk {
 
 /**
  * struct dmafile_pages - memory that grows at its end; empty if all members are zero
- * @chunks: of which it consists
+ * @chunks: the chunks, in order
  * @nr: the number of chunks
- * @taken: the number of chunks, counted from the first one, that belong to another owner
- * @room: the size of @chunks
+ * @taken: the number of leading chunks that belong to another owner
+ * @room: the number of chunks for which @chunks has room
  * @count: the total number of pages
  */
 struct dmafile_pages {
@@ -55,7 +55,7 @@ static inline unsigned long dmafile_chunk_pages(const struct dmafile_pages *page
 	return end - pages->chunks[nr].first;
 }
 
-/* Hands over the next chunk, to be freed by the caller; NULL if there are no more. */
+/* Returns the next chunk, to be freed by the caller; NULL if there are no more. */
 static inline struct page *dmafile_pages_take(struct dmafile_pages *pages)
 {
 	return pages->taken < pages->nr ? pages->chunks[pages->taken++].page : NULL;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * copy_file_range(2) between a file that is memory and a file of a disk.
+ * copy_file_range(2) between a memory file and a file on a disk.
  *
- * A file that is memory has FOP_MEMORY_FILE set, and a ->copy_file_range() that moves bytes between
- * its own pages and another file. No lock of either file is held here while it is called: to read
- * the disk may mean to wait for a write to the very memory, as on a loop device over tmpfs.
+ * A memory file has FOP_MEMORY_FILE set, and a ->copy_file_range() that transfers data between its
+ * own pages and another file. It is called without locks on either file: a read from the disk may
+ * have to wait for a write to the same memory, for example on a loop device backed by tmpfs.
  *
- * Therefore only the system call comes here. Other callers of vfs_copy_file_range() may hold locks,
- * as overlayfs does, and get what they got without this: -EXDEV.
+ * Therefore only the system call uses this code. Other callers of vfs_copy_file_range(), such as
+ * overlayfs, may hold locks. They still get -EXDEV.
  */
 #include <linux/compat.h>
 #include <linux/fs.h>
@@ -18,7 +18,7 @@
 #include <linux/sizes.h>
 #include <linux/splice.h>
 
-/* How much is copied between two checks for signals. */
+/* The number of bytes copied between two checks for signals. */
 #define MEMORY_COPY_PART	SZ_256M
 
 static bool memory_copy_on_device(const struct inode *inode)
@@ -26,7 +26,7 @@ static bool memory_copy_on_device(const struct inode *inode)
 	return inode->i_sb->s_type->fs_flags & FS_REQUIRES_DEV;
 }
 
-/* Regular files of /proc and the like don't count: their size is not that of their content. */
+/* Excludes the regular files of /proc and similar file systems, whose i_size is meaningless. */
 static bool memory_copy_on_disk(const struct file *file)
 {
 	const struct inode *inode = file_inode(file);
@@ -35,7 +35,7 @@ static bool memory_copy_on_disk(const struct file *file)
 	       (memory_copy_on_device(inode) || file->f_mode & FMODE_CAN_ODIRECT);
 }
 
-/* Asks the server of a network file system for the size. */
+/* Gets the size of a file, for a network file system from its server. */
 static int memory_copy_size(struct file *file, loff_t *size)
 {
 	const struct inode *inode = file_inode(file);
@@ -52,24 +52,24 @@ static int memory_copy_size(struct file *file, loff_t *size)
 }
 
 /**
- * memory_copy_wanted - check whether a copy is between a file that is memory and one of a disk
+ * memory_copy_wanted - check whether a copy is between a memory file and a file on a disk
  * @in: the source
  * @out: the destination
  *
- * Return: true if memory_copy_range() should do it.
+ * Return: true if the caller should use memory_copy_range().
  */
 bool memory_copy_wanted(const struct file *in, const struct file *out)
 {
 	const struct inode *inode = file_inode(in);
 
-	/* The size of an empty file may be unknown to a file system that has a server. */
+	/* Without a device, i_size may be 0 because the size is unknown, as with FUSE. */
 	if (memory_file(out))
 		return memory_copy_on_disk(in) &&
 		       (memory_copy_on_device(inode) || i_size_read(inode));
 	return memory_file(in) && memory_copy_on_disk(out);
 }
 
-/* The checks of generic_copy_file_checks(). Shortens @len to the end of @in. */
+/* Same checks as generic_copy_file_checks(). Limits @len to the end of @in. */
 static int memory_copy_check(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 			     size_t *len)
 {
@@ -89,7 +89,7 @@ static int memory_copy_check(struct file *in, loff_t pos_in, struct file *out, l
 	if (err)
 		return err;
 	count = pos_in < size ? min_t(u64, *len, size - pos_in) : 0;
-	/* A dma-buf doesn't grow, so limits on the size of files don't apply to it. */
+	/* File size limits do not apply to dma-bufs, which have a fixed size. */
 	if (count && S_ISREG(inode_out->i_mode)) {
 		err = generic_write_check_limits(out, pos_out, &count);
 		if (err)
@@ -103,20 +103,21 @@ static int memory_copy_check(struct file *in, loff_t pos_in, struct file *out, l
 }
 
 /**
- * memory_copy_range - copy between a file that is memory and one of a disk
+ * memory_copy_range - copy between a memory file and a file on a disk
  * @in: the source; see memory_copy_wanted()
  * @pos_in: the offset in @in
  * @out: the destination
  * @pos_out: the offset in @out
  * @len: the number of bytes
  *
- * The open flags of the disk's file choose direct or buffered I/O. They are taken once for each
- * part; if O_APPEND is set after the check it has no effect.
+ * The open flags of the file on the disk select direct or buffered I/O. They are read once for each
+ * part. If O_APPEND is set after the check, it has no effect.
  *
- * Return: the number of bytes copied, which is less than @len at the end of @in or of the memory,
- * after a signal, and before a byte that can't be copied; 0 at the end of @in. Or an error: those
- * of copy_file_range(2), -EINVAL for memory that doesn't support it, -ENOSPC behind the end of
- * memory that doesn't grow, -EPERM if a seal forbids it, and errors of the disk's file system.
+ * Return: the number of bytes copied, or an error. It is less than @len at the end of @in or of the
+ * memory, after a signal, and before a byte that cannot be copied, and 0 at the end of @in. Errors
+ * are those of copy_file_range(2), -EINVAL if the memory does not support copies, -ENOSPC beyond
+ * the end of memory of fixed size, -EPERM if a seal prevents it, and errors of the file system on
+ * the disk.
  */
 ssize_t memory_copy_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 			  size_t len)
@@ -127,7 +128,7 @@ ssize_t memory_copy_range(struct file *in, loff_t pos_in, struct file *out, loff
 	ret = memory_copy_check(in, pos_in, out, pos_out, &len);
 	if (ret)
 		return ret;
-	/* Called even for 0 bytes: it may not be supported. */
+	/* Call it even for 0 bytes, to get an error if copies are not supported. */
 	do {
 		size_t part = min_t(size_t, len - done, MEMORY_COPY_PART);
 
@@ -150,15 +151,15 @@ ssize_t memory_copy_range(struct file *in, loff_t pos_in, struct file *out, loff
 }
 
 /**
- * memory_copy_within - copy between two files that are memory of the same kind
+ * memory_copy_within - copy between two memory files of the same kind
  * @in: the source
  * @pos_in: the offset in @in
  * @out: the destination
  * @pos_out: the offset in @out
  * @len: the number of bytes
  *
- * For &file_operations.copy_file_range, to do what vfs_copy_file_range() does for a file system
- * that does not implement it.
+ * For implementations of &file_operations.copy_file_range: copies as vfs_copy_file_range() does for
+ * file systems without this operation.
  *
  * Return: the number of bytes copied, or an error: -EXDEV between two file systems.
  */

@@ -534,7 +534,7 @@ static unsigned int say_regions(struct seq_file *m)
 		}
 		if (is_leaked(region)) {
 			wrong++;
-			seq_printf(m, "region %lu: leaked: its process has exited, and nothing else references its pages\n",
+			seq_printf(m, "region %lu: leaked: process has exited, pages have no other references\n",
 				   id);
 			pin_owner_bug(PIN_LEAKED,
 				      "region %lu: %ld pins leaked by %d (%s, exited) at %ps: nothing else references their pages\n",

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Copies between a file of tmpfs, or a memfd, and a file of a disk.
+ * Copies between a file on tmpfs, or a memfd, and a file on a disk.
  *
- * The disk reads and writes the folios of the file itself. Neither they nor the inode are locked
- * while it does: I/O on the disk may have to wait for a write to this very file, through a loop
- * device or reclaim, and two copies may go in opposite directions. The folios are only referenced,
- * as by direct I/O on a mapping of the file, so nothing can happen that could not happen there:
+ * The I/O is done directly on the folios of the tmpfs file. Neither the folios nor the inode are
+ * locked during the I/O: it may have to wait for a write to the same file, through a loop device or
+ * reclaim, and two copies may run in opposite directions. The folios are only referenced, as during
+ * direct I/O on a mapping of the file, so the same rules apply:
  *
- *  - A folio is up to date before it is unlocked; a new one is zero. Readers of the file see zeros
- *    or the new bytes, never what memory held before.
+ *  - A folio is uptodate before it is unlocked, and a new folio is zeroed. Readers of the file see
+ *    zeros or the new data, never the previous contents of the memory.
  *  - A referenced folio is not reclaimed, swapped out, migrated or split. It may be truncated or
- *    punched; then the bytes from the disk are lost with it, as if they had been copied before.
- *  - The size of the file is raised when the bytes have been read, under the inode's lock, and only
- *    as far as there are folios. Folios behind it that were added for bytes that did not arrive are
- *    removed. So only one copy at a time may grow a file.
- *  - F_SEAL_WRITE can't be added during a copy, which counts as a writable mapping.
+ *    punched out. Then the data from the disk is lost, as if it had been copied before that.
+ *  - The size of the file is updated under the inode's lock after the data has been read, and only
+ *    up to the last folio that is still in the file. Folios beyond it that were added for data that
+ *    was not read are removed. Therefore only one copy at a time may extend a file.
+ *  - F_SEAL_WRITE cannot be added during a copy, which counts as a writable mapping.
  */
 #include <linux/dmafile/io.h>
 #include <linux/fs.h>
@@ -28,19 +28,19 @@
 #include <linux/sizes.h>
 #include <linux/wait_bit.h>
 
-/* The number of gathers in flight, and the size of the largest one in MiB. */
+/* The maximum number of gathers in flight, and their maximum size in MiB. */
 #define SHMEM_RW_DEPTH	4
 #define SHMEM_RW_GATHER	8
-/* How much is referenced at a time: little, as it can't be reclaimed. */
+/* The number of bytes referenced at a time; small, because they cannot be reclaimed. */
 #define SHMEM_RW_STEP	SZ_32M
 
 /**
  * struct shmem_rw - one copy
  * @io: the transfer
- * @inode: of the memory
- * @first: the index of the first page of @io's
- * @end: behind the last byte
- * @grows: this copy may raise the size of the file
+ * @inode: the inode of the tmpfs file
+ * @first: the index in the file of the first page of the transfer
+ * @end: the offset in the file after the last byte
+ * @grows: this copy may extend the file
  */
 struct shmem_rw {
 	struct dmafile_io io;
@@ -66,29 +66,29 @@ static void shmem_rw_grown(struct shmem_inode_info *info)
 	spin_lock_irq(&info->lock);
 	info->flags &= ~SHMEM_F_GROWING;
 	spin_unlock_irq(&info->lock);
-	/* wake_up_var() looks for waiters without a lock. */
+	/* wake_up_var() checks for waiters without a lock. */
 	smp_mb();
 	wake_up_var(&info->flags);
 }
 
-/* Makes a folio one that readers of the file may see. */
+/* Initialises a new folio, so that it can be exposed to readers of the file. */
 static void shmem_rw_init_folio(struct folio *folio)
 {
 	if (!folio_test_uptodate(folio)) {
 		/*
-		 * Most kernels zero all memory when it is allocated. To zero it once more would
-		 * double the cost of a copy into new memory. Page poisoning turns this off.
+		 * Most kernels zero all memory on allocation (init_on_alloc, which page poisoning
+		 * disables). Zeroing it twice would double the cost of a copy into new memory.
 		 */
 		if (!want_init_on_alloc(0))
 			folio_zero_range(folio, 0, folio_size(folio));
 		flush_dcache_folio(folio);
 		folio_mark_uptodate(folio);
 	}
-	/* A clean folio could be dropped instead of swapped out. */
+	/* Reclaim could drop a clean folio instead of swapping it out. */
 	folio_mark_dirty(folio);
 }
 
-/* &struct dmafile_io.more: adds the next folio, or a zero page for a hole that is read. */
+/* &struct dmafile_io.more: adds the next folio, or a zero page for a hole in the source. */
 static int shmem_rw_add_folio(struct dmafile_io *io, unsigned long most)
 {
 	struct shmem_rw *rw = container_of(io, struct shmem_rw, io);
@@ -150,7 +150,10 @@ static int shmem_rw_begin_fill(struct shmem_rw *rw, struct file *memory)
 	return err;
 }
 
-/* How far the copy's folios are still in the file; nothing is truncated under the inode's lock. */
+/*
+ * Returns the end of the last folio of the copy that has not been truncated. Called with the inode
+ * locked, so that this cannot change.
+ */
 static loff_t shmem_rw_folios_end(const struct shmem_rw *rw)
 {
 	const struct dmafile_pages *pages = rw->io.pages;
@@ -165,8 +168,8 @@ static loff_t shmem_rw_folios_end(const struct shmem_rw *rw)
 }
 
 /*
- * Removes the copy's folios behind the end of the file, except for those in a range that
- * fallocate() has reserved there: they are cleared. Drops all references.
+ * Removes the folios of the copy that are beyond the end of the file. Those in a range reserved by
+ * fallocate() are zeroed instead. Drops all references.
  */
 static void shmem_rw_give_back(struct shmem_rw *rw, loff_t size)
 {
@@ -184,8 +187,8 @@ static void shmem_rw_give_back(struct shmem_rw *rw, loff_t size)
 }
 
 /*
- * Called with the number of bytes that were read from @at on, or with an error. Return: how many of
- * them the file has, or an error.
+ * Finishes a copy into the file. @done is the number of bytes read to offset @at, or an error.
+ * Return: the number of bytes that are in the file, or an error.
  */
 static ssize_t shmem_rw_end_fill(struct shmem_rw *rw, loff_t at, ssize_t done)
 {
@@ -196,13 +199,13 @@ static ssize_t shmem_rw_end_fill(struct shmem_rw *rw, loff_t at, ssize_t done)
 	size = i_size_read(rw->inode);
 	end = done > 0 && rw->grows ? min(at + done, shmem_rw_folios_end(rw)) : 0;
 	if (end > size && info->seals & F_SEAL_GROW) {
-		/* The seal was added meanwhile. */
+		/* The seal was added during the copy. */
 		done = size > at ? size - at : -EPERM;
 	} else if (end > size) {
 		i_size_write(rw->inode, end);
 		size = end;
 	}
-	/* If the file was truncated meanwhile, what another copy adds behind its end stays. */
+	/* After a truncation another copy may be extending the file: keep its folios. */
 	if (rw->end > size && !rw->grows)
 		rw->grows = shmem_rw_try_grow(info);
 	if (rw->end > size && rw->grows)
@@ -269,7 +272,7 @@ static ssize_t shmem_rw(struct file *memory, loff_t at, struct file *file, loff_
 		if (ret > 0)
 			done += ret;
 		else if (write && ret == -EINVAL && i_size_read(file_inode(memory)) < size)
-			/* Truncated meanwhile: copy up to the new end. */
+			/* The file was truncated during the copy: retry up to the new end. */
 			continue;
 		if (ret < (ssize_t)step)
 			break;
@@ -280,16 +283,16 @@ static ssize_t shmem_rw(struct file *memory, loff_t at, struct file *file, loff_
 }
 
 /**
- * shmem_copy_file_range - &file_operations.copy_file_range of tmpfs and of memfds
+ * shmem_copy_file_range - &file_operations.copy_file_range of tmpfs and memfds
  * @in: the source
  * @pos_in: the offset in @in
- * @out: the destination; one of the two is the file of a disk, unless both are memory
+ * @out: the destination; one of the two is a file on a disk, unless both are memory files
  * @pos_out: the offset in @out
  * @len: the number of bytes
- * @flags: none
+ * @flags: unused
  *
- * Return: the number of bytes, or an error: -EPERM if a seal forbids it, those of writing to tmpfs,
- * and those of the disk's file system.
+ * Return: the number of bytes, or an error: -EPERM if a seal prevents it, errors of writing to
+ * tmpfs, and errors of the file system on the disk.
  */
 ssize_t shmem_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 			      size_t len, unsigned int flags)

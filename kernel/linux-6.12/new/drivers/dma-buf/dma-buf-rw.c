@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Transfers between a dma-buf and a file, by the exporter of the dma-buf.
+ * Transfers between a dma-buf and a file, done by the exporter of the dma-buf.
  *
- * Only the exporter knows its pages. It passes them to dma_buf_rw_pages() for the time of its
- * rw_file(); nobody else looks into a scatter table.
+ * Only the exporter knows the pages. Its rw_file() passes them to dma_buf_rw_pages(), which uses
+ * them until it returns. No other code takes pages from a scatter-gather table.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-buf-rw.h>
@@ -18,7 +18,7 @@
 #include <linux/sched/signal.h>
 #include <linux/splice.h>
 
-/* The number of gathers in flight, and the size of the largest one in MiB. */
+/* The maximum number of gathers in flight, and their maximum size in MiB. */
 #define DMA_BUF_RW_DEPTH	4
 #define DMA_BUF_RW_GATHER	128
 
@@ -40,23 +40,23 @@ static ssize_t dma_buf_rw_transfer(const struct dma_buf_rw *rw, struct dmafile_p
 	return io.done ?: err;
 }
 
-/* A filled buffer may be filled in part, and what devices have written to the rest stays. */
+/* A buffer may be filled only in part: preserve what devices have written to the rest. */
 static enum dma_data_direction dma_buf_rw_direction(bool fill)
 {
 	return fill ? DMA_BIDIRECTIONAL : DMA_FROM_DEVICE;
 }
 
-/* To save a buffer, it's enough to wait for devices that write to it. */
+/* If the buffer is only read, it is enough to wait for devices that write to it. */
 static int dma_buf_rw_begin(struct dma_buf *dmabuf, bool fill)
 {
-	/* Before caches are synchronised with what devices have written. */
+	/* Wait first: begin_cpu_access() makes only completed device writes visible. */
 	long left = dma_resv_wait_timeout(dmabuf->resv, dma_resv_usage_rw(fill), true,
 					  MAX_SCHEDULE_TIMEOUT);
 
 	return left < 0 ? left : dma_buf_begin_cpu_access(dmabuf, dma_buf_rw_direction(fill));
 }
 
-/* Bytes that have been moved are reported even if this fails. */
+/* If data was transferred, its size is returned even if this fails. */
 static ssize_t dma_buf_rw_end(struct dma_buf *dmabuf, bool fill, ssize_t done)
 {
 	int err = dma_buf_end_cpu_access(dmabuf, dma_buf_rw_direction(fill));
@@ -65,10 +65,10 @@ static ssize_t dma_buf_rw_end(struct dma_buf *dmabuf, bool fill, ssize_t done)
 }
 
 /**
- * struct dma_buf_rw_target - where the bytes of a pipe go
- * @desc: of the splice
+ * struct dma_buf_rw_target - the destination of a splice from a pipe
+ * @desc: the splice descriptor
  * @pages: the memory of the buffer
- * @at: the next byte in it
+ * @at: the offset of the next byte in the buffer
  */
 struct dma_buf_rw_target {
 	struct splice_desc desc;
@@ -96,7 +96,7 @@ static int dma_buf_rw_take(struct pipe_inode_info *pipe, struct pipe_buffer *buf
 	return desc->len;
 }
 
-/* Return: 1 if the pipe has something, 0 at its end, or an error. */
+/* Return: 1 if the pipe has data, 0 if it is empty and has no writers, or an error. */
 static int dma_buf_rw_pipe_wait(struct pipe_inode_info *pipe, unsigned int flags)
 {
 	int ret = 1;
@@ -117,8 +117,8 @@ static int dma_buf_rw_pipe_wait(struct pipe_inode_info *pipe, unsigned int flags
 }
 
 /*
- * Waits for the pipe before, not during the access of the CPU: a device may write to the buffer as
- * long as the pipe is empty, and the end of the access could overwrite that.
+ * Waits for the pipe before begin_cpu_access(), not after: while the pipe is empty, a device may
+ * write to the buffer, and end_cpu_access() could overwrite that data.
  */
 static ssize_t dma_buf_rw_splice(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 				 const struct dmafile_pages *pages)
@@ -141,30 +141,30 @@ static ssize_t dma_buf_rw_splice(struct dma_buf *dmabuf, const struct dma_buf_rw
 		ret = __splice_from_pipe(rw->pipe, &target.desc, dma_buf_rw_take);
 		pipe_unlock(rw->pipe);
 		ret = dma_buf_rw_end(dmabuf, true, ret);
-		/* -EAGAIN: another reader has emptied the pipe. */
+		/* On -EAGAIN another reader has emptied the pipe. */
 	} while (ret == -EAGAIN && !(rw->flags & SPLICE_F_NONBLOCK));
 	return ret;
 }
 
 /**
- * dma_buf_rw_pages - carry out a request that an exporter's rw_file() was called for
+ * dma_buf_rw_pages - transfer data for an exporter's rw_file()
  * @dmabuf: the buffer
  * @rw: the request
  * @pages: the memory of the buffer
- * @lock: initialised by the exporter, one for each buffer
+ * @lock: a lock for this buffer, initialised by the exporter
  *
- * Transfers with files exclude each other: any number may read the buffer, one at a time may fill
- * it. Data from a pipe is copied as from a mapping of user space, without that exclusion. Fences
- * are waited for: those of devices that write to the buffer, and if it is filled, those of devices
- * that read it. The caches of devices that have the buffer mapped are synchronised before and after
- * the transfer. To keep devices from starting meanwhile is up to their drivers, as for any access
- * of the CPU.
+ * Transfers to files share the buffer, a transfer from a file uses it exclusively. Data from a pipe
+ * is copied without this exclusion, as through a user space mapping. Waits for the fences of
+ * devices that write to the buffer, and if it is filled, also of devices that read it. Caches are
+ * synchronised before and after the transfer for the devices that have the buffer mapped. As for
+ * any CPU access, drivers must not start new accesses during the transfer.
  *
- * Context: sleeps. The caller holds no lock that a mapping of the buffer or a page fault on it
- * takes.
+ * Context: May sleep. The caller must not hold a lock that is taken when the buffer is mapped or on
+ * a page fault on it.
  *
- * Return: the number of bytes, or, if nothing was moved, an error: -EINTR, -ERESTARTSYS, -ENOMEM,
- * an error of the file system, or one of the exporter's begin_cpu_access() or end_cpu_access().
+ * Return: the number of bytes, or if no data was transferred, an error: -EINTR, -ERESTARTSYS,
+ * -ENOMEM, an error of the file system, or one of the exporter's begin_cpu_access() or
+ * end_cpu_access().
  */
 ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
 			 struct dmafile_pages *pages, struct rw_semaphore *lock)
@@ -191,13 +191,14 @@ ssize_t dma_buf_rw_pages(struct dma_buf *dmabuf, const struct dma_buf_rw *rw,
  * dma_buf_copy_file_range - &file_operations.copy_file_range of a dma-buf
  * @in: the source
  * @pos_in: the offset in @in
- * @out: the destination; either this one or @in is the dma-buf
+ * @out: the destination; either @in or @out is the dma-buf
  * @pos_out: the offset in @out
- * @len: the number of bytes; 0 asks whether the exporter supports it
- * @flags: none
+ * @len: the number of bytes; 0 to check whether the exporter supports copies
+ * @flags: unused
  *
- * Return: the number of bytes; 0 behind the end of the buffer, or -ENOSPC if it is the destination;
- * or an error, -EINVAL if the exporter doesn't support it.
+ * Return: the number of bytes; 0 if the offset in a source buffer is beyond its end; or an error:
+ * -ENOSPC if the offset in a destination buffer is beyond its end, -EINVAL if the exporter does not
+ * support copies.
  */
 ssize_t dma_buf_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 				size_t len, unsigned int flags)
@@ -225,12 +226,12 @@ ssize_t dma_buf_copy_file_range(struct file *in, loff_t pos_in, struct file *out
  * dma_buf_splice_write - &file_operations.splice_write of a dma-buf
  * @pipe: the source
  * @buffer: the dma-buf
- * @pos: the offset in the buffer; behind the last byte afterwards
+ * @pos: the offset in the buffer; advanced by the number of bytes
  * @len: the number of bytes
- * @flags: of splice(2)
+ * @flags: flags of splice(2)
  *
- * Return: the number of bytes, or an error: -EINVAL if the exporter doesn't support it, -ENOSPC
- * behind the end of the buffer.
+ * Return: the number of bytes, or an error: -EINVAL if the exporter does not support it, -ENOSPC if
+ * the offset is beyond the end of the buffer.
  */
 ssize_t dma_buf_splice_write(struct pipe_inode_info *pipe, struct file *buffer, loff_t *pos,
 			     size_t len, unsigned int flags)

@@ -2,8 +2,9 @@
 /*
  * DMA_HEAP_ALLOC_AND_READ_FILE: allocate a buffer from a heap and read a file into it.
  *
- * A heap that implements allocate_and_read() reads into the memory that it has while it allocates
- * more. For other heaps the buffer is allocated, mapped into the kernel, and then read.
+ * A heap that implements allocate_and_read() reads into memory that it has already allocated while
+ * it allocates more. For other heaps the buffer is allocated, mapped into the kernel, and then
+ * read.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-heap.h>
@@ -22,23 +23,23 @@
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);
-MODULE_PARM_DESC(gather_mb, "Most MiB to allocate before reading them; 1 to 1024. Default is 128.");
+MODULE_PARM_DESC(gather_mb, "Maximum MiB per gather, 1 to 1024. Default is 128.");
 
 static unsigned int depth = 4;
 module_param(depth, uint, 0644);
-MODULE_PARM_DESC(depth, "Gathers in flight; 1 to 64. Default is 4.");
+MODULE_PARM_DESC(depth, "Maximum number of gathers in flight, 1 to 64. Default is 4.");
 
 static bool in_order;
 module_param(in_order, bool, 0644);
-MODULE_PARM_DESC(in_order, "Allocate everything before reading, to compare. Default is N.");
+MODULE_PARM_DESC(in_order, "Allocate everything before reading, for comparison. Default is N.");
 
 /*
- * The buffer is still private, so reads may extend to its end; what is behind the end of the file
+ * The buffer is still private, so reads may extend to its end. The part beyond the end of the file
  * is zeroed.
  */
 static int dma_heap_read_mapped(const struct dmafile_io *io, u8 *vaddr)
 {
-	/* Another thread may change the open flags meanwhile. */
+	/* Read once: another thread may change the open flags. */
 	const int flags = io->file->f_iocb_flags;
 	bool direct = flags & IOCB_DIRECT;
 	u64 done = 0;
@@ -54,14 +55,14 @@ static int dma_heap_read_mapped(const struct dmafile_io *io, u8 *vaddr)
 
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		/* Direct I/O cannot go on within a block; buffered I/O can. */
+		/* Direct I/O cannot continue inside a block; buffered I/O can. */
 		direct = direct && IS_ALIGNED(done, DMAFILE_ALIGN);
 		iov_iter_kvec(&iter, ITER_DEST, &all, 1, all.iov_len);
 		init_sync_kiocb(&kiocb, io->file);
 		kiocb.ki_pos = done;
 		kiocb.ki_flags = direct ? flags : flags & ~IOCB_DIRECT;
 		result = vfs_iocb_iter_read(io->file, &kiocb, &iter);
-		/* EFAULT: from network file systems, which can't read into vmap memory directly. */
+		/* EFAULT: network file systems cannot do direct I/O on vmap memory. */
 		if (direct &&
 		    (result == -EINVAL || result == -EOPNOTSUPP || result == -EFAULT)) {
 			direct = false;
@@ -89,7 +90,7 @@ static int dma_heap_read_into(const struct dmafile_io *io, struct dma_buf *dmabu
 	if (err)
 		goto end_access;
 	if (map.is_iomem) {
-		/* File systems can't read into I/O memory. */
+		/* File systems cannot read into I/O memory. */
 		err = -EOPNOTSUPP;
 	} else {
 		err = dma_heap_read_mapped(io, map.vaddr);
@@ -127,14 +128,14 @@ static struct dma_buf *dma_heap_allocate_then_read(struct dma_heap *heap,
  * @ops: the operations of @heap
  * @data: the request, whose flags have been checked
  *
- * The open flags of the file choose between direct and buffered I/O. Its position is neither used
- * nor changed. The buffer is as large as the file, rounded up to pages, and zero behind the end of
- * the file.
+ * The open flags of the file select direct or buffered I/O. Its position is neither used nor
+ * changed. The size of the buffer is that of the file, rounded up to pages. The part beyond the end
+ * of the file is zero.
  *
- * Return: the buffer, complete and not published yet. Or an error: -EBADF, -EISDIR or -EINVAL for
- * a descriptor that can't be read by offset, -ENODATA if the file is empty or was truncated
- * meanwhile, -EFBIG or -ENOMEM if it doesn't fit, -EINTR if the caller is being killed, or an error
- * from the heap or from reading the file.
+ * Return: the buffer, complete but without a file descriptor yet. Or an error: -EBADF, -EISDIR or
+ * -EINVAL for a descriptor that cannot be read at an offset, -ENODATA if the file is empty or was
+ * truncated during the read, -EFBIG or -ENOMEM if it is too large, -EINTR if the caller is being
+ * killed, or an error from the heap or from reading the file.
  */
 struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_ops *ops,
 				   const struct dma_heap_allocation_data *data)
@@ -159,7 +160,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 		err = -ENODATA;
 	else if (!err && io.len > LONG_MAX - PAGE_SIZE)
 		err = -EFBIG;
-	/* Fail before the OOM killer frees memory for a request that cannot succeed. */
+	/* Do not invoke the OOM killer for a request that cannot succeed. */
 	else if (!err && io.len >> PAGE_SHIFT > totalram_pages())
 		err = -ENOMEM;
 	if (err) {
@@ -172,7 +173,7 @@ struct dma_buf *dma_heap_read_file(struct dma_heap *heap, const struct dma_heap_
 		dmabuf = ops->allocate_and_read(heap, &io, data->fd_flags, heap_flags);
 	else
 		dmabuf = dma_heap_allocate_then_read(heap, ops, &io, data->fd_flags, heap_flags);
-	/* A restarted ioctl would begin with another buffer. */
+	/* Do not restart the ioctl: it would start over with another buffer. */
 	if (PTR_ERR_OR_ZERO(dmabuf) == -ERESTARTSYS)
 		dmabuf = ERR_PTR(-EINTR);
 put_file:
@@ -181,14 +182,14 @@ put_file:
 }
 
 /**
- * dma_heap_fill - allocate pages, and read the file into them meanwhile
- * @io: the transfer that allocate_and_read() was called with
- * @pages: empty; holds the whole file afterwards. Free it with dmafile_pages_free()
+ * dma_heap_fill - read a file into pages while allocating them
+ * @io: the transfer that was passed to allocate_and_read()
+ * @pages: must be empty; has the whole file afterwards. Free it with dmafile_pages_free()
  *
- * For heaps whose memory consists of pages as dmafile_pages_grow() allocates them: zeroed, of order
- * 8, 4 and 0, and charged to the cgroup of the caller.
+ * For heaps whose memory can consist of pages from dmafile_pages_grow(): zeroed, of orders 8, 4 and
+ * 0, and charged to the cgroup of the caller.
  *
- * Return: 0, or an error as from dma_heap_read_file(). @pages must be freed in either case.
+ * Return: 0, or an error like dma_heap_read_file(). @pages must be freed in either case.
  */
 int dma_heap_fill(struct dmafile_io *io, struct dmafile_pages *pages)
 {

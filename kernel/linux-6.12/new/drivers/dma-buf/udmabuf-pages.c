@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The memory of a udmabuf: pinned folios of memfds, with an entry for each of them. */
+/* The memory of a udmabuf: pinned folios of memfds, with one entry per folio. */
 #include <linux/dmafile/pages.h>
 #include <linux/memfd.h>
 #include <linux/mm.h>
@@ -8,10 +8,10 @@
 
 #include "udmabuf-pages.h"
 
-/* Folios to pin at a time: their pointers fill a page. */
+/* The number of folios to pin at a time: an array of their pointers has the size of a page. */
 #define UDMABUF_BATCH	(PAGE_SIZE / sizeof(struct folio *))
 
-/* Adds the part of the range that lies in each of @nr folios. Return: its size, or an error. */
+/* Adds @nr folios, the first from @offset on. Return: the number of bytes added, or an error. */
 static loff_t udmabuf_pages_add(struct dmafile_pages *pages, struct folio **folios, long nr,
 				pgoff_t offset, loff_t size)
 {
@@ -27,20 +27,20 @@ static loff_t udmabuf_pages_add(struct dmafile_pages *pages, struct folio **foli
 			return -ENOMEM;
 		}
 		added += len;
-		/* Only the first folio may begin before the range. */
+		/* Only the first folio may start before the range. */
 		offset = 0;
 	}
 	return added;
 }
 
 /**
- * udmabuf_pages_pin - pin a range of a memfd and add it
+ * udmabuf_pages_pin - pin a range of a memfd and add it to a buffer
  * @pages: the memory of the buffer
- * @memfd: a file of tmpfs or hugetlbfs, whose holes are filled
+ * @memfd: a file on tmpfs or hugetlbfs; holes are filled
  * @start: the offset, a multiple of the page size
  * @size: the number of bytes, a multiple of the page size
  *
- * Return: 0 or an error. In either case call udmabuf_pages_unpin() in the end.
+ * Return: 0 or an error. In either case the caller must call udmabuf_pages_unpin() later.
  */
 int udmabuf_pages_pin(struct dmafile_pages *pages, struct file *memfd, loff_t start, loff_t size)
 {
@@ -70,8 +70,8 @@ int udmabuf_pages_pin(struct dmafile_pages *pages, struct file *memfd, loff_t st
 }
 
 /**
- * udmabuf_pages_unpin - unpin everything
- * @pages: from udmabuf_pages_pin(), or empty; empty afterwards
+ * udmabuf_pages_unpin - unpin all folios of a buffer
+ * @pages: the memory of the buffer, possibly empty; empty afterwards
  */
 void udmabuf_pages_unpin(struct dmafile_pages *pages)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The memory of a udmabuf: pinned folios of memfds, with an entry for each of them. */
+/* The memory of a udmabuf: pinned folios of memfds, with one entry per folio. */
 #ifndef _UDMABUF_PAGES_H
 #define _UDMABUF_PAGES_H
 

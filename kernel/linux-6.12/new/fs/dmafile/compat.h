@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the files here need from the kernel and find under other names in other versions of it. */
+/* Wrappers for kernel interfaces that differ between kernel versions. */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
 

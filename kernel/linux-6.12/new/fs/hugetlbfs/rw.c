@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Copies between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk.
+ * Copies between a file on hugetlbfs, or a memfd with huge pages, and a file on a disk.
  *
- * As with tmpfs (mm/shmem_rw.c), the disk reads and writes the folios of the file itself, which are
- * referenced, while neither they nor the inode are locked. Holes are filled by the fallocate() of
- * hugetlbfs, which maintains the reservations and clears the pages. The file doesn't grow: its size
- * is a multiple of the huge page size, set by ftruncate(2).
+ * As for tmpfs (mm/shmem_rw.c), the I/O is done directly on the folios of the file. The folios are
+ * referenced, but neither they nor the inode are locked during the I/O. Holes are filled with the
+ * fallocate() of hugetlbfs, which maintains the reservations and clears the pages. A copy does not
+ * extend the file: its size is a multiple of the huge page size, set with ftruncate(2).
  */
 #include <linux/dmafile/io.h>
 #include <linux/falloc.h>
@@ -17,15 +17,15 @@
 #include <linux/mm.h>
 #include <linux/pagemap.h>
 
-/* The number of gathers in flight, and the size of the largest one in MiB. */
+/* The maximum number of gathers in flight, and their maximum size in MiB. */
 #define HUGETLB_RW_DEPTH	4
 #define HUGETLB_RW_GATHER	32
 
 /**
  * struct hugetlb_rw - one copy
  * @io: the transfer
- * @memory: the file that is memory
- * @first: the index of the first page of @io's, in base pages
+ * @memory: the file on hugetlbfs
+ * @first: the index in the file of the first page of the transfer, in base pages
  */
 struct hugetlb_rw {
 	struct dmafile_io io;
@@ -33,7 +33,7 @@ struct hugetlb_rw {
 	pgoff_t first;
 };
 
-/* &struct dmafile_io.more: adds the next folio, or zero pages for a hole that is read. */
+/* &struct dmafile_io.more: adds the next folio, or zero pages for a hole in the source. */
 static int hugetlb_rw_add_folio(struct dmafile_io *io, unsigned long most)
 {
 	struct hugetlb_rw *rw = container_of(io, struct hugetlb_rw, io);
@@ -56,7 +56,7 @@ static int hugetlb_rw_add_folio(struct dmafile_io *io, unsigned long most)
 			folio_put(folio);
 		return err;
 	}
-	/* The next call finds the folio. */
+	/* The next call will find the folio. */
 	if (!io->write)
 		return vfs_fallocate(rw->memory, FALLOC_FL_KEEP_SIZE, at, count << PAGE_SHIFT);
 	while (count-- && !err) {
@@ -80,7 +80,7 @@ static int hugetlb_rw_begin_fill(struct file *memory)
 		err = -EPERM;
 	else
 		err = file_modified(memory);
-	/* From now on F_SEAL_WRITE can't be added. */
+	/* This prevents F_SEAL_WRITE from being added. */
 	if (!err)
 		err = mapping_map_writable(memory->f_mapping);
 	inode_unlock(inode);
@@ -128,12 +128,12 @@ again:
 		mapping_unmap_writable(memory->f_mapping);
 	if (rw.io.done)
 		return rw.io.done;
-	/* Truncated meanwhile: copy up to the new end. */
+	/* The file was truncated during the copy: retry up to the new end. */
 	if (err == -EINVAL && i_size_read(file_inode(memory)) < size) {
 		size = i_size_read(file_inode(memory));
 		goto again;
 	}
-	/* fallocate() returns -EINTR for any signal; this one can be restarted. */
+	/* fallocate() returns -EINTR for any signal, but this call can be restarted. */
 	return err == -EINTR && !fatal_signal_pending(current) ? -ERESTARTSYS : err;
 }
 
@@ -141,14 +141,15 @@ again:
  * hugetlb_copy_file_range - &file_operations.copy_file_range of hugetlbfs
  * @in: the source
  * @pos_in: the offset in @in
- * @out: the destination; one of the two is the file of a disk, unless both are memory
+ * @out: the destination; one of the two is a file on a disk, unless both are memory files
  * @pos_out: the offset in @out
  * @len: the number of bytes
- * @flags: none
+ * @flags: unused
  *
- * Return: the number of bytes; 0 behind the end of the memory, or -ENOSPC if it is the destination;
- * or an error: -EPERM if a seal forbids it, those of fallocate(2), -EIO for poisoned memory, and
- * those of the disk's file system.
+ * Return: the number of bytes; 0 if the offset in a source on hugetlbfs is beyond its end; or an
+ * error: -ENOSPC if the offset in a destination on hugetlbfs is beyond its end, -EPERM if a seal
+ * prevents it, -EIO for poisoned memory, and errors of fallocate(2) and of the file system on the
+ * disk.
  */
 ssize_t hugetlb_copy_file_range(struct file *in, loff_t pos_in, struct file *out, loff_t pos_out,
 				size_t len, unsigned int flags)

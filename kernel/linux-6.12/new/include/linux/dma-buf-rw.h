@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Transfers between a dma-buf and a file, by the exporter of the dma-buf. */
+/* Transfers between a dma-buf and a file, done by the exporter of the dma-buf. */
 #ifndef _LINUX_DMA_BUF_RW_H
 #define _LINUX_DMA_BUF_RW_H
 
@@ -15,11 +15,11 @@ struct rw_semaphore;
  * struct dma_buf_rw - a request for &dma_buf_ops.rw_file
  * @file: the file to read or write
  * @pos: the offset in @file
- * @pipe: the pipe to read instead, or NULL
- * @flags: of splice(2), for @pipe
+ * @pipe: the pipe to read instead of @file, or NULL
+ * @flags: flags of splice(2), for @pipe
  * @at: the offset in the buffer
  * @len: the number of bytes; the range lies within the buffer
- * @write: write the buffer to the file; otherwise fill the buffer
+ * @write: true to write the buffer to the file, false to fill the buffer
  */
 struct dma_buf_rw {
 	struct file *file;

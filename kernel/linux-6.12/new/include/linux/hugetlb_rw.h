@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Copies between a file of hugetlbfs, or a memfd on huge pages, and a file of a disk. */
+/* Copies between a file on hugetlbfs, or a memfd with huge pages, and a file on a disk. */
 #ifndef _LINUX_HUGETLB_RW_H
 #define _LINUX_HUGETLB_RW_H
 

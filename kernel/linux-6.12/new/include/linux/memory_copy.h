@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* copy_file_range(2) between a file that is memory and a file of a disk. */
+/* copy_file_range(2) between a memory file and a file on a disk. */
 #ifndef _LINUX_MEMORY_COPY_H
 #define _LINUX_MEMORY_COPY_H
 

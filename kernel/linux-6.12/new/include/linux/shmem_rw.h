@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Copies between a file of tmpfs, or a memfd, and a file of a disk. */
+/* Copies between a file on tmpfs, or a memfd, and a file on a disk. */
 #ifndef _LINUX_SHMEM_RW_H
 #define _LINUX_SHMEM_RW_H
 
