@@ -451,7 +451,7 @@ static unsigned int check_pages(struct seq_file *m)
 				      "pfn %#lx pinned %d time%s but has %d references: a pin was released with put_page()\n",
 				      pfn, nr, nr > 1 ? "s" : "", page_ref_count(page));
 		else
-			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, but its page has other counts\n",
+			pin_owner_bug(PIN_BOOKS, "pfn %#lx: %d pins, but its page disagrees\n",
 				      pfn, nr);
 		seq_printf(m, "pfn %#lx: %d pins, %d references\n", pfn, nr,
 			   page_ref_count(page));
