@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The dma-bufs of this module. Their pages are mapped for devices in the chunks in which they were
- * allocated, or in parts of them if a device does not accept segments of that size. The
- * scatterlists of other exporters are never used.
+ * The dma-bufs of this module. Each allocated chunk is mapped for devices as one segment, or as
+ * several if a device does not accept segments of that size. Scatterlists of other exporters are
+ * never used.
  */
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
@@ -25,17 +25,17 @@
  * @pages: the memory
  * @turns: requests that read or fill it
  * @lock: protects @attachments and @vaddr
- * @attachments: struct dmafile_attachment
- * @vaddr: the kernel's mapping, while there is one
- * @node: in dmafile_buffers
- * @ino: the number of its inode, as in fdinfo
- * @size: of the dma-buf
- * @origin: where its bytes come from
+ * @attachments: list of struct dmafile_attachment
+ * @vaddr: the vmap() address, or NULL
+ * @node: entry in dmafile_buffers
+ * @ino: inode number of the dma-buf, as in fdinfo
+ * @size: size of the dma-buf
+ * @origin: description of the request that created it
  */
 struct dmafile_buffer {
 	struct dmafile_pages pages;
 	struct dmafile_turns turns;
-	struct mutex lock; /* see above */
+	struct mutex lock; /* protects attachments and vaddr */
 	struct list_head attachments;
 	void *vaddr;
 	struct list_head node;
@@ -44,16 +44,16 @@ struct dmafile_buffer {
 	const char *origin;
 };
 
-/* All of them, for debugfs. */
+/* All buffers, for debugfs */
 static LIST_HEAD(dmafile_buffers);
 static DEFINE_MUTEX(dmafile_buffers_lock);
 
 /**
  * struct dmafile_attachment - a device that is attached to a buffer
  * @dev: the device
- * @table: the memory as this device sees it
- * @node: in the buffer's list
- * @direction: of the DMA for which @table is mapped; DMA_NONE while it is not mapped
+ * @table: scatterlist of the memory for this device
+ * @node: entry in the buffer's list
+ * @direction: DMA direction of the mapping of @table; DMA_NONE while it is not mapped
  */
 struct dmafile_attachment {
 	struct device *dev;
@@ -62,7 +62,7 @@ struct dmafile_attachment {
 	enum dma_data_direction direction;
 };
 
-/* The longest segment, in pages, that the device accepts, with a bounce buffer if it needs one. */
+/* The maximum segment size in pages that the device accepts, also with bounce buffers. */
 static unsigned long dmafile_longest_segment(struct device *dev)
 {
 	size_t most = min_t(size_t, dma_get_max_seg_size(dev), dma_max_mapping_size(dev));
@@ -70,7 +70,7 @@ static unsigned long dmafile_longest_segment(struct device *dev)
 	return max(most >> PAGE_SHIFT, 1UL);
 }
 
-/* Makes a segment of each chunk, or several if a chunk is too long. */
+/* Creates one segment per chunk, or several if a chunk is too long. */
 static int dmafile_fill_table(struct sg_table *table, const struct dmafile_pages *pages,
 			      unsigned long longest)
 {
@@ -131,8 +131,8 @@ static void dmafile_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *at
 }
 
 /*
- * Caches are synchronised separately from mapping: a buffer may be mapped for several devices at
- * the same time, which CONFIG_DMA_API_DEBUG reports as an error otherwise.
+ * Caches are synchronised explicitly, not by mapping: a buffer may be mapped for several devices at
+ * the same time, which CONFIG_DMA_API_DEBUG would report as an error.
  */
 #define DMAFILE_MAP_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
 
@@ -143,7 +143,7 @@ static struct sg_table *dmafile_map(struct dma_buf_attachment *attach,
 	struct dmafile_attachment *attachment = attach->priv;
 	int err;
 
-	/* CPU access walks the list and synchronises what is mapped. */
+	/* The lock excludes CPU access, which synchronises all mapped attachments. */
 	mutex_lock(&buffer->lock);
 	err = dma_map_sgtable(attachment->dev, &attachment->table, direction,
 			      DMAFILE_MAP_ATTRS);
@@ -177,7 +177,7 @@ static int dmafile_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direct
 	if (buffer->vaddr)
 		invalidate_kernel_vmap_range(buffer->vaddr, dmabuf->size);
 	list_for_each_entry(attachment, &buffer->attachments, node)
-		/* A device that only reads has not changed anything. */
+		/* Devices that only read cannot have changed the buffer. */
 		if (attachment->direction != DMA_NONE && attachment->direction != DMA_TO_DEVICE)
 			dma_sync_sgtable_for_cpu(attachment->dev, &attachment->table,
 						 attachment->direction);
@@ -201,14 +201,14 @@ static int dmafile_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_directio
 	return 0;
 }
 
-/* The dma-buf core has checked the range. */
+/* The dma-buf core has already checked the range. */
 static int dmafile_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 {
 	struct dmafile_buffer *buffer = dmabuf->priv;
 	unsigned long at = vma->vm_pgoff, addr = vma->vm_start;
 	unsigned int chunk = dmafile_pages_chunk(&buffer->pages, (u64)at << PAGE_SHIFT);
 
-	/* Writing to a private mapping would copy pages. */
+	/* No private mappings: writes to them would copy pages. */
 	if (!(vma->vm_flags & (VM_SHARED | VM_MAYSHARE)))
 		return -EINVAL;
 	for (; addr < vma->vm_end; chunk++) {
@@ -308,11 +308,11 @@ static const struct dma_buf_ops dmafile_buffer_ops = {
 
 /**
  * dmafile_buffer_export - create a dma-buf
- * @pages: the memory, which the dma-buf takes over; unchanged after an error
+ * @pages: the memory; owned by the dma-buf afterwards, but unchanged on error
  * @fd_flags: O_RDONLY or O_RDWR
- * @origin: where its bytes come from, on one line, for debugfs; taken over, also after an error
+ * @origin: description for debugfs, one line, from kmalloc(); always consumed, even on error
  *
- * Return: the dma-buf, which has no descriptor yet, or an error.
+ * Return: the dma-buf, without a file descriptor yet, or an error.
  */
 struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int fd_flags,
 				      const char *origin)
@@ -355,7 +355,7 @@ struct dma_buf *dmafile_buffer_export(struct dmafile_pages *pages, unsigned int 
 
 /**
  * dmafile_buffer_list - print all buffers, one per line
- * @file: to which they are printed
+ * @file: the file to print to
  */
 void dmafile_buffer_list(struct seq_file *file)
 {
@@ -368,10 +368,10 @@ void dmafile_buffer_list(struct seq_file *file)
 	mutex_unlock(&dmafile_buffers_lock);
 }
 
-/* Interval of checks for signals: a fence wait is interrupted by any signal or by none. */
+/* Interval of checks for signals: a fence wait can be interrupted by all signals or by none. */
 #define DMAFILE_FENCE_LOOK	(HZ / 10)
 
-/* Waits for devices. Return: 0, -EINTR, or an error of a fence. */
+/* Waits for the fences of devices. Return: 0, -EINTR, or an error of a fence. */
 static int dmafile_wait_for_fences(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
 	long left;
@@ -390,7 +390,7 @@ static int dmafile_wait_for_fences(struct dma_buf *dmabuf, bool fill, bool inter
  * dmafile_buffer_is - check whether this module exported a dma-buf
  * @dmabuf: any dma-buf
  *
- * Return: whether it did.
+ * Return: true if it did.
  */
 bool dmafile_buffer_is(const struct dma_buf *dmabuf)
 {
@@ -399,15 +399,14 @@ bool dmafile_buffer_is(const struct dma_buf *dmabuf)
 
 /**
  * dmafile_buffer_begin - begin I/O on the memory of a buffer
- * @dmabuf: exported by this module
+ * @dmabuf: a dma-buf of this module
  * @fill: the memory will be written, not only read
  * @interruptible: any signal ends the wait, not only a fatal one
  *
- * Waits for other requests that must not run at the same time, and for devices that use the buffer
- * (its fences). This serialises requests only: a device that starts later is up to its driver,
- * as with any dma-buf.
+ * Waits for conflicting requests, and for the buffer's fences, which show that devices use it. Only
+ * requests are serialised: as with any dma-buf, drivers must not start a device on it later.
  *
- * Return: the memory, -EINTR at a signal, or an error of a fence.
+ * Return: the memory, -EINTR on a signal, or an error of a fence.
  */
 struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bool interruptible)
 {
@@ -426,7 +425,7 @@ struct dmafile_pages *dmafile_buffer_begin(struct dma_buf *dmabuf, bool fill, bo
 }
 
 /**
- * dmafile_buffer_end - end what dmafile_buffer_begin() began
+ * dmafile_buffer_end - end I/O that was begun with dmafile_buffer_begin()
  * @dmabuf: as for dmafile_buffer_begin()
  * @fill: as for dmafile_buffer_begin()
  */

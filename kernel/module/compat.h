@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Differences between kernels, as found by the probes in this folder. If no probe of a family
- * compiles, the module does not support this kernel yet, and the build fails.
+ * Differences between kernels, as detected by the probes in probe/. If no probe of a group
+ * compiles, this kernel is not supported yet, and the build fails.
  */
 #ifndef _DMAFILE_COMPAT_H
 #define _DMAFILE_COMPAT_H
@@ -23,12 +23,12 @@
 #elif defined(DMAFILE_HAVE_NAMESPACE_STRING)
 #define DMAFILE_IMPORT_NS(ns)	MODULE_IMPORT_NS(#ns)
 #else
-#error "dmafile: this kernel has a MODULE_IMPORT_NS() that is not known yet"
+#error "dmafile: MODULE_IMPORT_NS() of this kernel is not supported yet"
 #endif
 
 /*
- * A wrong guess would leak a writer count with each queued write, and the file system could never
- * be frozen again: so the probe and the version must agree.
+ * With a wrong result each queued write would leak a reference to the freeze protection, and the
+ * file system could never be frozen again. So the probe and the version must agree.
  */
 #if defined(DMAFILE_HAVE_STARTED_WRITE) != defined(DMAFILE_SINCE_6_8)
 #error "dmafile: does vfs_iocb_iter_write() of this kernel call kiocb_start_write()?"
@@ -36,9 +36,9 @@
 
 #if !defined(DMAFILE_HAVE_KIOCB_WRITE)
 #if !defined(DMAFILE_HAVE_SB_WRITERS) || defined(DMAFILE_HAVE_STARTED_WRITE)
-#error "dmafile: this kernel's freeze protection of asynchronous writes is not known yet"
+#error "dmafile: freeze protection of asynchronous writes in this kernel is not supported yet"
 #endif
-/* As in later kernels. To lockdep, nothing is held while the write is queued. */
+/* As in later kernels. Tells lockdep that nothing is held while the write is queued. */
 static inline void kiocb_start_write(struct kiocb *iocb)
 {
 	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
@@ -56,7 +56,7 @@ static inline void kiocb_end_write(struct kiocb *iocb)
 }
 #endif
 
-/* Writes with freeze protection, which a queued write keeps until kiocb_end_write(). */
+/* Writes with freeze protection. A queued write holds it until kiocb_end_write(). */
 static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 					 struct iov_iter *iter)
 {
@@ -73,7 +73,7 @@ static inline ssize_t dmafile_iter_write(struct file *file, struct kiocb *iocb,
 #endif
 }
 
-/* The alignment of offsets for direct I/O. Not all file systems report it for reads. */
+/* The offset alignment for direct I/O. Not all file systems report one for reads. */
 static inline u32 dmafile_dio_offset_align(const struct kstat *stat, bool write)
 {
 #ifdef DMAFILE_HAVE_DIO_READ_ALIGN
@@ -93,13 +93,13 @@ static inline const struct dmafile_uring_cmd *dmafile_uring_sqe(const struct io_
 #elif defined(DMAFILE_HAVE_URING_CMD)
 	return cmd->cmd;
 #else
-#error "dmafile: this kernel's struct io_uring_cmd is not known yet"
+#error "dmafile: struct io_uring_cmd of this kernel is not supported yet"
 #endif
 }
 
 /*
- * If the kernel does not say that a command is issued again: a bit of its flags that io_uring does
- * not use in those kernels, and clears when the command arrives.
+ * For kernels without IORING_URING_CMD_REISSUE: a flag that io_uring does not use in those kernels,
+ * and clears when a command is first issued.
  */
 #ifdef IORING_URING_CMD_REISSUE
 #define DMAFILE_URING_KEPT	IORING_URING_CMD_REISSUE
@@ -113,7 +113,7 @@ static inline struct dmafile_uring_cmd *dmafile_uring_kept(struct io_uring_cmd *
 	return (struct dmafile_uring_cmd *)cmd->pdu;
 }
 
-/* What user space has put into a command. */
+/* The payload that user space has passed with a command. */
 static inline struct dmafile_uring_cmd dmafile_uring_payload(struct io_uring_cmd *cmd)
 {
 	const struct dmafile_uring_cmd *payload;
@@ -128,8 +128,8 @@ static inline struct dmafile_uring_cmd dmafile_uring_payload(struct io_uring_cmd
 }
 
 /*
- * Keeps the payload until the command is issued again, by a worker: Linux 6.5 to 6.15 read the
- * SQE in the ring even then, which may have been reused by that time.
+ * Saves the payload for when a worker issues the command again: Linux 6.5 to 6.15 pass the SQE in
+ * the ring even then, which may have been reused.
  */
 static inline void dmafile_uring_keep(struct io_uring_cmd *cmd, struct dmafile_uring_cmd payload)
 {

@@ -19,7 +19,7 @@ static int dmafile_uring_cmd(struct io_uring_cmd *cmd, unsigned int issue_flags)
 {
 	struct dmafile_uring_cmd payload = dmafile_uring_payload(cmd);
 
-	/* A request sleeps: let a worker carry it out, with the submitter's files and memory. */
+	/* Requests sleep, so punt to a worker, which has the submitter's files and memory. */
 	if (issue_flags & IO_URING_F_NONBLOCK) {
 		dmafile_uring_keep(cmd, payload);
 		return -EAGAIN;
@@ -59,14 +59,14 @@ static void __exit dmafile_exit(void)
 	dmafile_debugfs_remove();
 	misc_deregister(&dmafile_device);
 	/*
-	 * The task that waited for the last I/O may be gone while the one that completed it has
-	 * been preempted on its way out of dmafile_piece_complete().
+	 * The task that completed the last I/O may have been preempted before it returned from
+	 * dmafile_piece_complete(), while the task that waited for this I/O has exited.
 	 */
 	synchronize_rcu_tasks();
 }
 module_exit(dmafile_exit);
 
-MODULE_DESCRIPTION("Moves bytes between files and dma-bufs without a copy");
+MODULE_DESCRIPTION("Transfers data between files and dma-bufs without a copy");
 MODULE_AUTHOR("The dmafile developers");
 MODULE_VERSION("0.1.0");
 MODULE_LICENSE("GPL");

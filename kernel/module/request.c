@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* The requests of user space: each one is checked, carried out and answered here. */
+/* Validates and executes the requests of user space. */
 #include <linux/ctype.h>
 #include <linux/file.h>
 #include <linux/fs.h>
@@ -26,31 +26,31 @@ static_assert(DMAFILE_MODE_BUFFERED == DMAFILE_BUFFERED);
 
 static unsigned int gather_mb = 128;
 module_param(gather_mb, uint, 0644);
-MODULE_PARM_DESC(gather_mb, "Largest gather in MiB where a request does not choose one; 1 to 1024. Default is 128.");
+MODULE_PARM_DESC(gather_mb, "Default maximum MiB per gather, 1 to 1024. Default is 128.");
 
 static unsigned int depth = 4;
 module_param(depth, uint, 0644);
-MODULE_PARM_DESC(depth, "Gathers in flight; 1 to 64. Default is 4.");
+MODULE_PARM_DESC(depth, "Maximum number of gathers in flight, 1 to 64. Default is 4.");
 
 static unsigned int max_buffer_mb;
 module_param(max_buffer_mb, uint, 0644);
-MODULE_PARM_DESC(max_buffer_mb, "Largest buffer in MiB; 0: all of memory. Default is 0.");
+MODULE_PARM_DESC(max_buffer_mb, "Maximum size of a buffer in MiB, 0 for the size of memory. Default is 0.");
 
 static unsigned int max_order = DMAFILE_MAX_ORDER;
 module_param(max_order, uint, 0644);
-MODULE_PARM_DESC(max_order, "Largest order of pages to allocate: 8, 4 or 0. Default is 8.");
+MODULE_PARM_DESC(max_order, "Maximum order of pages to allocate: 8, 4 or 0. Default is 8.");
 
-/* How much ALLOC allocates between two points at which the system can be suspended. */
+/* The number of bytes that ALLOC allocates between two points where the task can freeze. */
 #define DMAFILE_ALLOC_STEP	SZ_256M
 
-/* Flags of a transfer in either direction. */
+/* Flags of transfers in both directions */
 #define DMAFILE_TRANSFER_FLAGS	(DMAFILE_SHORT_OK | DMAFILE_INTERRUPTIBLE | DMAFILE_STRICT | \
 				 DMAFILE_IN_ORDER)
 
 /**
  * struct dmafile_publication - a dma-buf to be returned to the caller
- * @dmabuf: the dma-buf, once it exists
- * @fd: a reserved descriptor, installed once everything else has succeeded; -1: none
+ * @dmabuf: the dma-buf, or NULL until it exists
+ * @fd: a reserved file descriptor, installed after everything else has succeeded; -1: none
  */
 struct dmafile_publication {
 	struct dma_buf *dmabuf;
@@ -60,7 +60,7 @@ struct dmafile_publication {
 /**
  * struct dmafile_call - a transfer on behalf of a program
  * @io: the transfer
- * @progress: where the program watches it, or NULL
+ * @progress: the structure through which the program monitors it, or NULL
  */
 struct dmafile_call {
 	struct dmafile_io io;
@@ -72,7 +72,7 @@ static u64 dmafile_max_buffer(void)
 	u64 all = (u64)totalram_pages() << PAGE_SHIFT;
 	u64 limit = (u64)READ_ONCE(max_buffer_mb) << 20;
 
-	/* A dma-buf's size is a size_t, which may be smaller than all of memory on 32 bit. */
+	/* The size of a dma-buf is a size_t, which on 32 bit may be less than all memory. */
 	all = min_t(u64, all, SIZE_MAX & PAGE_MASK);
 	return limit ? min(limit, all) : all;
 }
@@ -113,13 +113,13 @@ static int dmafile_set_up(struct dmafile_call *call, u32 flags, u64 gather, u64 
 	call->io.strict = flags & DMAFILE_STRICT;
 	call->io.interruptible = flags & DMAFILE_INTERRUPTIBLE;
 	call->io.dsync = flags & DMAFILE_DSYNC;
-	/* A request holds no lock while it runs: a turn on a buffer is not a lock. */
+	/* A running request holds no locks: a turn on a buffer is not a lock. */
 	call->io.freezable = true;
 	call->io.tell = dmafile_tell;
 	return 0;
 }
 
-/* Counts for debugfs, and for /proc/PID/io as read() and write() do. */
+/* Updates the counters in debugfs, and those in /proc/PID/io like read() and write(). */
 static void dmafile_count(const struct dmafile_io *io, int err)
 {
 	if (io->write) {
@@ -139,14 +139,14 @@ static void dmafile_count(const struct dmafile_io *io, int err)
 		dmafile_stats_add(DMAFILE_STAT_FAILED, 1);
 }
 
-/* Describes for debugfs how a buffer was created, on one line; the file's name comes last. */
+/* Describes for debugfs how a buffer was created: one line, with the file name at the end. */
 static const char *dmafile_origin(const struct dmafile_io *io)
 {
 	static const char * const modes[] = {
 		"none", "direct", "bounced", "direct+bounced", "buffered", "direct+buffered",
 		"bounced+buffered", "direct+bounced+buffered",
 	};
-	/* Not the length of the current name, because the file may be renamed. */
+	/* Room for any name, because the file may be renamed. */
 	const size_t size = NAME_MAX + 128;
 	char *text, *at;
 
@@ -172,7 +172,7 @@ static int dmafile_reserve(struct dmafile_publication *out, u32 fd_flags)
 	return min(out->fd, 0);
 }
 
-/* Creates a dma-buf from the memory, for the reserved descriptor. */
+/* Creates the dma-buf. dmafile_publish() installs its file descriptor. */
 static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile_pages *pages,
 				 u32 fd_flags, const struct dmafile_io *io)
 {
@@ -184,7 +184,7 @@ static int dmafile_publish_later(struct dmafile_publication *out, struct dmafile
 	return PTR_ERR_OR_ZERO(out->dmabuf);
 }
 
-/* Returns the dma-buf to the caller unless there was an error: other threads can then see it. */
+/* Installs the file descriptor, after which other threads can use it; on error frees it. */
 static void dmafile_publish(struct dmafile_publication *out, int err)
 {
 	if (!err && out->fd >= 0)
@@ -269,13 +269,13 @@ static int dmafile_layout(const struct dmafile_alloc_read *read, struct dmafile_
 			return -ENODATA;
 		io->len = size - io->pos;
 	}
-	/* A last block that is read as a whole must have valid offsets, too. */
+	/* The last block may be read as a whole, so its end must be a valid offset as well. */
 	if (check_add_overflow(io->pos, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN ||
 	    check_add_overflow(io->at, io->len, &end) || end > LLONG_MAX - DMAFILE_MAX_ALIGN)
 		return -EOVERFLOW;
 	if (read->buffer_size && read->buffer_size < end)
 		return -EINVAL;
-	/* Room for that block, if its end can be reached by direct I/O. */
+	/* Make room for all of that block if direct I/O can read it in place. */
 	if (!read->buffer_size && io->iocb_flags & IOCB_DIRECT &&
 	    IS_ALIGNED(io->at ^ io->pos, io->align))
 		end = round_up(end, io->align);
@@ -331,7 +331,7 @@ put_file:
 	return err;
 }
 
-/* Moves bytes between a file and a buffer, to which the caller holds references. */
+/* Transfers data between a file and a buffer. The caller holds references to both. */
 static int dmafile_rw(struct dmafile_rw *rw, struct dma_buf *dmabuf, struct dmafile_call *call)
 {
 	struct dmafile_io *io = &call->io;
@@ -407,13 +407,13 @@ put_buffer:
 }
 
 /**
- * struct dmafile_kind - a request
- * @min_size: the size of the structure in its first version
- * @size: its size now
- * @out: the first byte of its "out" fields
- * @out_end: the byte after the last one
- * @run: carries it out; gets the structure with its "out" fields zeroed
- * @answers_errors: the "out" fields are written after an error, too
+ * struct dmafile_kind - a type of request
+ * @min_size: the size of the first version of its structure
+ * @size: the size of the current version
+ * @out: the offset of the first "out" field
+ * @out_end: the offset after the last "out" field
+ * @run: executes the request; gets the structure with zeroed "out" fields
+ * @answers_errors: copy the "out" fields to user space even on error
  */
 struct dmafile_kind {
 	size_t min_size;
@@ -456,9 +456,9 @@ static const struct dmafile_kind dmafile_kinds[] = {
 };
 
 /**
- * dmafile_request - carry out a request
- * @cmd: DMAFILE_IOC_* for a structure of any size
- * @address: the structure, in the caller's memory
+ * dmafile_request - execute a request
+ * @cmd: DMAFILE_IOC_* with any structure size
+ * @address: the address of the structure in user space
  *
  * Return: 0 or an error, see uapi/dmafile.h for each request.
  */
@@ -491,7 +491,7 @@ int dmafile_request(unsigned int cmd, void __user *address)
 	err = copy_struct_from_user(&request, kind->size, address, size);
 	if (err)
 		return err;
-	/* Check that the result can be written before anything is done. */
+	/* Before doing anything, check that the result can be written. */
 	out_len = min_t(size_t, size, kind->out_end) - kind->out;
 	if (fault_in_safe_writeable(address + kind->out, out_len))
 		return -EFAULT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* In debugfs: sums over all requests, and a list of buffers. */
+/* debugfs files: totals of all requests, and a list of buffers */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
 #include <linux/seq_file.h>
@@ -11,10 +11,10 @@ static atomic64_t dmafile_sums[DMAFILE_STATS];
 static struct dentry *dmafile_folder;
 
 static const char * const dmafile_stat_names[DMAFILE_STATS] = {
-	/* Now. */
+	/* Current values */
 	[DMAFILE_STAT_BUFFERS] = "buffers",
 	[DMAFILE_STAT_BUFFER_BYTES] = "buffer_bytes",
-	/* Since the module was loaded. */
+	/* Totals since the module was loaded */
 	[DMAFILE_STAT_ALLOC] = "alloc",
 	[DMAFILE_STAT_ALLOC_READ] = "alloc_read",
 	[DMAFILE_STAT_READ] = "read",
@@ -29,8 +29,8 @@ static const char * const dmafile_stat_names[DMAFILE_STATS] = {
 };
 
 /**
- * dmafile_stats_add - add to a sum
- * @stat: the sum
+ * dmafile_stats_add - add to a counter
+ * @stat: the counter
  * @value: the value to add
  */
 void dmafile_stats_add(enum dmafile_stat stat, s64 value)
@@ -59,7 +59,7 @@ DEFINE_SHOW_ATTRIBUTE(dmafile_buffers);
 /**
  * dmafile_debugfs_add - create /sys/kernel/debug/dmafile
  *
- * Failure is ignored: debugfs is optional. Names of files are for root only.
+ * Errors are ignored, because debugfs is optional. Only root may see the names of files.
  */
 void dmafile_debugfs_add(void)
 {
@@ -69,7 +69,7 @@ void dmafile_debugfs_add(void)
 }
 
 /**
- * dmafile_debugfs_remove - remove it
+ * dmafile_debugfs_remove - remove /sys/kernel/debug/dmafile
  */
 void dmafile_debugfs_remove(void)
 {

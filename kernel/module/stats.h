@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* In debugfs: sums over all requests, and a list of buffers. */
+/* debugfs files: totals of all requests, and a list of buffers */
 #ifndef _DMAFILE_STATS_H
 #define _DMAFILE_STATS_H
 

@@ -2,10 +2,9 @@
 /*
  * Controls which requests may use a buffer.
  *
- * Readers share a buffer, a filler has exclusive access, and all are served in the order of their
- * arrival, so that none of them starves. This is not a rwsem because a waiter must be able to leave
- * on any signal, must not keep the system from being suspended, and may be suspended itself during
- * its turn.
+ * Requests that read a buffer share it, a request that fills it has exclusive access. They are
+ * served in order of arrival, so none of them starves. A rwsem cannot be used: a waiter must stop
+ * waiting on any signal and must not block suspend, and a task may be frozen during its turn.
  */
 #include <linux/sched.h>
 #include <linux/sched/signal.h>
@@ -13,15 +12,15 @@
 #include "io.h"
 #include "turn.h"
 
-/* Interval at which a waiter checks for signals if a signal cannot wake it. */
+/* Interval of checks for signals by a waiter that a signal cannot wake */
 #define DMAFILE_LOOK	(HZ / 10)
 
 /**
- * struct dmafile_turn - a request that waits
- * @node: in the queue
- * @task: waits for it
- * @fill: it will fill the buffer
- * @granted: it is its turn, and it is no longer in the queue
+ * struct dmafile_turn - a waiting request
+ * @node: entry in the queue
+ * @task: the waiting task
+ * @fill: the request fills the buffer
+ * @granted: the request may run, and is no longer in the queue
  */
 struct dmafile_turn {
 	struct list_head node;
@@ -31,8 +30,8 @@ struct dmafile_turn {
 };
 
 /**
- * dmafile_turns_init - initialise the turns of a new buffer
- * @turns: of the buffer
+ * dmafile_turns_init - initialise the queue of a new buffer
+ * @turns: the queue
  */
 void dmafile_turns_init(struct dmafile_turns *turns)
 {
@@ -52,7 +51,7 @@ static bool dmafile_turn_take(struct dmafile_turns *turns, bool fill)
 	return true;
 }
 
-/* Grants a turn to the first ones of the queue, as many as can use the buffer at the same time. */
+/* Grants turns from the head of the queue to all requests that can use the buffer together. */
 static void dmafile_turn_grant(struct dmafile_turns *turns)
 {
 	struct dmafile_turn *turn, *next;
@@ -63,12 +62,12 @@ static void dmafile_turn_grant(struct dmafile_turns *turns)
 			break;
 		list_del(&turn->node);
 		turn->granted = true;
-		/* It cannot go away before it has seen @granted under the lock. */
+		/* The task stays until it has read @granted under the lock. */
 		wake_up_process(turn->task);
 	}
 }
 
-/* Return: whether the turn has been granted; then, or if @give_up, it is no longer in the queue. */
+/* Return: true if the turn has been granted. Otherwise, with @give_up, removes it. */
 static bool dmafile_turn_granted(struct dmafile_turns *turns, struct dmafile_turn *turn,
 				 bool give_up)
 {
@@ -78,7 +77,7 @@ static bool dmafile_turn_granted(struct dmafile_turns *turns, struct dmafile_tur
 	granted = turn->granted;
 	if (!granted && give_up) {
 		list_del(&turn->node);
-		/* The next ones may have waited only for this one. */
+		/* The next requests may have been waiting only for this one. */
 		dmafile_turn_grant(turns);
 	}
 	spin_unlock(&turns->lock);
@@ -87,13 +86,13 @@ static bool dmafile_turn_granted(struct dmafile_turns *turns, struct dmafile_tur
 
 /**
  * dmafile_turn_begin - wait until it is the caller's turn
- * @turns: of the buffer
+ * @turns: the queue of the buffer
  * @fill: the buffer will be filled, not only read
  * @interruptible: any signal ends the wait, not only a fatal one
  *
- * Context: sleeps; the caller holds no lock.
+ * Context: May sleep. The caller holds no locks.
  *
- * Return: 0, and the caller will call dmafile_turn_end(), or -EINTR.
+ * Return: 0, and the caller must call dmafile_turn_end(), or -EINTR.
  */
 int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptible)
 {
@@ -101,13 +100,13 @@ int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptibl
 	bool any = interruptible || current->flags & PF_IO_WORKER, now, ended = false;
 
 	spin_lock(&turns->lock);
-	/* Not before those that are already waiting. */
+	/* Do not overtake requests that are already waiting. */
 	now = list_empty(&turns->queue) && dmafile_turn_take(turns, fill);
 	if (!now)
 		list_add_tail(&turn.node, &turns->queue);
 	spin_unlock(&turns->lock);
 	while (!now && !ended) {
-		/* Work for the task's io_uring would wake it repeatedly. */
+		/* With TASK_INTERRUPTIBLE, pending io_uring task work would wake it repeatedly. */
 		bool deaf = signal_pending(current);
 
 		set_current_state((any && !deaf ? TASK_INTERRUPTIBLE : TASK_KILLABLE) |
@@ -124,7 +123,7 @@ int dmafile_turn_begin(struct dmafile_turns *turns, bool fill, bool interruptibl
 }
 
 /**
- * dmafile_turn_end - end what dmafile_turn_begin() began
+ * dmafile_turn_end - end a turn that was begun with dmafile_turn_begin()
  * @turns: as for dmafile_turn_begin()
  * @fill: as for dmafile_turn_begin()
  */

@@ -10,12 +10,12 @@
 /**
  * struct dmafile_turns - the requests on one buffer
  * @lock: protects the other members
- * @queue: struct dmafile_turn, waiting requests, in the order of their arrival
+ * @queue: list of struct dmafile_turn, the waiting requests in order of arrival
  * @readers: the number of requests that are reading the buffer
  * @filler: a request is filling it
  */
 struct dmafile_turns {
-	spinlock_t lock; /* see above */
+	spinlock_t lock; /* protects the other members */
 	struct list_head queue;
 	unsigned int readers;
 	bool filler;

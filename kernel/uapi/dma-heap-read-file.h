@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note */
 /*
- * Allocating a buffer from a heap and reading a file into it, for programs whose <linux/dma-heap.h>
- * is older than the kernel. The patches for the kernel are in linux-6.12.
+ * DMA_HEAP_ALLOC_AND_READ_FILE for programs whose <linux/dma-heap.h> is older than the kernel. The
+ * kernel patches are in linux-6.12.
  *
- * DMA_HEAP_IOCTL_ALLOC with DMA_HEAP_ALLOC_AND_READ_FILE returns a dma-buf of the size of a file,
- * rounded up to pages, with the content of the file, and zeros after it. A kernel without the
- * patches refuses the flag with EINVAL, before it checks anything else.
+ * DMA_HEAP_IOCTL_ALLOC with this flag allocates a buffer from a heap and reads a file into it. It
+ * returns a dma-buf that has the contents of the file. Its size is that of the file, rounded up to
+ * pages. The rest of the last page is zero. A kernel without the patches rejects the flag with
+ * EINVAL before any other check.
  */
 #ifndef _UAPI_DMA_HEAP_READ_FILE_H
 #define _UAPI_DMA_HEAP_READ_FILE_H
@@ -19,17 +20,17 @@
 
 /**
  * struct dma_heap_read_file - struct dma_heap_allocation_data with this flag
- * @file_fd: a regular file or a block device, open for reading; O_DIRECT selects direct I/O, and
- *	its position is neither used nor changed
- * @file_reserved: 0
- * @fd: 0; out: the dma-buf
+ * @file_fd: a regular file or a block device, open for reading. O_DIRECT selects direct I/O. The
+ *	file position is neither used nor changed
+ * @file_reserved: must be 0
+ * @fd: must be 0; out: the dma-buf
  * @fd_flags: O_CLOEXEC, and O_RDONLY or O_RDWR
  * @heap_flags: DMA_HEAP_ALLOC_AND_READ_FILE
  *
- * Errors: EINVAL for a nonzero field that must be 0, and for a file without a size; EBADF,
- * EISDIR; ENODATA for an empty file, and for one that is truncated during the call; ENOMEM, also
- * at the limit of the caller's cgroup; EMFILE; EINTR if the caller is being killed; and errors of
- * reading the file.
+ * Errors: EINVAL if a field that must be 0 is not, and for a file without a size; EBADF, EISDIR;
+ * ENODATA for an empty file, and for one that is truncated during the call; ENOMEM, also at the
+ * limit of the caller's cgroup; EMFILE; EINTR if the caller is being killed; and errors of reading
+ * the file.
  */
 struct dma_heap_read_file {
 	__u32 file_fd;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Since Linux 6.14 reads may have a smaller alignment of their own. */
+/* Since Linux 6.14 a separate, smaller alignment may be reported for direct reads. */
 #include <linux/stat.h>
 
 u32 probe(const struct kstat *stat);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Since Linux 6.6, and in 6.1 since 6.1.119, asynchronous writes have freeze protection helpers. */
+/* Linux 6.6, and 6.1.119, added helpers for the freeze protection of asynchronous writes. */
 #include <linux/fs.h>
 
 void probe(struct kiocb *iocb);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Until Linux 6.12 the namespace of symbols is a bare word. */
+/* Up to Linux 6.12 the argument is an unquoted word. */
 #include <linux/module.h>
 
 MODULE_IMPORT_NS(DMA_BUF);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What those helpers consist of, for kernels without them. */
+/* The functions that kiocb_start_write() and kiocb_end_write() call, for kernels without these. */
 #include <linux/fs.h>
 
 void probe(struct super_block *sb);

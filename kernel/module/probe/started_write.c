@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Since Linux 6.8 vfs_iocb_iter_write() itself calls kiocb_start_write(). This function came with
- * the same series; compat.h compares what it suggests with the kernel's version.
+ * Since Linux 6.8 vfs_iocb_iter_write() calls kiocb_start_write() itself. The same series added
+ * this function. compat.h checks the result of this probe against the version.
  */
 #include <linux/fs.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Until Linux 6.4 a command points to its payload. */
+/* Up to Linux 6.4 a command has a pointer to its payload. */
 #include <linux/io_uring.h>
 
 const void *probe(const struct io_uring_cmd *cmd);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Since Linux 6.5 a command points to its SQE, in which the payload is found by this function. */
+/* Since Linux 6.5 a command has a pointer to its SQE, and this function returns the payload. */
 #include <linux/io_uring.h>
 #ifdef DMAFILE_HAVE_URING_HEADER
 #include <linux/io_uring/cmd.h>
