@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * io_uring's buffers that are mapped for a device once: premap PATH [MODE].
- * PATH is an NVMe disk without a file system, and what is on it is lost, or a
- * folder on ext4 or XFS.  MODE:
+ * Tests pre-mapped buffers of io_uring.  Usage: premap PATH [MODE]
  *
- * refused	the disk has to refuse, and go the ordinary way
+ * PATH is an NVMe disk, whose contents are overwritten, or a directory on ext4 or
+ * XFS.  MODE is one of:
+ *
+ * refused	the disk must reject pre-mapping; ordinary requests must work
  * bounce	the same for dma-bufs only (nvme.premap_bounce=1)
- * life		reset, format and remove the disk, and nothing else
- * suspend	suspend the disk, and nothing else
- * failures	have allocations and requests fail, and nothing else
+ * life		only reset, format and remove the disk
+ * suspend	only suspend the disk
+ * failures	only inject failures of allocations and requests
  *
- * The kernel is always compared with itself: what READ_FIXED has put into a
- * buffer with what pread() says, what WRITE_FIXED has left on the disk with the
- * buffer, and the bytes around both with what they were.
+ * The result of READ_FIXED is compared with that of pread(), the data that
+ * WRITE_FIXED has written to the disk with the buffer, and the bytes around both
+ * with their previous values.
  */
 #define _GNU_SOURCE
 #include <endian.h>
@@ -39,7 +40,7 @@
 
 #include "../kselftest_harness.h"
 
-/* As in linux/io_uring.h, which the C library's may be older than */
+/* From linux/io_uring.h, which may be older than the kernel */
 #define UPDATE_EXTENDED	0x2U
 #define PREMAP		0x80000000U
 #define TARGET_FIXED	0x40000000U
@@ -64,9 +65,9 @@ struct desc {
 #define SLOTS	4
 #define SECTOR	512
 #define PAGE	4096
-#define DISK	(16U << 20)		/* of which the tests make use */
+#define DISK	(16U << 20)		/* the part of the disk that the tests use */
 #define BUFFER	(6U << 20)
-/* Seconds for a test: an end, where emulation and a busy machine take long */
+/* Timeout of a test in seconds; long, for emulation on a busy machine */
 #define LONG	3600
 
 struct ring {
@@ -80,7 +81,7 @@ static const char *disk_path;
 static enum { ALL, REFUSED, BOUNCE, LIFE, SUSPEND, FAILURES } mode;
 /* The path is a file, not a disk */
 static bool file;
-/* Of all requests */
+/* Flags for all requests */
 static unsigned int sqe_flags;
 
 static int ring_make(struct ring *r, unsigned int flags)
@@ -148,7 +149,7 @@ static void queue(struct ring *r, struct io_uring_sqe sqe)
 
 static int enter(struct ring *r, unsigned int submit, unsigned int wait)
 {
-	/* The latter means something to rings with a thread only. */
+	/* The latter matters only for rings with a submission thread. */
 	int ret = syscall(SYS_io_uring_enter, r->fd, submit, wait,
 			  IORING_ENTER_GETEVENTS | IORING_ENTER_SQ_WAKEUP,
 			  NULL, 0);
@@ -160,7 +161,7 @@ static int enter(struct ring *r, unsigned int submit, unsigned int wait)
 	return ret;
 }
 
-/* The next completion's result; its user_data in @data, if that is wanted */
+/* Returns the result of the next completion, and its user_data in @data unless that is NULL */
 static int reap(struct ring *r, __u64 *data)
 {
 	unsigned int head = *r->cq_head;
@@ -204,7 +205,7 @@ static int write_fixed(struct ring *r, uint64_t addr, unsigned int len, uint64_t
 	return transfer(r, request(IORING_OP_WRITE_FIXED, 0, addr, len, at));
 }
 
-/* The eight bytes from @at on of what the disk holds at first */
+/* The initial 8 bytes of the disk at offset @at */
 static uint64_t word(uint64_t at)
 {
 	uint64_t x = (at / 8 + 1) * 0x9e3779b97f4a7c15;
@@ -212,7 +213,7 @@ static uint64_t word(uint64_t at)
 	return htole64(x ^ x >> 29);
 }
 
-/* What begins at @at, in whole words */
+/* Fills in the initial data of the disk at @at, in whole words */
 static void fill(unsigned char *data, uint64_t at, size_t len)
 {
 	for (size_t i = 0; i < len; i += 8)
@@ -235,7 +236,7 @@ static bool check_fill(const unsigned char *data, unsigned char fill, size_t len
 	return true;
 }
 
-/* Of proc, sysfs and tracefs: 0, or what is wrong */
+/* Writes to a file in proc, sysfs or tracefs. Returns 0 or an error */
 static int put(const char *path, const char *text)
 {
 	int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC), ret = 0;
@@ -253,7 +254,7 @@ static int disk_open(int flags)
 	return open(disk_path, flags | O_CLOEXEC);
 }
 
-/* What follows the disk's name in sysfs and debugfs */
+/* The name of the disk in sysfs and debugfs */
 static const char *disk_name(void)
 {
 	return strrchr(disk_path, '/') + 1;
@@ -311,7 +312,7 @@ FIXTURE(premap)
 {
 	struct ring ring;
 	int disk;
-	/* What may be mapped, and as much that is not */
+	/* Memory to be mapped, and as much that is not */
 	unsigned char *mem, *aside;
 };
 
@@ -320,7 +321,7 @@ FIXTURE_VARIANT(premap)
 	/* Flags of the ring and of its requests */
 	unsigned int setup, sqe;
 	bool huge;
-	/* Makes the buffer, if it is not this process's memory */
+	/* Creates a dma-buf; NULL for memory of this process */
 	int (*dmabuf)(void);
 };
 
@@ -362,7 +363,7 @@ FIXTURE_SETUP(premap)
 	sqe.addr = (uintptr_t)self->mem;
 	if (variant->setup & IORING_SETUP_IOPOLL &&
 	    transfer(&self->ring, sqe) == -EOPNOTSUPP)
-		SKIP(return, "no poll queues");
+		SKIP(return, "no poll queues configured");
 }
 
 FIXTURE_TEARDOWN(premap)
@@ -371,7 +372,7 @@ FIXTURE_TEARDOWN(premap)
 	close(self->disk);
 }
 
-/* A dma-buf that is made now, or memory at @own: for the registered file */
+/* Describes a new dma-buf, or the memory at @own, mapped for the registered file */
 static struct desc describe(int (*dmabuf)(void), unsigned char *own)
 {
 	if (dmabuf)
@@ -385,8 +386,8 @@ static struct desc describe(int (*dmabuf)(void), unsigned char *own)
 }
 
 /*
- * Maps what describe() says into slot 0.  @mem is where it can be looked at,
- * @addr its first address in requests.
+ * Maps the buffer from describe() in slot 0.  Sets @mem to where the CPU can
+ * access it, and @addr to its first address in requests.
  */
 static int map_buffer(struct ring *r, int (*dmabuf)(void), unsigned char *own,
 		      unsigned char **mem, uint64_t *addr)
@@ -407,7 +408,7 @@ static int map_buffer(struct ring *r, int (*dmabuf)(void), unsigned char *own,
 	return ret;
 }
 
-/* One request each way; false if any byte in or around is wrong. */
+/* One read and one write; false if any byte in or around the range is wrong. */
 static bool both_ways(struct ring *r, int disk, unsigned char *mem,
 		      uint64_t addr, size_t from, size_t len, uint64_t at)
 {
@@ -444,8 +445,8 @@ static bool both_ways(struct ring *r, int disk, unsigned char *mem,
 }
 
 /*
- * Where the entries of a request end with a page of the list, or @by pages beside
- * that: whole pages, and a part of the last.
+ * Requests whose entries end at the end of a list page, or @by entries from it:
+ * with whole pages, and with a partial last page.
  */
 static bool at_the_ends(FIXTURE_DATA(premap) * self, unsigned char *mem,
 			uint64_t addr, size_t pages, int by)
@@ -473,7 +474,7 @@ TEST_F_TIMEOUT(premap, lengths, LONG)
 		512, 1024, 4096, 4608, 8192, 8704, 65536, 131072, 131584,
 		524288, 1048576,
 	};
-	/* Of which each also crosses 32, the most that fit a small list */
+	/* All of these also exceed 32 entries, the maximum of a small list */
 	static const size_t pages[] = { 3, 4, 5, 11, 23, 32, 33, 34, 47, 95, 127, 128 };
 	unsigned char *mem;
 	uint64_t addr;
@@ -507,7 +508,7 @@ TEST_F_TIMEOUT(premap, outside, LONG)
 	EXPECT_EQ(-EINVAL, read_fixed(r, addr, SECTOR + 1, 0));
 }
 
-/* The mapping goes with the registered file, behind the requests so far. */
+/* The mapping is removed with the registered file, after all earlier requests. */
 TEST_F_TIMEOUT(premap, file_replaced, LONG)
 {
 	struct ring *r = &self->ring;
@@ -536,8 +537,8 @@ TEST_F_TIMEOUT(premap, file_replaced, LONG)
 }
 
 /*
- * Requests that go the ordinary way, in a buffer that is mapped: the debugging of
- * the DMA API takes two mappings of a page for a fault.
+ * Ordinary requests on a pre-mapped buffer map its pages a second time, which
+ * CONFIG_DMA_API_DEBUG would report as an error.
  */
 static void may_overlap(bool may)
 {
@@ -554,7 +555,7 @@ TEST_F_TIMEOUT(premap, another_file, LONG)
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	sqe = request(IORING_OP_READ_FIXED, 0, addr, PAGE, PAGE);
 	sqe.flags = 0;
-	/* The same open file by its plain descriptor is the same file. */
+	/* The plain descriptor refers to the same open file. */
 	sqe.fd = self->disk;
 	ASSERT_EQ(PAGE, transfer(r, sqe));
 	ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
@@ -575,7 +576,7 @@ TEST_F_TIMEOUT(premap, direct_io_taken_away, LONG)
 	uint64_t addr;
 
 	if (variant->setup & IORING_SETUP_IOPOLL)
-		SKIP(return, "such a ring has direct I/O only");
+		SKIP(return, "polled rings support only direct I/O");
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	ASSERT_EQ(0, fcntl(self->disk, F_SETFL, 0));
 	ASSERT_EQ(variant->dmabuf ? -EINVAL : PAGE, read_fixed(r, addr, PAGE, 0));
@@ -607,7 +608,7 @@ TEST_F_TIMEOUT(premap, emptied_with_requests_in_flight, LONG)
 	}
 }
 
-/* Mapped and unmapped while it stays registered */
+/* A registered buffer is mapped and unmapped */
 TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 {
 	struct ring *r = &self->ring;
@@ -618,7 +619,7 @@ TEST_F_TIMEOUT(premap, mapped_afterwards, LONG)
 	};
 
 	if (variant->dmabuf)
-		SKIP(return, "of registered buffers");
+		SKIP(return, "only for registered buffers");
 	ASSERT_EQ(1, set_one(r, 0, desc));
 	for (int i = 0; i < 10; i++) {
 		ASSERT_EQ(PAGE, read_fixed(r, desc.uaddr, PAGE, i * PAGE));
@@ -642,8 +643,8 @@ TEST_F_TIMEOUT(premap, refused, LONG)
 	int fd;
 
 	if (variant->dmabuf)
-		SKIP(return, "of registered buffers");
-	/* What a program asks to know whether there is an extended update */
+		SKIP(return, "only for registered buffers");
+	/* How a program detects whether the extended update is supported */
 	EXPECT_EQ(1, set_one(r, 0, (struct desc) {}));
 
 	for (int i = 0; i < 6; i++) {
@@ -693,7 +694,7 @@ TEST_F_TIMEOUT(premap, refused, LONG)
 	close(fd);
 	close(desc.dmabuf_fd);
 
-	/* The first error, and how many were done before it */
+	/* Returns the number processed before the first error */
 	EXPECT_EQ(1, set(r, 2, (struct desc[]) { uaddr, desc }, 2));
 
 	EXPECT_EQ(0, ring_make(&other, 0));
@@ -701,7 +702,7 @@ TEST_F_TIMEOUT(premap, refused, LONG)
 	close(other.fd);
 }
 
-/* Dies with requests in flight. */
+/* Exits with requests in flight. */
 static void die(int disk, int (*dmabuf)(void), unsigned char *own)
 {
 	struct io_uring_rsrc_register sparse = { .nr = SLOTS, .flags = 1 };
@@ -733,7 +734,7 @@ TEST_F_TIMEOUT(premap, killed, LONG)
 	}
 }
 
-/* Two requests fill two sectors of a page while the CPU writes the other ones. */
+/* Two requests fill two sectors of a page while the CPU writes to the others. */
 TEST_F_TIMEOUT(premap, neighbours, LONG)
 {
 	struct ring *r = &self->ring;
@@ -759,13 +760,13 @@ TEST_F_TIMEOUT(premap, neighbours, LONG)
 		ASSERT_TRUE(check_disk(mem + 1536, at + 512, 512));
 		ASSERT_TRUE(check_fill(mem + 2048, round, 2048));
 	}
-	/* What was written since is still there when the mapping is gone. */
+	/* Removing the mapping must preserve data that the CPU has written since. */
 	memset(mem, 0x3c, PAGE);
 	ASSERT_EQ(1, set_one(r, 0, (struct desc) { .type = EMPTY }));
 	ASSERT_TRUE(check_fill(mem, 0x3c, PAGE));
 }
 
-/* Buffers still say when they are gone. */
+/* The tags of buffers are still posted on their removal. */
 TEST_F_TIMEOUT(premap, tags_of_buffers, LONG)
 {
 	struct desc desc = describe(variant->dmabuf, self->mem);
@@ -801,7 +802,7 @@ TEST_F_TIMEOUT(premap, files_unregistered, LONG)
 		ASSERT_TRUE(check_disk(mem, PAGE, PAGE));
 }
 
-/* What the file was opened for is what the device may do. */
+/* The open mode of the file determines what the device may do. */
 TEST_F_TIMEOUT(premap, modes_of_files, LONG)
 {
 	static const int modes[] = { O_RDONLY, O_WRONLY };
@@ -825,13 +826,13 @@ TEST_F_TIMEOUT(premap, modes_of_files, LONG)
 	}
 }
 
-/* A dma-buf that may only be read is nothing for a device that writes to it. */
+/* A read-only dma-buf must not be mapped for a device that writes to it. */
 TEST_F_TIMEOUT(premap, modes_of_dmabufs, LONG)
 {
 	struct desc desc = { .type = DMABUF };
 
 	if (variant->dmabuf != heap_buffer)
-		SKIP(return, "of a heap's buffers");
+		SKIP(return, "only for dma-bufs of the heap");
 	desc.dmabuf_fd = heap_buffer_for(O_RDONLY);
 	ASSERT_GE(desc.dmabuf_fd, 0);
 	desc.target_fd = self->disk;
@@ -858,7 +859,7 @@ static void *toggle(void *arg)
 	return NULL;
 }
 
-/* O_DIRECT comes and goes at any moment: right bytes or an error, and an end. */
+/* O_DIRECT is set and cleared at any time: requests must succeed or fail, but not hang. */
 TEST_F_TIMEOUT(premap, direct_io_toggled, LONG)
 {
 	struct ring *r = &self->ring;
@@ -890,7 +891,7 @@ TEST_F_TIMEOUT(premap, direct_io_toggled, LONG)
 	fcntl(self->disk, F_SETFL, O_DIRECT);
 }
 
-/* The child has the pages as they were; the parent's are still the mapped ones. */
+/* The child gets copies of the pages; those of the parent stay mapped. */
 TEST_F_TIMEOUT(premap, forked, LONG)
 {
 	struct ring *r = &self->ring;
@@ -916,7 +917,7 @@ TEST_F_TIMEOUT(premap, forked, LONG)
 	}
 }
 
-/* Memory that the process has given back stays the device's until it is unmapped. */
+/* The device can access memory after munmap(), until the buffer is unmapped. */
 TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 {
 	struct ring *r = &self->ring;
@@ -931,7 +932,7 @@ TEST_F_TIMEOUT(premap, unmapped_by_the_process, LONG)
 
 #define TRACING "/sys/kernel/tracing/"
 
-/* Beside other events that are on, these probes of functions */
+/* Adds function probes, and keeps other enabled events */
 static int trace_begin(const char *probes)
 {
 	int ret = put(TRACING "kprobe_events", probes);
@@ -948,14 +949,14 @@ static FILE *trace_end(void)
 	return fopen(TRACING "trace", "r");
 }
 
-/* With the probes goes what they have said. */
+/* Removes the probes and their output. */
 static void trace_close(FILE *trace)
 {
 	fclose(trace);
 	put(TRACING "kprobe_events", "");
 }
 
-/* No page may be reused while a device can reach it. */
+/* No page may be reused while a device can access it. */
 TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 {
 	int unmapped = 0, unpinned = 0;
@@ -965,12 +966,12 @@ TEST_F_TIMEOUT(premap, unmapped_before_it_is_unpinned, LONG)
 	FILE *trace;
 
 	if (variant->dmabuf)
-		SKIP(return, "of registered buffers");
-	/* Rings of earlier tests may still be ending, in workers. */
+		SKIP(return, "only for registered buffers");
+	/* Workers may still be removing rings of earlier tests. */
 	snprintf(own, sizeof(own), "-%d ", getpid());
 	ASSERT_EQ(1, map_buffer(&self->ring, NULL, self->mem, &mem, &addr));
 	if (trace_begin("p:premap_unmap dma_unmap_sg_attrs\np:premap_unpin unpin_user_folio\n"))
-		SKIP(return, "no probes");
+		SKIP(return, "kprobes are not available");
 	EXPECT_EQ(1, set_one(&self->ring, 0, (struct desc) { .type = EMPTY }));
 	trace = trace_end();
 	ASSERT_TRUE(!!trace);
@@ -1026,7 +1027,7 @@ static void may_fail(const char *what)
 	adjust(what, "min-order", 0);
 }
 
-/* Each allocation fails once: while it is mapped, and while its list is copied. */
+/* Fail each allocation once: during the mapping, and while the list is copied. */
 TEST_F_TIMEOUT(premap, no_memory, LONG)
 {
 	struct ring *r = &self->ring;
@@ -1036,9 +1037,9 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	int ret;
 
 	if (mode != FAILURES)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	if (variant->setup || variant->sqe)
-		SKIP(return, "the same as with a plain ring");
+		SKIP(return, "same as for a plain ring");
 	may_fail("failslab");
 	may_fail("fail_page_alloc");
 	mem = NULL;
@@ -1085,18 +1086,18 @@ TEST_F_TIMEOUT(premap, no_memory, LONG)
 	ASSERT_TRUE(check_disk(mem + 508 * PAGE, PAGE, 4 * PAGE));
 }
 
-/* Where requests fail: before the driver has them, or when the disk has done them */
+/* Where requests fail: before they reach the driver, or on completion */
 #define EARLY	"fail_make_request"
 #define LATE	"%s/fault_inject"
 
 /*
- * Eight requests, of which the one behind @nth others fails once, @where; returns
- * how many end with @error.  Others are right, or it is -1.
+ * Submits eight requests and lets the one after @nth others fail once, at @where.
+ * Returns the number that fail with @error, or -1 if another one is wrong.
  */
 static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t addr,
 		     unsigned int op, const char *where, unsigned int nth, int error)
 {
-	/* The entries of the first fill a page of the list, so that they are copied. */
+	/* The entries of the first request end with a list page, so they are copied. */
 	const size_t len = 16 * PAGE, first = 496 * PAGE;
 	const bool early = !strcmp(where, EARLY), reads = op == IORING_OP_READ_FIXED;
 	struct ring *r = &self->ring;
@@ -1106,7 +1107,7 @@ static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t a
 
 	snprintf(what, sizeof(what), where, disk_name());
 	memset(mem + first, 0x3c, 8 * len);
-	/* Bytes or requests are counted, and one more has to be there. */
+	/* The fault injection counts bytes or requests; add one more. */
 	if (adjust(what, "verbose", 0) || adjust(what, "probability", 100) ||
 	    adjust(what, "space", nth * (early ? len : 1) + 1) || adjust(what, "times", 1))
 		return -1;
@@ -1123,7 +1124,7 @@ static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t a
 
 		results[which] = ret;
 	}
-	/* Requests of another kind may fail as well, and come last. */
+	/* Check last: the requests of the checks could fail as well. */
 	for (which = 0; which < 8; which++) {
 		const bool done = results[which] == (int)len;
 		unsigned char *now = reads ? mem + first + which * len : self->aside;
@@ -1131,7 +1132,7 @@ static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t a
 
 		if (!reads)
 			right &= pread(self->disk, now, len, which * len) == (ssize_t)len;
-		/* Early nothing has been moved; late anything may be there. */
+		/* An early failure transfers nothing, a late one any part. */
 		if (done || early)
 			right &= done == reads ? check_disk(now, which * len, len) :
 						 check_fill(now, 0x3c, len);
@@ -1149,7 +1150,7 @@ static int one_fails(FIXTURE_DATA(premap) * self, unsigned char *mem, uint64_t a
 	return failed;
 }
 
-/* One request of several fails, and only that; or the driver does it once more. */
+/* Exactly one of several requests fails, or the driver retries it. */
 TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 {
 	static const struct {
@@ -1158,9 +1159,9 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 		int error;
 	} ways[] = {
 		{ EARLY, 0, 0, -EIO },
-		/* An unrecovered error of the medium */
+		/* Unrecovered read error */
 		{ LATE, 0x281, 1, -ENODATA },
-		/* An internal one, after which it is tried again */
+		/* Internal error, which is retried */
 		{ LATE, 0x6, 0, 0 },
 	};
 	static const unsigned int ops[] = { IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED };
@@ -1170,9 +1171,9 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 	uint64_t addr;
 
 	if (mode != FAILURES)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	if (file)
-		SKIP(return, "what the file system itself asks of the disk would fail");
+		SKIP(return, "requests of the file system itself would fail");
 	snprintf(path, sizeof(path), "/sys/block/%s/make-it-fail", disk_name());
 	ASSERT_EQ(0, put(path, "1"));
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
@@ -1181,7 +1182,7 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 		ASSERT_EQ(0, adjust(path, "status", ways[w].status));
 		ASSERT_EQ(0, adjust(path, "dont_retry", ways[w].final));
 		for (unsigned int i = 0; i < 8; i++) {
-			/* Workers are counted at the same time, and then not exactly. */
+			/* Concurrent workers make the count inexact. */
 			int failed = one_fails(self, mem, addr, ops[i % 2], ways[w].where,
 					       variant->sqe ? 0 : i, ways[w].error);
 
@@ -1192,7 +1193,7 @@ TEST_F_TIMEOUT(premap, requests_that_fail, LONG)
 	}
 }
 
-/* A partition is the disk from elsewhere. */
+/* A partition is the same disk at another offset. */
 TEST_F_TIMEOUT(premap, partition, LONG)
 {
 	struct blkpg_partition part = { .start = 1 << 20, .length = 4 << 20, .pno = 1 };
@@ -1206,7 +1207,7 @@ TEST_F_TIMEOUT(premap, partition, LONG)
 	int fd;
 
 	if (file)
-		SKIP(return, "files have none");
+		SKIP(return, "only for disks");
 	ASSERT_EQ(0, ioctl(self->disk, BLKPG, &arg));
 	snprintf(path, sizeof(path), "%sp1", disk_path);
 	fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
@@ -1219,7 +1220,7 @@ TEST_F_TIMEOUT(premap, partition, LONG)
 	close(fd);
 	up.data = (uintptr_t)&self->disk;
 	EXPECT_EQ(1, ring_register(r, IORING_REGISTER_FILES_UPDATE2, &up, sizeof(up)));
-	/* The ring lets go of the file a moment later. */
+	/* The ring releases the file asynchronously. */
 	for (int i = 0; i < 100; i++) {
 		arg.op = BLKPG_DEL_PARTITION;
 		if (!ioctl(self->disk, BLKPG, &arg))
@@ -1254,7 +1255,7 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	int fd, ret;
 
 	if (!file)
-		SKIP(return, "disks have none");
+		SKIP(return, "only for files");
 	fd = file_beside("holes");
 	ASSERT_GE(fd, 0);
 	fill(self->mem, 0, part);
@@ -1268,7 +1269,7 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	memset(mem, 0xa5, 5 * part + 2 * PAGE);
 	ret = read_fixed(r, addr + PAGE, 5 * part, 0);
 	if (variant->dmabuf) {
-		/* There are no pages to zero; the caller has to. */
+		/* There are no pages to zero, so the request fails. */
 		ASSERT_EQ(-EFAULT, ret);
 		ASSERT_EQ(part, read_fixed(r, addr + PAGE, part, 0));
 		ret = read_fixed(r, addr + PAGE + 3 * part, 2 * part, 3 * part);
@@ -1284,7 +1285,7 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	ASSERT_TRUE(check_disk(mem + PAGE + 4 * part, 0, part - 2048));
 	ASSERT_TRUE(check_fill(mem + PAGE + 5 * part, 0xa5, PAGE));
 
-	/* Into the hole and the allocated blocks, not in whole blocks, and at the end */
+	/* Write to the hole and the allocated blocks, unaligned, and at the end */
 	memset(mem, 0x3c, PAGE);
 	ASSERT_EQ(1024, write_fixed(r, addr, 1024, part + 512));
 	ASSERT_EQ(1024, write_fixed(r, addr, 1024, 2 * part + 512));
@@ -1301,7 +1302,7 @@ TEST_F_TIMEOUT(premap, holes, LONG)
 	close(fd);
 }
 
-/* A file shrinks and grows while it is read: its bytes, or zeros, or an end. */
+/* A file is truncated and extended while it is read: data, zeros or a short read. */
 TEST_F_TIMEOUT(premap, truncated, LONG)
 {
 	const size_t size = 1 << 20, small = 65536;
@@ -1311,9 +1312,9 @@ TEST_F_TIMEOUT(premap, truncated, LONG)
 	int fd;
 
 	if (!file)
-		SKIP(return, "disks don't shrink");
+		SKIP(return, "only for files");
 	if (variant->setup & IORING_SETUP_IOPOLL)
-		SKIP(return, "it would wait for requests that only it reaps");
+		SKIP(return, "truncate would wait for requests that this task has to poll");
 	fd = file_beside("truncated");
 	ASSERT_GE(fd, 0);
 	ASSERT_EQ(1, target(r, &fd));
@@ -1337,7 +1338,7 @@ TEST_F_TIMEOUT(premap, truncated, LONG)
 	close(fd);
 }
 
-/* Blocks of two files are written to by one of them only. */
+/* Writes to one of two files that share blocks. */
 TEST_F_TIMEOUT(premap, reflinked, LONG)
 {
 	const size_t size = 1 << 20;
@@ -1347,13 +1348,13 @@ TEST_F_TIMEOUT(premap, reflinked, LONG)
 	uint64_t addr;
 
 	if (!file)
-		SKIP(return, "disks don't share blocks");
+		SKIP(return, "only for files");
 	fd = file_beside("a");
 	other = file_beside("b");
 	fill(self->mem, 0, size);
 	ASSERT_EQ(size, pwrite(other, self->mem, size, 0));
 	if (ioctl(fd, FICLONE, other))
-		SKIP(return, "no reflinks");
+		SKIP(return, "reflinks are not supported");
 	ASSERT_EQ(1, target(r, &fd));
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	memset(mem, 0, size);
@@ -1371,7 +1372,7 @@ TEST_F_TIMEOUT(premap, reflinked, LONG)
 	close(other);
 }
 
-/* A file of the disk in sysfs */
+/* Writes to a sysfs file of the disk */
 static int control(const char *where, const char *what)
 {
 	char path[200];
@@ -1380,7 +1381,7 @@ static int control(const char *where, const char *what)
 	return put(path, what);
 }
 
-/* A reset has the requests done again, by the same lists. */
+/* After a reset the requests are retried with the same lists. */
 TEST_F_TIMEOUT(premap, controller_reset, LONG)
 {
 	struct ring *r = &self->ring;
@@ -1388,7 +1389,7 @@ TEST_F_TIMEOUT(premap, controller_reset, LONG)
 	uint64_t addr;
 
 	if (mode != LIFE)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	for (int round = 0; round < 10; round++) {
 		memset(mem, 0, 32 * 65536);
@@ -1403,7 +1404,7 @@ TEST_F_TIMEOUT(premap, controller_reset, LONG)
 	}
 }
 
-/* Format NVM of namespace 1, and the kernel's look at it afterwards */
+/* Formats namespace 1, and waits until the kernel has revalidated it */
 static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 {
 	struct nvme_admin_cmd cmd = {
@@ -1433,7 +1434,7 @@ static int format_disk(unsigned int lbaf, unsigned int pi, const char *expected)
 	return -ETIMEDOUT;
 }
 
-/* Protection information needs a list of its own, which is not there. */
+/* Protection information needs a separate list, which pre-mapped buffers do not have. */
 TEST_F_TIMEOUT(premap, formatted, LONG)
 {
 	struct ring *r = &self->ring;
@@ -1442,7 +1443,7 @@ TEST_F_TIMEOUT(premap, formatted, LONG)
 	uint64_t addr;
 
 	if (mode != LIFE)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	ASSERT_EQ(PAGE, read_fixed(r, addr, PAGE, 0));
 	ASSERT_EQ(0, format_disk(1, 1, "T10-DIF-TYPE1"));
@@ -1457,7 +1458,7 @@ TEST_F_TIMEOUT(premap, formatted, LONG)
 	ASSERT_TRUE(check_disk(mem, 0, PAGE));
 }
 
-/* Opens the disk once it has been found again. */
+/* Waits until the disk has been detected again, and opens it. */
 static int disk_again(void)
 {
 	int fd;
@@ -1470,7 +1471,7 @@ static int disk_again(void)
 	return fd;
 }
 
-/* The disk is gone before the mapping is; so are the next requests, with an error. */
+/* The disk is removed while a buffer is mapped: later requests fail. */
 TEST_F_TIMEOUT(premap, controller_removed, LONG)
 {
 	struct ring *r = &self->ring;
@@ -1479,7 +1480,7 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 	int fd;
 
 	if (mode != LIFE)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	for (int round = 0; round < 3; round++) {
 		ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 		for (int i = 0; i < 32; i++)
@@ -1491,13 +1492,13 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 			__u64 which;
 			int ret = reap(r, &which);
 
-			/* Nothing of what has no length any more */
+			/* The disk has size 0 now, so a read returns 0 bytes. */
 			ASSERT_TRUE(ret == 65536 || ret <= 0);
 		}
-		/* Or it is as long as nothing. */
+		/* Or the disk has size 0. */
 		ASSERT_LE(read_fixed(r, addr, PAGE, 0), 0);
 		ASSERT_LT(map_buffer(r, variant->dmabuf, self->mem, &mem, &addr), 0);
-		/* With the last that holds it goes the name of the disk. */
+		/* The name of the disk is released with the last reference. */
 		fd = open("/dev/null", O_RDWR | O_CLOEXEC);
 		ASSERT_EQ(1, target(r, &fd));
 		close(fd);
@@ -1514,8 +1515,8 @@ TEST_F_TIMEOUT(premap, controller_removed, LONG)
 }
 
 /*
- * The disk is suspended with requests in flight, and wakes up: all devices are,
- * by a test of the PM core, or those behind one that refuses (EBUSY).
+ * The disk is suspended and resumed with requests in flight, with pm_test.  It
+ * suspends all devices, or all up to one that refuses with EBUSY.
  */
 TEST_F_TIMEOUT(premap, suspended, LONG)
 {
@@ -1525,11 +1526,11 @@ TEST_F_TIMEOUT(premap, suspended, LONG)
 	uint64_t addr;
 
 	if (mode != SUSPEND)
-		SKIP(return, "not asked for");
+		SKIP(return, "only in another mode");
 	ASSERT_EQ(0, put("/sys/power/pm_test", "devices"));
 	ASSERT_EQ(0, put(TRACING "events/block/block_rq_complete/enable", "1"));
 	ASSERT_EQ(1, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
-	/* The driver waits 30 seconds for requests that nobody polls for. */
+	/* The driver waits 30 seconds for requests that are not polled. */
 	for (int round = 0; round < (polled ? 1 : 5); round++) {
 		int ret, done, in_flight = -1;
 		char line[300];
@@ -1548,7 +1549,7 @@ TEST_F_TIMEOUT(premap, suspended, LONG)
 		while (fgets(line, sizeof(line), trace)) {
 			if (strstr(line, "premap_suspend:"))
 				in_flight = 0;
-			/* By its sectors: the driver has requests of its own. */
+			/* Identified by sector: the driver has internal requests, too. */
 			if (in_flight >= 0 && strstr(line, "block_rq_complete:") &&
 			    strstr(line, " + 128 "))
 				in_flight++;
@@ -1558,8 +1559,8 @@ TEST_F_TIMEOUT(premap, suspended, LONG)
 		ASSERT_GE(in_flight, 0);
 		ksft_print_msg("%d requests were in flight\n", in_flight);
 		/*
-		 * Others may be done by then, if that takes long; polled ones
-		 * only those that were done when the last was submitted.
+		 * Other requests may have completed by then if this takes long.
+		 * Of polled ones only those completed when the last was submitted.
 		 */
 		if (polled)
 			ASSERT_EQ(DEPTH - done, in_flight);
@@ -1570,7 +1571,7 @@ TEST_F_TIMEOUT(premap, suspended, LONG)
 	ASSERT_TRUE(both_ways(r, self->disk, mem, addr, 496 * PAGE, 16 * PAGE, PAGE));
 }
 
-/* Makes the disk the first of all devices to be suspended: the last that was found. */
+/* Makes the disk the first device to be suspended, by detecting it last. */
 static bool suspended_first(void)
 {
 	int fd;
@@ -1592,7 +1593,7 @@ TEST_F_TIMEOUT(premap, refused_by_the_device, LONG)
 	uint64_t addr;
 
 	if (mode != REFUSED)
-		SKIP(return, "it is not");
+		SKIP(return, "only for mode \"refused\"");
 	ASSERT_EQ(-EOPNOTSUPP, map_buffer(r, variant->dmabuf, self->mem, &mem, &addr));
 	ASSERT_EQ(-EFAULT, read_fixed(r, (uintptr_t)self->mem, PAGE, 0));
 	ASSERT_EQ(1, set_one(r, 0, desc));
@@ -1611,7 +1612,7 @@ int main(int argc, char **argv)
 	int nr = 1;
 
 	if (argc < 2 || stat(argv[1], &st))
-		ksft_exit_skip("premap PATH [MODE]: what is on a disk is lost\n");
+		ksft_exit_skip("usage: premap PATH [MODE]; overwrites a disk\n");
 	for (unsigned int i = 0; argc > 2 && i < ARRAY_SIZE(names); i++)
 		if (!strcmp(argv[2], names[i]))
 			mode = i;
@@ -1623,7 +1624,7 @@ int main(int argc, char **argv)
 		close(open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600));
 	}
 	if (disk_fill())
-		ksft_exit_fail_msg("%s can't be written to: %s\n", disk_path, strerror(errno));
+		ksft_exit_fail_msg("%s: cannot write: %s\n", disk_path, strerror(errno));
 	if (mode == REFUSED) {
 		args[nr++] = "-t";
 		args[nr++] = "refused_by_the_device";
@@ -1638,13 +1639,13 @@ int main(int argc, char **argv)
 	}
 	if (mode == SUSPEND) {
 		if (!suspended_first())
-			ksft_exit_fail_msg("%s does not come back\n", disk_path);
+			ksft_exit_fail_msg("%s: not detected after removal\n", disk_path);
 		args[nr++] = "-t";
 		args[nr++] = "suspended";
 	}
 	if (mode == FAILURES) {
 		if (access("/proc/thread-self/fail-nth", W_OK))
-			ksft_exit_skip("no fault injection in this kernel\n");
+			ksft_exit_skip("the kernel has no fault injection\n");
 		args[nr++] = "-t";
 		args[nr++] = "no_memory";
 		args[nr++] = "-t";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * DMA_HEAP_ALLOC_AND_READ_FILE of files in the current directory into buffers of the system heap:
- * every byte is compared with what read() returns. Once with the operation of the heap, and once as
- * for heaps without one, which read after the allocation.
+ * Tests DMA_HEAP_ALLOC_AND_READ_FILE with files in the current directory and buffers of the system
+ * heap. Every byte is compared with the result of read(). All tests run with the heap's own
+ * operation, and with the fallback for other heaps, which reads after the allocation.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -83,7 +83,7 @@ static int load(int file)
 	});
 }
 
-/* Makes a file of bytes that don't repeat, with a hole. Return: -1 if it can't be opened. */
+/* Creates a file with a hole and non-repeating data. Return: -1 if it cannot be opened. */
 static int made(struct __test_metadata *_metadata, size_t size, int flags)
 {
 	uint64_t *words = malloc(size + 8), state = size + 1;
@@ -106,7 +106,7 @@ static int made(struct __test_metadata *_metadata, size_t size, int flags)
 
 #define make(size, flags)	made(_metadata, size, flags)
 
-/* Checks that the buffer has the content of the file, and zeros behind it. */
+/* Checks that the buffer has the contents of the file, followed by zeros. */
 static void compared(struct __test_metadata *_metadata, int buffer, size_t size)
 {
 	struct dma_buf_sync sync = { .flags = DMA_BUF_SYNC_START | DMA_BUF_SYNC_READ };
@@ -148,7 +148,7 @@ READ_FILE(every_byte)
 			int file = make(sizes[i], direct ? O_DIRECT : 0), buffer;
 
 			if (file < 0 && direct)
-				/* Not supported by the file system. */
+				/* The file system does not support O_DIRECT. */
 				break;
 			lseek(file, 3, SEEK_SET);
 			buffer = load(file);
@@ -161,7 +161,7 @@ READ_FILE(every_byte)
 	}
 }
 
-/* Later writes to the file don't change the buffer, nor do writes to the buffer the file. */
+/* Later writes to the file do not change the buffer, and vice versa. */
 READ_FILE(its_own_bytes)
 {
 	int file = make(3 * page, 0), buffer = load(file), writer;
@@ -215,12 +215,12 @@ READ_FILE(refusals)
 	close(file);
 }
 
-/* A file larger than all of memory is refused before anything is allocated. */
+/* A file larger than the memory of the system is rejected before any allocation. */
 READ_FILE(too_large)
 {
 	int file = make(page, 0);
 
-	/* Not every file system allows such a size. */
+	/* Some file systems do not support files of this size. */
 	if (truncate(PATH, 1L << 41))
 		SKIP(return, "truncate: %s", strerror(errno));
 	refused(ENOMEM, .file_fd = file, .fd_flags = O_RDWR,
@@ -228,7 +228,7 @@ READ_FILE(too_large)
 	close(file);
 }
 
-/* If there is no room for a descriptor, nothing is left behind. */
+/* If no file descriptor is available, no buffer is left behind. */
 READ_FILE(no_descriptor)
 {
 	int file = make(page, 0), next = dup(file);
@@ -245,7 +245,7 @@ READ_FILE(no_descriptor)
 	close(file);
 }
 
-/* Without the flag nothing has changed. */
+/* Allocations without the flag work as before. */
 READ_FILE(without_a_file)
 {
 	int buffer = allocate((struct dma_heap_allocation_data) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * copy_file_range() between a file in the current directory and files that are memory: memfds and
- * udmabufs, both also on huge pages, and buffers of the system heap. Every byte of both sides, also
- * around the copied range, is compared with what read() and mappings show.
+ * Tests copy_file_range() between a file in the current directory and memory files: memfds and
+ * udmabufs, both also with huge pages, and buffers of the system heap. Every byte of both files,
+ * also around the copied range, is compared with the result of read() and with mappings.
  *
- * The variants with huge pages need some to be reserved before.
+ * The variants with huge pages need reserved huge pages.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,7 +44,7 @@
 #define SW_SYNC		"/sys/kernel/debug/sync/sw_sync"
 #define MIB		(1024L * 1024)
 #define HUGE_PAGE	(2 * MIB)
-/* Signals are checked for after each multiple of this. */
+/* The kernel checks for signals after each multiple of this size. */
 #define PART		(256 * MIB)
 #define TOO_LONG	900
 
@@ -53,14 +53,14 @@ static size_t page;
 enum kind { MEMFD, HUGE_MEMFD, UDMABUF, HUGE_UDMABUF, HEAP };
 
 FIXTURE(copy_memory) {
-	/* The file that is memory, and its size. */
+	/* The memory file, and its size */
 	int memory;
 	off_t size;
-	/* The memfd under it, or itself. */
+	/* The memfd of a udmabuf, or the memory file itself */
 	int memfd;
-	/* A mapping of the memory. */
+	/* A mapping of the memory */
 	char *map;
-	/* What it should contain. */
+	/* The expected contents */
 	char *model;
 };
 
@@ -198,7 +198,7 @@ FIXTURE_TEARDOWN(copy_memory)
 
 #define COPY_MEMORY(name)	TEST_F_TIMEOUT(copy_memory, name, TOO_LONG)
 
-/* Fills memory with bytes that don't repeat. */
+/* Fills memory with non-repeating data. */
 static void scramble(void *bytes, size_t size, uint64_t state)
 {
 	size_t i;
@@ -210,7 +210,7 @@ static void scramble(void *bytes, size_t size, uint64_t state)
 	memset((char *)bytes + i, 'e', size - i);
 }
 
-/* Makes a file that is not in the page cache. Return: -1 if it can't be opened with the flags. */
+/* Creates a file that is not cached. Return: -1 if it cannot be opened with the flags. */
 static int made(struct __test_metadata *_metadata, const char *path, const void *bytes,
 		size_t size, int flags)
 {
@@ -252,7 +252,7 @@ static ssize_t copy(int in, off_t pos_in, int out, off_t pos_out, size_t len)
 
 #define refused(error, call)	ASSERT_TRUE((call) == -1 && errno == (error))
 
-/* Ranges with every kind of misalignment. */
+/* Ranges with all kinds of misalignment */
 static const struct range {
 	off_t pos, at;
 	size_t len;
@@ -278,7 +278,7 @@ COPY_MEMORY(from_disk)
 	scramble(bytes, FILE_SIZE, 1);
 	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
 
@@ -287,7 +287,7 @@ COPY_MEMORY(from_disk)
 		memcpy(self->model + range.at, bytes + range.pos, range.len);
 		compare();
 	}
-	/* Once more with other bytes; now the pages exist. */
+	/* Again with other data: now the pages exist. */
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
 
@@ -315,7 +315,7 @@ COPY_MEMORY(to_disk)
 	memcpy(self->model, self->map, self->size);
 	for (i = 0; i < RANGES; i++) {
 		struct range range = ranges[i];
-		/* Within the file, across its end, and behind its end. */
+		/* Inside the file, across its end, and beyond its end. */
 		size_t size = i % 3 == 0 ? FILE_SIZE :
 			      i % 3 == 1 ? range.pos + range.len / 2 : (size_t)range.pos / 2;
 		size_t end = range.pos + range.len, whole = end > size ? end : size;
@@ -326,7 +326,7 @@ COPY_MEMORY(to_disk)
 		scramble(bytes, size, 3);
 		file = make(bytes, size, O_RDWR | variant->direct);
 		if (file < 0)
-			SKIP(return, "no O_DIRECT here");
+			SKIP(return, "O_DIRECT is not supported");
 		ASSERT_TRUE(copy(self->memory, range.at, file, range.pos, range.len) ==
 			    (ssize_t)range.len);
 		memcpy(bytes + range.pos, self->model + range.at, range.len);
@@ -334,7 +334,7 @@ COPY_MEMORY(to_disk)
 		reader = open(PATH, O_RDONLY | O_CLOEXEC);
 		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
 		ASSERT_TRUE(!memcmp(seen, bytes, whole));
-		/* The same from the disk. */
+		/* Compare again, from the disk. */
 		ASSERT_TRUE(!fsync(reader));
 		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
 		ASSERT_TRUE(pread(reader, seen, whole, 0) == (ssize_t)whole);
@@ -364,13 +364,13 @@ COPY_MEMORY(holes)
 	close(sparse);
 	sparse = open(OTHER, O_RDONLY | O_CLOEXEC | variant->direct);
 	if (sparse < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	ASSERT_TRUE(copy(sparse, 0, self->memory, page, FILE_SIZE) == FILE_SIZE);
 	memcpy(self->model + page, bytes, FILE_SIZE);
 	compare();
 	close(sparse);
 
-	/* So is a hole in the memory. */
+	/* A hole in the memory is copied as zeros, too. */
 	if (variant->kind == HUGE_MEMFD || variant->kind == MEMFD) {
 		ASSERT_TRUE(!fallocate(self->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
 				       0, HUGE_PAGE));
@@ -399,21 +399,21 @@ COPY_MEMORY(ends_and_positions)
 	scramble(bytes, FILE_SIZE, 7);
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
-	/* Up to the end of the file. */
+		SKIP(return, "O_DIRECT is not supported");
+	/* Copies end at the end of the file. */
 	ASSERT_TRUE(copy(file, FILE_SIZE - 100, self->memory, 4, 5000) == 100);
 	memcpy(self->model + 4, bytes + FILE_SIZE - 100, 100);
 	ASSERT_TRUE(copy(file, FILE_SIZE, self->memory, 4, 5000) == 0);
 	ASSERT_TRUE(copy(file, FILE_SIZE + 1, self->memory, 4, 5000) == 0);
 	ASSERT_TRUE(copy(file, 0, self->memory, 4, 0) == 0);
 	compare();
-	/* Up to the end of the memory; a file of tmpfs grows. */
+	/* Copies end at the end of the memory, but a file on tmpfs is extended. */
 	if (variant->kind == MEMFD) {
 		ASSERT_TRUE(copy(file, 0, self->memory, self->size - 100, 5000) == 5000);
 		ASSERT_TRUE(!fstat(self->memory, &stat) && stat.st_size == self->size + 4900);
 		ASSERT_TRUE(pread(self->memory, bytes + 5000, 5000, self->size - 100) == 5000);
 		ASSERT_TRUE(!memcmp(bytes, bytes + 5000, 5000));
-		/* Nothing is written behind the new end. */
+		/* Nothing is written beyond the new end. */
 		ASSERT_TRUE(!ftruncate(self->memory, self->size + 9000));
 		ASSERT_TRUE(pread(self->memory, bytes + 5000, 9000, self->size) == 9000);
 		ASSERT_TRUE(!memcmp(bytes + 100, bytes + 5000, 4900) && !bytes[9900] &&
@@ -428,7 +428,7 @@ COPY_MEMORY(ends_and_positions)
 	compare();
 	ASSERT_TRUE(copy(self->memory, self->size - 100, file, 0, 5000) == 100);
 	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 5000) == 0);
-	/* Without an offset the file's position is used and moved. */
+	/* Without an offset the file position is used and updated. */
 	ASSERT_TRUE(lseek(file, pos, SEEK_SET) == pos && !lseek(self->memory, 0, SEEK_SET));
 	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 60);
 	ASSERT_TRUE(copy_file_range(file, NULL, self->memory, NULL, 60, 0) == 40);
@@ -459,7 +459,7 @@ static int submit(int fd)
 	return ret;
 }
 
-/* What was refused without these copies still is, with the same error. */
+/* Other invalid copies fail with the same errors as before. */
 COPY_MEMORY(refusals)
 {
 	int file = make("0123456789", 10, O_RDWR), wrong, fds[2];
@@ -489,11 +489,11 @@ COPY_MEMORY(refusals)
 	refused(EINVAL, copy(self->memory, 0, fds[1], 0, 1));
 	close(fds[0]);
 	close(fds[1]);
-	/* A regular file whose size says nothing. */
+	/* A regular file without a meaningful size. */
 	wrong = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
 	refused(is_dmabuf(variant->kind) ? EINVAL : EXDEV, copy(wrong, 0, self->memory, 0, 1));
 	close(wrong);
-	/* From memory to memory. */
+	/* Between two memory files. */
 	wrong = make_heap_buffer(page, O_RDWR);
 	refused(EINVAL, copy(wrong, 0, self->memory, 0, 1));
 	refused(EINVAL, copy(self->memory, 0, wrong, 0, 1));
@@ -518,13 +518,13 @@ COPY_MEMORY(refusals)
 		wrong = open(self_path, O_RDONLY | O_CLOEXEC);
 		refused(EBADF, copy(file, 0, wrong, 0, 1));
 		close(wrong);
-		/* Between memfds, which are on one file system, it works as before. */
+		/* Copies between memfds, which share a file system, work as before. */
 		wrong = make_memfd(MEMFD, page);
 		ASSERT_TRUE(pwrite(wrong, "uvwxyz", 6, 0) == 6);
 		ASSERT_TRUE(copy(wrong, 1, self->memory, 5000, 4) == 4);
 		memcpy(self->model + 5000, "vwxy", 4);
 		close(wrong);
-		/* So it does within one file. */
+		/* So do copies within one file. */
 		ASSERT_TRUE(pwrite(self->memory, "abcdef", 6, 0) == 6);
 		ASSERT_TRUE(copy(self->memory, 0, self->memory, 3, 3) == 3);
 		refused(EINVAL, copy(self->memory, 0, self->memory, 1, 3));
@@ -538,7 +538,7 @@ COPY_MEMORY(refusals)
 		refused(EINVAL, copy(self->memory, 0, self->memory, page, 1));
 	}
 	close(file);
-	/* The memory is unchanged otherwise. */
+	/* The rest of the memory is unchanged. */
 	compare();
 }
 
@@ -547,10 +547,10 @@ COPY_MEMORY(immutable)
 	int file = make("0123456789", 10, O_RDWR), flags, marked, failed, error;
 
 	if (geteuid() || ioctl(file, FS_IOC_GETFLAGS, &flags))
-		SKIP(return, "no flags of inodes here");
+		SKIP(return, "inode flags are not supported, or not root");
 	marked = flags | FS_IMMUTABLE_FL;
 	if (ioctl(file, FS_IOC_SETFLAGS, &marked))
-		SKIP(return, "no such flag here: %s", strerror(errno));
+		SKIP(return, "FS_IMMUTABLE_FL: %s", strerror(errno));
 	failed = copy(self->memory, 0, file, 0, 1);
 	error = errno;
 	ASSERT_TRUE(copy(file, 0, self->memory, 0, 10) == 10);
@@ -571,14 +571,14 @@ COPY_MEMORY(seals)
 	scramble(bytes, 2 * page, 8);
 	file = make(bytes, 2 * page, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	memory = self->memory;
 	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK));
 	refused(variant->kind == MEMFD ? EPERM : ENOSPC, copy(file, 0, memory, self->size, 1));
 	if (variant->kind == MEMFD)
 		refused(EPERM, copy(file, 0, memory, self->size - 1, 2));
 	ASSERT_TRUE(copy(file, 0, memory, self->size - page, page) == (ssize_t)page);
-	/* After the copy the memory can be sealed. */
+	/* After the copy, the memory can be sealed. */
 	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_FUTURE_WRITE));
 	refused(EPERM, copy(file, 0, memory, 0, 1));
 	ASSERT_TRUE(!fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE));
@@ -591,7 +591,7 @@ COPY_MEMORY(seals)
 	free(bytes);
 }
 
-/* A refused copy does not count as an access. */
+/* A copy that fails does not update the access time. */
 COPY_MEMORY(times)
 {
 	int file = make("0123456789", 10, O_RDONLY);
@@ -600,14 +600,14 @@ COPY_MEMORY(times)
 	if (variant->kind != MEMFD && variant->kind != HUGE_MEMFD)
 		return;
 	ASSERT_TRUE(!fstat(self->memory, &before));
-	/* Time stamps are coarse. */
+	/* Timestamps are coarse. */
 	usleep(50000);
 	refused(EBADF, copy(self->memory, 0, file, 0, 1));
 	ASSERT_TRUE(copy(self->memory, self->size, file, 0, 0) == -1 && errno == EBADF);
 	ASSERT_TRUE(!fstat(self->memory, &after));
 	ASSERT_TRUE(!memcmp(&before.st_atim, &after.st_atim, sizeof(before.st_atim)));
 	close(file);
-	/* A copy that is allowed does. */
+	/* A successful copy does. */
 	file = make("0123456789", 10, O_RDWR);
 	ASSERT_TRUE(copy(self->memory, 0, file, 0, 1) == 1);
 	ASSERT_TRUE(!fstat(self->memory, &after));
@@ -615,7 +615,7 @@ COPY_MEMORY(times)
 	close(file);
 }
 
-/* The bytes survive the udmabuf, and reclaim. */
+/* The data survives closing the udmabuf, and reclaim. */
 COPY_MEMORY(stays)
 {
 	char *bytes = malloc(FILE_SIZE), *map;
@@ -626,7 +626,7 @@ COPY_MEMORY(stays)
 	scramble(bytes, FILE_SIZE, 13);
 	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	ASSERT_TRUE(copy(file, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
 	munmap(self->map, self->size);
 	self->map = NULL;
@@ -634,7 +634,7 @@ COPY_MEMORY(stays)
 	self->memory = -1;
 	map = mmap(NULL, self->size, PROT_READ, MAP_SHARED, self->memfd, 0);
 	ASSERT_TRUE(map != MAP_FAILED);
-	/* MADV_PAGEOUT reclaims only what is mapped. */
+	/* MADV_PAGEOUT reclaims only mapped pages. */
 	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
 	madvise(map, self->size, MADV_PAGEOUT);
 	ASSERT_TRUE(!memcmp(map, bytes, FILE_SIZE));
@@ -643,7 +643,7 @@ COPY_MEMORY(stays)
 	free(bytes);
 }
 
-/* Memory that was only allocated is zero, except for what is copied to it. */
+/* Memory that was allocated with fallocate() is zero, except where data is copied to it. */
 COPY_MEMORY(fallocated)
 {
 	char *bytes = malloc(FILE_SIZE), *seen = malloc(self->size);
@@ -654,7 +654,7 @@ COPY_MEMORY(fallocated)
 	scramble(bytes, FILE_SIZE, 14);
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	memfd = make_memfd(variant->kind, self->size);
 	ASSERT_TRUE(memfd >= 0 && !fallocate(memfd, 0, 0, self->size));
 	memory = is_dmabuf(variant->kind) ? make_udmabuf(memfd, self->size) : dup(memfd);
@@ -673,7 +673,7 @@ COPY_MEMORY(fallocated)
 	free(seen);
 }
 
-/* If tmpfs is full, the file ends behind the last byte that was copied. */
+/* If tmpfs is full, the file ends after the last byte copied. */
 COPY_MEMORY(full)
 {
 	char *bytes = malloc(FILE_SIZE), *seen = malloc(2 * MIB);
@@ -686,7 +686,7 @@ COPY_MEMORY(full)
 	scramble(bytes, FILE_SIZE, 15);
 	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	mkdir(FULL, 0700);
 	if (mount("tmpfs", FULL, "tmpfs", 0, "size=1M"))
 		SKIP(return, "mount: %s", strerror(errno));
@@ -694,14 +694,14 @@ COPY_MEMORY(full)
 	umount2(FULL, MNT_DETACH);
 	rmdir(FULL);
 	ASSERT_TRUE(full >= 0);
-	/* Two file systems, even if both are tmpfs. */
+	/* Two different file systems, although both are tmpfs. */
 	refused(EXDEV, copy(self->memory, 0, full, 0, 1));
 	got = copy(file, 0, full, 5, FILE_SIZE);
 	ASSERT_TRUE(got > 0 && got <= MIB);
 	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == got + 5);
 	ASSERT_TRUE(pread(full, seen, 2 * MIB, 0) == got + 5 && !memcmp(seen + 5, bytes, got));
 	refused(EXDEV, copy(full, 0, self->memory, 0, 1));
-	/* The space that was not used is free again. */
+	/* Unused space has been freed. */
 	ASSERT_TRUE(!ftruncate(full, 0) && !fallocate(full, 0, 0, MIB));
 	refused(ENOSPC, copy(file, 0, full, 3 * MIB, MIB));
 	ASSERT_TRUE(!fstat(full, &stat) && stat.st_size == MIB);
@@ -725,7 +725,7 @@ COPY_MEMORY(limits)
 	scramble(bytes, FILE_SIZE, 9);
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	signal(SIGXFSZ, on_signal);
 	ASSERT_TRUE(!getrlimit(RLIMIT_FSIZE, &before));
 	limit = before;
@@ -737,7 +737,7 @@ COPY_MEMORY(limits)
 	limit.rlim_cur = page;
 	ASSERT_TRUE(!setrlimit(RLIMIT_FSIZE, &limit));
 	if (is_dmabuf(variant->kind)) {
-		/* A dma-buf doesn't grow: the limit doesn't apply. */
+		/* A dma-buf has a fixed size, so the limit does not apply. */
 		ASSERT_TRUE(copy(file, 0, self->memory, page, page) == (ssize_t)page);
 	} else {
 		refused(EFBIG, copy(file, 0, self->memory, page, page));
@@ -760,7 +760,7 @@ COPY_MEMORY(signals)
 		/* Only a memfd is large enough. */
 		return;
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	ASSERT_TRUE(!ftruncate(file, PART + MIB));
 	signal(SIGALRM, on_signal);
 	ASSERT_TRUE(!setitimer(ITIMER_REAL, &soon, NULL));
@@ -770,7 +770,7 @@ COPY_MEMORY(signals)
 	close(file);
 }
 
-/* The interface of drivers/dma-buf/sw_sync.c: fences that are signalled by the program. */
+/* The interface of drivers/dma-buf/sw_sync.c: fences signalled by user space */
 struct sw_sync_create_fence_data {
 	__u32 value;
 	char name[32];
@@ -780,7 +780,7 @@ struct sw_sync_create_fence_data {
 #define SW_SYNC_IOC_CREATE_FENCE	_IOWR('W', 0, struct sw_sync_create_fence_data)
 #define SW_SYNC_IOC_INC			_IOW('W', 1, __u32)
 
-/* Adds a fence, as of a device that accesses the buffer until @timeline reaches @value. */
+/* Adds a fence like that of a device which accesses the buffer until @timeline reaches @value. */
 static int busy(int timeline, __u32 value, int buffer, __u32 access)
 {
 	struct sw_sync_create_fence_data data = { .value = value };
@@ -797,7 +797,7 @@ static void on_alarm(int signal)
 {
 }
 
-/* Begins or ends a stream of signals, one of which will interrupt a system call that waits. */
+/* Starts or stops periodic signals, which interrupt a waiting system call. */
 static void alarms(bool begin)
 {
 	struct itimerval often = { .it_value.tv_usec = 10000, .it_interval.tv_usec = 10000 };
@@ -819,7 +819,7 @@ static void alarms(bool begin)
 		ASSERT_TRUE(failed);						\
 	} while (0)
 
-/* To read a buffer, a copy waits for devices that write to it, not for those that read it. */
+/* A copy from a buffer waits for devices that write to it, but not for those that read it. */
 COPY_MEMORY(fences)
 {
 	char *bytes = calloc(1, FILE_SIZE);
@@ -830,7 +830,7 @@ COPY_MEMORY(fences)
 		return;
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	timeline = open(SW_SYNC, O_RDWR | O_CLOEXEC);
 	if (timeline < 0)
 		SKIP(return, "%s: %s", SW_SYNC, strerror(errno));
@@ -882,8 +882,8 @@ static bool sleeps(pid_t tid)
 }
 
 /*
- * The access to the buffer begins when the pipe has data, not before: it waits for a fence that was
- * added while the pipe was empty.
+ * splice() starts the access to the buffer only when the pipe has data. So it waits for a fence
+ * that was added while the pipe was empty.
  */
 COPY_MEMORY(empty_pipe)
 {
@@ -907,7 +907,7 @@ COPY_MEMORY(empty_pipe)
 		usleep(1000);
 	ASSERT_TRUE(!busy(timeline, 1, self->memory, DMA_BUF_SYNC_WRITE));
 	ASSERT_TRUE(write(fds[1], bytes, page) == (ssize_t)page);
-	/* Give it the time to do what it should not. */
+	/* Allow enough time for an incorrect splice() to finish. */
 	for (i = 0; i < 1000 && !__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE); i++)
 		usleep(1000);
 	while (!__atomic_load_n(&splicer.over, __ATOMIC_ACQUIRE)) {
@@ -923,7 +923,7 @@ COPY_MEMORY(empty_pipe)
 	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, page, 0) == (ssize_t)page);
 	memcpy(self->model, bytes, page);
 	compare();
-	/* An empty pipe, with and without a writer. */
+	/* An empty pipe, with and without a writer */
 	refused(EAGAIN, splice(fds[0], NULL, self->memory, NULL, page, SPLICE_F_NONBLOCK));
 	close(fds[1]);
 	ASSERT_TRUE(!splice(fds[0], NULL, self->memory, NULL, page, 0));
@@ -960,7 +960,7 @@ COPY_MEMORY(flags)
 	scramble(bytes, FILE_SIZE, 17);
 	toggler.fd = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (toggler.fd < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	toggler.flags = fcntl(toggler.fd, F_GETFL);
 	ASSERT_TRUE(!pthread_create(&thread, NULL, toggles, &toggler));
 	for (i = 0; i < 20; i++) {
@@ -976,8 +976,8 @@ COPY_MEMORY(flags)
 }
 
 /*
- * Between two files of one overlay, whose lower layer is on the disk and whose upper layer is
- * memory, nothing is copied, because overlayfs holds a lock.
+ * Copies between two files of one overlay, with the lower layer on the disk and the upper layer on
+ * tmpfs, fail, because overlayfs holds a lock.
  */
 COPY_MEMORY(one_overlay)
 {
@@ -1009,11 +1009,11 @@ COPY_MEMORY(one_overlay)
 	rmdir(UPPER);
 	rmdir(OVERLAY);
 	if (source < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	ASSERT_TRUE(target >= 0);
 	refused(EXDEV, copy(source, 0, target, 0, FILE_SIZE));
 	ASSERT_TRUE(!fstat(target, &stat) && !stat.st_size);
-	/* Copies between either of them and other memory work. */
+	/* Copies between these files and other memory files work. */
 	ASSERT_TRUE(copy(source, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
 	memcpy(self->model, bytes, FILE_SIZE);
 	compare();
@@ -1026,7 +1026,7 @@ COPY_MEMORY(one_overlay)
 	free(seen);
 }
 
-/* sendfile() and splice() into a buffer use and move its position. */
+/* sendfile() and splice() into a buffer use and update its file position. */
 COPY_MEMORY(sendfile)
 {
 	char *bytes = malloc(FILE_SIZE);
@@ -1039,7 +1039,7 @@ COPY_MEMORY(sendfile)
 	scramble(bytes, FILE_SIZE, 10);
 	file = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	if (variant->direct)
 		pos = 4096;
 	for (done = 0; pos < FILE_SIZE; ) {
@@ -1050,13 +1050,13 @@ COPY_MEMORY(sendfile)
 		done += got;
 	}
 	compare();
-	/* From a pipe. */
+	/* From a pipe */
 	ASSERT_TRUE(!pipe2(fds, O_CLOEXEC) && write(fds[1], bytes, 5000) == 5000);
 	ASSERT_TRUE(splice(fds[0], NULL, self->memory, NULL, 5000, 0) == 5000);
 	memcpy(self->model + done, bytes, 5000);
 	done += 5000;
 	compare();
-	/* Up to the end of the buffer. */
+	/* Up to the end of the buffer */
 	while (done < (size_t)self->size) {
 		ssize_t got;
 
@@ -1076,7 +1076,7 @@ COPY_MEMORY(sendfile)
 	free(bytes);
 }
 
-/* Copies in opposite directions, while another thread truncates and punches holes. */
+/* Copies in opposite directions while another thread truncates and punches holes */
 struct worker {
 	int in, out;
 	bool failed;
@@ -1107,7 +1107,7 @@ static void *disturbs(void *argument)
 	if (fstat(worker->out, &stat))
 		worker->failed = true;
 	for (i = 0; i < ROUNDS; i++) {
-		/* Not all memory supports it. */
+		/* Not all kinds of memory support this. */
 		fallocate(worker->out, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE_PAGE);
 		if (!ftruncate(worker->out, i % 3 * 3 * page) &&
 		    ftruncate(worker->out, stat.st_size))
@@ -1127,7 +1127,7 @@ COPY_MEMORY(crossing)
 	a = made(_metadata, PATH, bytes, FILE_SIZE, O_RDWR | variant->direct);
 	b = made(_metadata, OTHER, bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (a < 0 || b < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	workers[0] = (struct worker) { a, self->memory };
 	workers[1] = (struct worker) { self->memory, b };
 	workers[2] = (struct worker) { a, variant->kind == HEAP ? b : self->memfd };
@@ -1138,7 +1138,7 @@ COPY_MEMORY(crossing)
 	for (i = 0; i < 4; i++)
 		ASSERT_TRUE(!pthread_join(threads[i], NULL) && !workers[i].failed);
 	close(a);
-	/* Afterwards everything works as before. */
+	/* Then everything works as before. */
 	a = make(bytes, FILE_SIZE, O_RDONLY | variant->direct);
 	ASSERT_TRUE(copy(a, 0, self->memory, 0, FILE_SIZE) == FILE_SIZE);
 	ASSERT_TRUE(copy(self->memory, 0, b, 0, FILE_SIZE) == FILE_SIZE);
@@ -1162,7 +1162,7 @@ COPY_MEMORY(killed)
 	scramble(bytes, FILE_SIZE, 12);
 	file = make(bytes, FILE_SIZE, O_RDWR | variant->direct);
 	if (file < 0)
-		SKIP(return, "no O_DIRECT here");
+		SKIP(return, "O_DIRECT is not supported");
 	for (i = 0; i < 20; i++) {
 		pid_t child = fork();
 

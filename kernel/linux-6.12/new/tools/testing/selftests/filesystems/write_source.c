@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Sources of buffered writes: memory that can't be read, or only in part; memory that is not mapped
- * before it is faulted in; and the very pages being written. The files are created in the current
+ * Tests sources of buffered writes: memory that is unreadable, partly readable, or not mapped until
+ * it is faulted in, and the pages that are being written. The files are created in the current
  * directory and removed.
  */
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@
 #include "../kselftest_harness.h"
 
 #define PAGES		8
-/* Seconds after which the tasks are deadlocked. */
+/* After this number of seconds the tasks are considered deadlocked. */
 #define TOO_LONG	120
 
 static size_t page;
@@ -44,7 +44,7 @@ FIXTURE_TEARDOWN(write_source)
 
 #define WRITE_SOURCE(name)	TEST_F_TIMEOUT(write_source, name, TOO_LONG)
 
-/* Makes a file without a name. */
+/* Creates a file and unlinks it. */
 static int made(struct __test_metadata *_metadata, size_t size, char fill)
 {
 	char *bytes = malloc(size + 1);
@@ -78,7 +78,7 @@ static bool holds(int fd, size_t from, size_t to, char fill)
 	return true;
 }
 
-/* Maps pages full of 's', followed by pages that can't be read. */
+/* Maps pages filled with 's', followed by unreadable pages. */
 static char *mapped(struct __test_metadata *_metadata, unsigned int readable,
 		    unsigned int unreadable)
 {
@@ -136,7 +136,7 @@ WRITE_SOURCE(partly_readable)
 		ASSERT_TRUE(pwrite(fd, map, 4 * page, at) == (ssize_t)(2 * page));
 		ASSERT_TRUE(holds(fd, 0, at, 'f') && holds(fd, at, end, 's'));
 		ASSERT_TRUE(holds(fd, end, PAGES * page, 'f') && size_of(fd) == PAGES * page);
-		/* Beginning within a page, into an empty file. */
+		/* A source that starts inside a page, to an empty file. */
 		ASSERT_TRUE(ftruncate(fd, 0) == 0);
 		ASSERT_TRUE(pwrite(fd, map + 33, 4 * page - 33, 0) == (ssize_t)(2 * page - 33));
 		ASSERT_TRUE(size_of(fd) == 2 * page - 33 && holds(fd, 0, 2 * page - 33, 's'));
@@ -160,7 +160,7 @@ WRITE_SOURCE(partly_readable_vectors)
 	munmap(map, 2 * page);
 }
 
-/* Readable, but not mapped yet: a file that isn't cached, and memory never touched. */
+/* Readable, but not present: a file that is not cached, and anonymous memory before first use. */
 WRITE_SOURCE(not_there_yet)
 {
 	int fd = make(PAGES * page, 'f'), other = make(PAGES * page, 's');
@@ -189,7 +189,7 @@ WRITE_SOURCE(own_mapping)
 	ASSERT_TRUE(map != MAP_FAILED);
 	for (round = 0; round < 20; round++) {
 		ASSERT_TRUE(pwrite(fd, "0123456789", 10, 0) == 10 && !fsync(fd));
-		/* Neither cached nor mapped, and the source is the page being written. */
+		/* The source is the page being written, and is neither cached nor mapped. */
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 		ASSERT_TRUE(pwrite(fd, map, 10, 2000) == 10);
@@ -197,7 +197,7 @@ WRITE_SOURCE(own_mapping)
 		fsync(fd);
 		madvise(map, 2 * page, MADV_DONTNEED);
 		posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-		/* A whole page onto itself, and onto another one of the same file. */
+		/* Copy a whole page to itself, and to another page of the same file. */
 		ASSERT_TRUE(pwrite(fd, map, page, 0) == (ssize_t)page);
 		ASSERT_TRUE(!memcmp(map, "0123456789", 10));
 		ASSERT_TRUE(pwrite(fd, map, page, page) == (ssize_t)page);
@@ -253,8 +253,8 @@ WRITE_SOURCE(each_other)
 }
 
 /*
- * A task that waits for a page of its source that never comes can be killed. It has written what
- * precedes the page, or nothing if the file system uses large folios.
+ * A task can be killed while it waits for a page of its source that userfaultfd never provides. By
+ * then it has written the data before this page, or nothing if the file system uses large folios.
  */
 WRITE_SOURCE(killed)
 {
@@ -287,7 +287,7 @@ WRITE_SOURCE(killed)
 	waitpid(child, &status, 0);
 	munmap(map, 2 * page);
 	if (WIFEXITED(status) && WEXITSTATUS(status) == KSFT_SKIP)
-		SKIP(return, "no userfaultfd");
+		SKIP(return, "userfaultfd is not available");
 	ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	ASSERT_TRUE(!size_of(fd) || size_of(fd) == page);
 	ASSERT_TRUE(holds(fd, 0, size_of(fd), 's'));

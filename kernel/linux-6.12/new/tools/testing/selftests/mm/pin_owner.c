@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Who pins memory: /proc/PID/pins, /proc/kpagepins and debugfs, as root on a
- * kernel with pin_owner=on.  What they say is compared with what this program has
- * pinned; each test ends with a look at the whole (pin_owner/check).
+ * Tests /proc/PID/pins, /proc/kpagepins and the debugfs files of the pin tracker.
+ * Needs root and a kernel booted with pin_owner=on.  Compares their contents with
+ * what this program has pinned.  Each test ends with the kernel's consistency
+ * check (pin_owner/check).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -43,7 +44,7 @@ struct region {
 	bool memfd;
 };
 
-/* Reads the sums and at most @max lines; returns how many there are, or an errno. */
+/* Reads the totals and up to @max lines. Returns the number of lines, or a negative errno. */
 static int regions(pid_t pid, unsigned long *pins, unsigned long *bytes,
 		   struct region *found, int max)
 {
@@ -161,7 +162,7 @@ static void *memory(size_t size, int flags)
 	return mem;
 }
 
-/* What a closed ring or a killed process held is undone by a worker. */
+/* The pins of a closed ring or a killed process are released asynchronously, by a worker. */
 static bool gone_within_seconds(pid_t pid, unsigned long expected)
 {
 	unsigned long pins, bytes;
@@ -184,7 +185,7 @@ FIXTURE_SETUP(pin_owner)
 {
 	self->lines = regions(getpid(), &self->pins, &self->bytes, NULL, 0);
 	if (self->lines == -EOPNOTSUPP || self->lines == -ENOENT)
-		SKIP(return, "boot with pin_owner=on");
+		SKIP(return, "pin_owner=on is not set");
 	ASSERT_EQ(0, self->lines);
 	ASSERT_TRUE(books_agree());
 }
@@ -238,7 +239,7 @@ TEST_F(pin_owner, registered_buffer)
 	close(ring);
 }
 
-/* Several regions on the same pages, which end in another order */
+/* Several regions on the same pages, released in a different order */
 TEST_F(pin_owner, registered_three_times)
 {
 	char *mem = memory(16 * PAGE, 0);
@@ -248,7 +249,7 @@ TEST_F(pin_owner, registered_three_times)
 	ASSERT_NE(NULL, mem);
 	for (int i = 0; i < 3; i++) {
 		rings[i] = ring_make();
-		/* Else it is one region that goes on. */
+		/* Ranges that do not continue each other, so that each is a region. */
 		ASSERT_EQ(0, ring_register_buffer(rings[i], mem + i * PAGE, 8 * PAGE));
 	}
 	ASSERT_EQ(3, regions(getpid(), &pins, &bytes, NULL, 0));
@@ -271,7 +272,7 @@ TEST_F(pin_owner, registered_three_times)
 		close(rings[i]);
 }
 
-/* A huge page counts once for each of its pages that is pinned, and moves as one. */
+/* A huge page is pinned once for each of its pages that is in use, and is kept as a whole. */
 TEST_F(pin_owner, huge_page)
 {
 	char *mem = mmap(NULL, 2 * HUGE_PAGE, PROT_READ | PROT_WRITE,
@@ -284,7 +285,7 @@ TEST_F(pin_owner, huge_page)
 	madvise(huge, HUGE_PAGE, MADV_HUGEPAGE);
 	memset(huge, 1, HUGE_PAGE);
 	if (!(word_at("/proc/kpageflags", pfn_of(huge)) >> 22 & 1))
-		SKIP(return, "no huge page");
+		SKIP(return, "could not get a huge page");
 	ASSERT_EQ(0, ring_register_buffer(ring, huge + 5 * PAGE, 3 * PAGE));
 	ASSERT_EQ(1, regions(getpid(), &pins, &bytes, NULL, 0));
 	EXPECT_LE(1, pins);
@@ -296,7 +297,7 @@ TEST_F(pin_owner, huge_page)
 	close(ring);
 }
 
-/* The descriptor holds the pins: they outlive the process that made them. */
+/* The descriptor holds the pins, so they outlive the process that made them. */
 TEST_F(pin_owner, passed_on)
 {
 	unsigned long pins, bytes;
@@ -314,7 +315,7 @@ TEST_F(pin_owner, passed_on)
 	}
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	ASSERT_EQ(0, status);
-	/* They are its maker's. */
+	/* The pins belong to the child, which made them. */
 	EXPECT_EQ(0, regions(getpid(), &pins, &bytes, NULL, 0));
 	snprintf(wanted, sizeof(wanted), " gone 0 %.15s ", program_invocation_short_name);
 	file = fopen(DEBUGFS "regions", "r");
@@ -388,7 +389,7 @@ TEST_F(pin_owner, udmabuf)
 	nr = sscanf(region.rest, "%u:%u %lu %63s", &major, &minor, &inode, name);
 	ASSERT_EQ(4, nr);
 	EXPECT_STREQ("memfd:pin\\040owner", name);
-	/* Why it can't be sealed is remembered. */
+	/* The udmabuf prevents the seal. */
 	EXPECT_EQ(-1, fcntl(memfd, F_ADD_SEALS, F_SEAL_WRITE));
 	EXPECT_EQ(EBUSY, errno);
 	close(fd);
@@ -425,7 +426,7 @@ TEST_F(pin_owner, refused_seal_is_explained)
 	close(memfd);
 }
 
-/* Children get copies of pinned pages, and no pins. */
+/* Children get copies of pinned pages, but no pins. */
 TEST_F(pin_owner, forked)
 {
 	char *mem = memory(4 * PAGE, 0);
@@ -448,7 +449,7 @@ TEST_F(pin_owner, forked)
 	close(ring);
 }
 
-/* What is only referenced is not pinned. */
+/* vmsplice() only takes references, which are not pins. */
 TEST_F(pin_owner, vmsplice)
 {
 	char *mem = memory(PAGE, 0);
@@ -463,7 +464,7 @@ TEST_F(pin_owner, vmsplice)
 	close(pipes[1]);
 }
 
-/* More than 1024 processes share a page, which looked like a pin. */
+/* A page shared by more than 1024 processes must not look pinned. */
 TEST_F_TIMEOUT(pin_owner, shared_by_many, 600)
 {
 	enum { MANY = 1100 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A udmabuf over memory that fallocate() has allocated for a memfd and that has not been used
- * since: it is zero, and what is written through the udmabuf can be read from the memfd.
+ * Tests a udmabuf on a memfd whose memory was allocated with fallocate() and has not been used yet:
+ * it must read as zero, and data written through the udmabuf must be readable from the memfd.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,7 +20,7 @@
 #include "../../kselftest_harness.h"
 
 #define SIZE		(16UL << 20)
-/* Memory that is filled and freed before. */
+/* The amount of memory that is filled and freed first, so that the kernel reuses it. */
 #define USED		(256UL << 20)
 #define TOO_LONG	600
 
@@ -73,7 +73,7 @@ static bool all_zero(const unsigned char *bytes)
 	return !bytes[0] && !memcmp(bytes, bytes + 1, SIZE - 1);
 }
 
-/* Can fail only with init_on_alloc=0. */
+/* Without the fix this fails only with init_on_alloc=0. */
 TEST_F_TIMEOUT(udmabuf_fallocate, is_zero, TOO_LONG)
 {
 	bool zero;
