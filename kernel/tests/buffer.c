@@ -2,9 +2,9 @@
 /*
  * buffer FOLDER
  *
- * How other programs and drivers see a dma-buf of the module: mappings, a name, fdinfo, access by
- * the CPU, drivers that import it, fences that a request waits for, and the module that stays
- * loaded while one exists. The driver is vgem, if this kernel has it.
+ * Tests how other programs and drivers use a dma-buf of the module: mappings, its name, fdinfo, CPU
+ * access, importing drivers, fences that requests wait for, and the module's reference count. The
+ * importing driver is vgem, if the kernel has it.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -22,7 +22,7 @@ static const char *folder;
 static char path[4096];
 static __u8 shadow[LENGTH + PAGE];
 
-/* Of drm/vgem_drm.h, which is in a package of its own. */
+/* From drm/vgem_drm.h, which is in a separate package. */
 struct drm_vgem_fence_attach {
 	__u32 handle, flags, out_fence, pad;
 };
@@ -35,7 +35,7 @@ struct drm_vgem_fence_signal {
 #define DRM_IOCTL_VGEM_FENCE_SIGNAL	_IOW('d', 0x42, struct drm_vgem_fence_signal)
 #define VGEM_FENCE_WRITE		1
 
-/* A buffer with the content of the file. */
+/* Returns a buffer with the contents of the file. */
 static int loaded(void)
 {
 	struct dmafile_alloc_read load = {
@@ -65,34 +65,34 @@ static void mappings(void)
 
 	map = map_buffer(fd, PROT_READ | PROT_WRITE);
 	check(map, "a mapping");
-	/* Any part of it, and what one writes the other one sees. */
+	/* Other mappings of any part see the same memory. */
 	for (i = 0; i < 40; i++) {
 		from = i * 7 % (size / PAGE) * PAGE;
 		other = mmap(NULL, size - from, PROT_READ, MAP_SHARED, fd, from);
 		must(other != MAP_FAILED, "mmap from %llu: %s", from, strerror(errno));
 		must(differ(other, shadow + from, size - from) == size - from, "from %llu", from);
 		map[from] ^= 0xff;
-		must((other[0] ^ shadow[from]) == 0xff, "a store is not seen at %llu", from);
+		must((other[0] ^ shadow[from]) == 0xff, "a write is not visible at %llu", from);
 		map[from] ^= 0xff;
 		munmap(other, size - from);
 	}
 	must(mmap(NULL, size + PAGE, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED,
-	     "more than there is can be mapped");
+	     "a range beyond the end can be mapped");
 	must(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, size) == MAP_FAILED,
-	     "what lies behind can be mapped");
+	     "a range after the end can be mapped");
 	must(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0) == MAP_FAILED && errno == EINVAL,
 	     "a private mapping: %s", strerror(errno));
-	/* It outlives its descriptor. */
+	/* A mapping keeps the buffer after its descriptor has been closed. */
 	unmap_buffer(fd, map);
 	map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
 	close(fd);
-	must(number_in(STATS, "buffers") == 1, "a mapping doesn't keep its buffer");
+	must(number_in(STATS, "buffers") == 1, "a mapping does not keep its buffer");
 	check(map, "a mapping without a descriptor");
 	munmap(map, size);
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 }
 
-/* Root sees what it was made of, on one line. */
+/* debugfs shows root how the buffer was created, on one line. */
 static void listed(int fd)
 {
 	char text[2048], want[512];
@@ -108,7 +108,7 @@ static void listed(int fd)
 	snprintf(want, sizeof(want), "ino=%lu size=1302528 %s bytes=1300000 mode=%s file=%s\n",
 		 (unsigned long)stat.st_ino, "alloc_read", "direct", "buffer odd?");
 	must(!strcmp(text, want), "%s: %s, not %s", BUFFERS, text, want);
-	must(!fstat(list, &stat) && (stat.st_mode & 0777) == 0400, "others see the list: %o",
+	must(!fstat(list, &stat) && (stat.st_mode & 0777) == 0400, "others can read the list: %o",
 	     stat.st_mode);
 	close(list);
 }
@@ -128,7 +128,7 @@ static void words_about_it(void)
 	text[len] = 0;
 	close(info);
 	must(strstr(text, "\nname:\tweights\n"), "no name: %s", text);
-	/* Those that are handed the buffer learn nothing about the file. */
+	/* Programs that receive the buffer must not see the name of the file. */
 	must(strstr(text, "\nexp_name:\tdmafile\n"), "another exporter: %s", text);
 	must(!strstr(text, "odd"), "the file's name: %s", text);
 	must(strstr(text, "\nsize:\t1302528\n"), "no size: %s", text);
@@ -151,12 +151,12 @@ static void access_by_the_cpu(void)
 		sync_cpu(fd, i | DMA_BUF_SYNC_START);
 		sync_cpu(fd, i | DMA_BUF_SYNC_END);
 	}
-	/* A careless program ends what it has not begun. */
+	/* A careless program may end an access that it has not begun. */
 	sync_cpu(fd, DMA_BUF_SYNC_RW | DMA_BUF_SYNC_END);
 	close(fd);
 }
 
-/* vgem's node; -1 without. */
+/* Opens the device node of vgem; -1 if there is none. */
 static int vgem(void)
 {
 	int fd = drm_open("vgem");
@@ -200,7 +200,7 @@ static int refill(int fd, __u32 flags)
 	return result;
 }
 
-/* Attached to a device and mapped for DMA there, while it is filled again, and by several. */
+/* Fills a buffer again while one or more devices have it mapped. */
 static void import(void)
 {
 	int device = vgem(), other, fd;
@@ -214,13 +214,13 @@ static void import(void)
 	fd = loaded();
 	handle = imported(device, fd);
 	imported(other, fd);
-	must(!refill(fd, 0), "RW into a buffer that devices have mapped");
-	/* Synchronised for devices, and for the CPU again. */
+	must(!refill(fd, 0), "RW into a buffer that is mapped for devices");
+	/* Synchronise for devices, and then for the CPU again. */
 	map = map_buffer(fd, PROT_READ);
 	check(map, "an imported buffer");
 	unmap_buffer(fd, map);
 	close(fd);
-	/* Only the driver's object keeps it now; it is the same one that comes back. */
+	/* Now only the driver's object holds the buffer. Exporting it returns the same buffer. */
 	prime.handle = handle;
 	must(!ioctl(device, DRM_IOCTL_PRIME_HANDLE_TO_FD, &prime), "PRIME_HANDLE_TO_FD: %s",
 	     strerror(errno));
@@ -229,8 +229,8 @@ static void import(void)
 	unmap_buffer(prime.fd, map);
 	close(prime.fd);
 	dropped(device, handle);
-	must(number_in(STATS, "buffers") == 1, "the other importer doesn't keep it");
-	/* A program that forgets to close its handle: closing the device does it. */
+	must(number_in(STATS, "buffers") == 1, "the other importer does not keep the buffer");
+	/* Closing the device also closes handles that a program has not closed. */
 	close(other);
 	must(number_in(STATS, "buffers") == 0, "a buffer stays");
 	close(device);
@@ -280,7 +280,7 @@ static void write_out(int fd, int want)
 	close(rw.file_fd);
 }
 
-/* A buffer is not filled until devices are done with it. */
+/* A buffer is not filled while devices use it. */
 static void fences(void)
 {
 	const struct itimerval every_second = { { 1, 0 }, { 1, 0 } }, never = { 0 };
@@ -296,7 +296,7 @@ static void fences(void)
 	fd = loaded();
 	handle = imported(device, fd);
 	later = (struct later) { .device = device, .fence = attach_fence(device, handle, 0) };
-	/* A device reads it: a request may read it at the same time. */
+	/* A device reads the buffer: a request may read it at the same time. */
 	begun = now();
 	write_out(fd, 0);
 	must(now() - begun < 5, "WRITE waits for a device that only reads");
@@ -305,17 +305,17 @@ static void fences(void)
 	result = refill(fd, 0);
 	must(!result && now() - begun > 1.4, "READ: %s after %.1f s", why(result), now() - begun);
 	pthread_join(thread, NULL);
-	/* A device writes to it: a request that reads it waits. */
+	/* A device writes to the buffer: a request that reads it waits. */
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
 	begun = now();
 	pthread_create(&thread, NULL, signal_later, &later);
 	write_out(fd, 0);
 	must(now() - begun > 1.4, "WRITE waits for %.1f s only", now() - begun);
 	pthread_join(thread, NULL);
-	/* A signal ends the waiting, where that is wanted. vgem's fences time out after 10 s. */
+	/* A signal ends an interruptible wait. Fences of vgem time out after 10 s. */
 	sigaction(SIGALRM, &action, NULL);
 	later.fence = attach_fence(device, handle, VGEM_FENCE_WRITE);
-	/* More than one: the first may come before the call does. */
+	/* More than one, because the first may arrive before the call. */
 	setitimer(ITIMER_REAL, &every_second, NULL);
 	begun = now();
 	result = refill(fd, DMAFILE_INTERRUPTIBLE);
@@ -323,7 +323,7 @@ static void fences(void)
 	begun = now();
 	result = refill(fd, 0);
 	setitimer(ITIMER_REAL, &never, NULL);
-	must(now() - begun > 5, "READ: %s after %.1f s, at a signal that doesn't kill",
+	must(now() - begun > 5, "READ: %s after %.1f s, on a signal that does not kill",
 	     why(result), now() - begun);
 	must(!result, "READ: %s after a fence that failed", why(result));
 	dropped(device, handle);
@@ -331,7 +331,7 @@ static void fences(void)
 	close(device);
 }
 
-/* The module stays while a buffer, or a mapping of one, lives. */
+/* The module cannot be unloaded while a buffer or a mapping of one exists. */
 static void unloading(void)
 {
 	int fd = loaded(), result;
@@ -346,14 +346,14 @@ static void unloading(void)
 	close(fd);
 	result = syscall(SYS_delete_module, "dmafile", O_NONBLOCK);
 	must(result && errno == EWOULDBLOCK, "unloaded under a mapping: %s", strerror(errno));
-	check(map, "a mapping whose module was asked to go");
+	check(map, "a mapping after an attempt to unload the module");
 	munmap(map, round_up(LENGTH, PAGE));
 	result = syscall(SYS_delete_module, "dmafile", O_NONBLOCK);
 	must(!result, "delete_module: %s", strerror(errno));
-	must(access("/dev/dmafile", F_OK) && access(STATS, F_OK), "it leaves its nodes");
+	must(access("/dev/dmafile", F_OK) && access(STATS, F_OK), "device node or debugfs is left");
 	words = fopen("/proc/modules", "re");
 	while (fgets(line, sizeof(line), words))
-		must(strncmp(line, "dmafile ", 8), "it is still there: %s", line);
+		must(strncmp(line, "dmafile ", 8), "the module is still loaded: %s", line);
 	fclose(words);
 }
 
@@ -361,7 +361,7 @@ static void set_up(void)
 {
 	int fd;
 
-	/* A name with a line feed must not make two lines. */
+	/* A file name with a line feed must not create two lines. */
 	snprintf(path, sizeof(path), "%s/buffer odd\n", folder);
 	fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
 	fill(shadow, 5, 0, LENGTH);
@@ -377,7 +377,7 @@ static const struct test tests[] = {
 	{ "access_by_the_cpu", access_by_the_cpu },
 	{ "import", import },
 	{ "fences", fences },
-	/* The last one. */
+	/* This must be the last test. */
 	{ "unloading", unloading },
 };
 

@@ -2,48 +2,49 @@
 /*
  * bytes [-s] [-o] [-m] [-k] [-b SIZE] PLACE
  *
- * PLACE is a folder, or a block device, which is written to. -s: fewer cases; -o: all memory is
- * allocated first; -m: files there are in memory, as on tmpfs; -k: direct reads may leave pages in
- * the page cache, as on btrfs and f2fs; -b: direct I/O there is aligned to that.
+ * PLACE is a folder, or a block device whose contents are overwritten. -s: fewer cases; -o:
+ * allocate all memory first; -m: files are in memory, as on tmpfs; -k: direct reads may leave pages
+ * in the page cache, as on btrfs and f2fs; -b: the alignment of direct I/O.
  *
- * Every byte of a file comes to its place in a buffer, every byte of a buffer to its place in a
- * file, and nothing else changes: for every sort of offset and length, with direct and buffered
- * I/O. What is compared are a mapping of the buffer and what another descriptor of the file reads.
+ * Tests that every byte of a file is read to its place in a buffer, that every byte of a buffer is
+ * written to its place in a file, and that nothing else changes: for all kinds of offsets and
+ * lengths, with direct and buffered I/O. Compares a mapping of the buffer with the file as read
+ * through another descriptor.
  */
 #define _GNU_SOURCE
 #include "test.h"
 
 #include <sys/inotify.h>
 
-/* Small, so that many sizes around it take little time. */
+/* Small, so that tests with many sizes around it are fast. */
 #define GATHER	(64UL << 10)
 #define MAX	(6 * GATHER)
 #define DIRT	0xa5
 
 static const char *place;
 static bool few, device;
-/* The alignment of direct I/O. */
+/* The alignment of direct I/O */
 static __u64 block = PAGE;
-/* Flags of every request. */
+/* Flags of all requests */
 static __u32 always;
 static char path[4096];
-/* The expected content of the file. */
+/* The expected contents of the file */
 static __u8 shadow[MAX], seen[MAX];
 static __u64 size;
-/* Another descriptor of it, without O_DIRECT. */
+/* Another descriptor of the file, without O_DIRECT */
 static int reader = -1;
 static __u64 seed;
 
 static const char * const modes[] = { "buffered", "direct" };
 
-/* Whether a file's bytes are always in memory, or may be after a direct read. */
+/* Files are always in memory; a direct read may leave pages in the page cache. */
 static bool in_memory, keeps;
-/* The page cache is to be left as it is. */
+/* Do not drop the page cache. */
 static bool dirty;
 
 static unsigned long cached(void)
 {
-	/* A mapping of an overlayfs file is one of the real file, which has the pages. */
+	/* A mapping of a file on overlayfs maps the pages of the underlying file. */
 	unsigned char present[MAX / PAGE];
 	unsigned long count = 0, pages = round_up(size, PAGE) / PAGE, i;
 	void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, reader, 0);
@@ -60,7 +61,7 @@ static void evict(void)
 	int i;
 
 	must(!fsync(reader), "fsync: %s", strerror(errno));
-	/* What is being read ahead can't be dropped, and isn't seen: this waits for it. */
+	/* Pages under readahead cannot be dropped and are not visible: wait for them. */
 	must(pread(reader, seen, size, 0) == (ssize_t)size, "pread: %s", strerror(errno));
 	for (i = 0; i < 20; i++) {
 		posix_fadvise(reader, 0, 0, POSIX_FADV_DONTNEED);
@@ -71,7 +72,7 @@ static void evict(void)
 	must(false, "%s: %lu pages stay in the page cache", path, cached());
 }
 
-/* Makes a new file of @len bytes, with holes: pairs of begin and end in @holes. */
+/* Creates a file of @len bytes. @holes has the start and end of each hole. */
 static void make(__u64 len, const __u64 *holes, unsigned int nr)
 {
 	__u64 at = 0;
@@ -101,7 +102,7 @@ static void make(__u64 len, const __u64 *holes, unsigned int nr)
 	evict();
 }
 
-/* Opens the file as a request needs it; -1 if it cannot be opened with O_DIRECT at all. */
+/* Opens the file for a request; -1 if it does not support O_DIRECT. */
 static int open_file(bool direct)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0));
@@ -110,7 +111,7 @@ static int open_file(bool direct)
 	return fd;
 }
 
-/* The other descriptor reads the expected content. */
+/* Checks that the other descriptor reads the expected contents. */
 static void check_file(const char *what)
 {
 	struct stat stat;
@@ -140,7 +141,7 @@ static bool congruent(__u64 one, __u64 other)
 	return !((one ^ other) & (block - 1));
 }
 
-/* A part of the file into a new buffer: @len of 0 is up to its end. */
+/* Reads a part of the file into a new buffer. @len 0: up to the end of the file. */
 static void load(bool direct, __u64 pos, __u64 at, __u64 len)
 {
 	__u64 wanted = len ? len : size - pos;
@@ -182,7 +183,7 @@ static void load(bool direct, __u64 pos, __u64 at, __u64 len)
 
 	all = size_of(read.fd);
 	must(all == round_up(at + wanted, direct && congruent(pos, at) ? block : PAGE),
-	     "%s: a buffer of %llu", what, all);
+	     "%s: the buffer has %llu bytes", what, all);
 	must(read.align == (direct ? block : PAGE), "%s: aligned to %u", what, read.align);
 	map = map_buffer(read.fd, PROT_READ);
 	must(not_zero(map, 0, at) == at, "%s: not zero at %zu", what, not_zero(map, 0, at));
@@ -201,10 +202,10 @@ static const __u64 places[] = {
 
 static const __u64 lengths[] = { 1, 513, 4096, 8191, GATHER + 1 };
 
-/* The number of further ranges, at random offsets. */
+/* The number of additional ranges with random offsets */
 #define RANDOM	200
 
-/* All offsets in the file with all in the buffer, and more; with @few, one of each kind. */
+/* All combinations of offsets in the file and buffer, and more; with @few, one of each kind. */
 static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 at,
 						  __u64 len))
 {
@@ -220,7 +221,7 @@ static void each_range(bool direct, void (*visit)(bool direct, __u64 pos, __u64 
 	for (pos = 0; !few && pos < RANDOM; pos++) {
 		__u64 from = random() % GATHER, to = random() % GATHER;
 
-		/* Every other one is congruent, so that direct I/O needs no copy. */
+		/* Every second pair is congruent, so that direct I/O needs no copy. */
 		if (pos % 2)
 			to += (from - to) % PAGE;
 		visit(direct, from, to, 1 + random() % (2 * GATHER));
@@ -239,7 +240,7 @@ static void whole_files(void)
 		for (i = 0; i < (device ? 1 : ARRAY_SIZE(sizes)); i++) {
 			make(sizes[i], NULL, 0);
 			load(direct, 0, 0, 0);
-			/* The end of a file, with bytes before it in the same block. */
+			/* The end of a file, with data before it in the same block */
 			load(direct, size / 2, 0, 0);
 			load(direct, size - 1, 4095, 1);
 		}
@@ -279,7 +280,7 @@ static void holes(void)
 		}
 }
 
-/* A buffer that exists already, and its expected content. */
+/* An existing buffer, and its expected contents */
 static int target;
 static __u8 *target_map;
 static __u8 target_shadow[MAX];
@@ -318,7 +319,7 @@ static void check_target(const char *what)
 	     differ(target_map, target_shadow, MAX));
 }
 
-/* Direct parts are direct, and only what has to go another way goes there. */
+/* Direct I/O is used for all parts that support it, and only for these. */
 static void check_mode(const char *what, const struct dmafile_rw *rw, bool direct)
 {
 	__u64 end = rw->buffer_offset + rw->length;
@@ -352,7 +353,7 @@ static void rw_read(bool direct, __u64 pos, __u64 at, __u64 len)
 	check_mode(what, &rw, direct);
 	must(pread(reader, target_shadow + at, len, pos) == (ssize_t)len, "%s: pread", what);
 	check_target(what);
-	/* The next one finds it as it was. */
+	/* Restore the buffer for the next case. */
 	memset(target_map + at, DIRT, len);
 	memset(target_shadow + at, DIRT, len);
 	close(fd);
@@ -366,7 +367,7 @@ static void ranges_into_a_buffer(void)
 	for (direct = 0; direct < 2; direct++) {
 		make(3 * GATHER + 777, NULL, 0);
 		each_range(direct, rw_read);
-		/* Up to the last byte of both. */
+		/* Up to the last byte of both */
 		rw_read(direct, size - 777, MAX - 777, 777);
 		rw_read(direct, 0, MAX - size, size);
 	}
@@ -383,7 +384,7 @@ static void rw_write(bool direct, __u64 pos, __u64 at, __u64 len)
 		return;
 	if (direct && len == 4096)
 		rw.flags |= DMAFILE_DSYNC;
-	/* No two writes are of the same bytes. */
+	/* Each write has different data. */
 	fill(target_map + at, ++seed, at, len);
 	memcpy(target_shadow + at, target_map + at, len);
 	lseek(fd, 123, SEEK_SET);
@@ -410,7 +411,7 @@ static void ranges_out_of_a_buffer(void)
 		each_range(direct, rw_write);
 		if (device)
 			continue;
-		/* Over the end, and far behind it: what lies between is zero. */
+		/* Across the end, and far beyond it: the gap must be zero. */
 		rw_write(direct, size - 100, 8191, 5000);
 		rw_write(direct, size, 0, GATHER);
 		memset(shadow + size, 0, 12345);
@@ -420,7 +421,7 @@ static void ranges_out_of_a_buffer(void)
 	drop_target();
 }
 
-/* Programs that watch the file are notified, whether or not the I/O was queued. */
+/* Programs that watch the file are notified, whether the I/O was queued or not. */
 static void heard(int watcher, __u32 mask, const char *what)
 {
 	__u64 text[512];
@@ -467,7 +468,7 @@ static void watchers(void)
 	close(watcher);
 }
 
-/* A file that is shorter than what was asked for. */
+/* A file that is shorter than the requested length */
 static void short_load(int fd, bool ok)
 {
 	struct dmafile_alloc_read read = {
@@ -501,7 +502,7 @@ static void short_read(int fd, bool ok)
 	must(result == (ok ? 0 : -ENODATA) && rw.bytes == size, "RW READ of %llu: %s, %llu bytes",
 	     size, why(result), rw.bytes);
 	must(differ(target_map + 4096, shadow, size) == size, "RW READ of a short file differs");
-	/* The rest of the range is undefined; around it nothing has changed. */
+	/* The rest of the range is undefined. Memory around it is unchanged. */
 	memset(target_map + 4096, DIRT, 3 * GATHER);
 	check_target("RW READ of a short file");
 }
@@ -512,7 +513,7 @@ static void short_files(void)
 	unsigned int direct, i, ok;
 
 	if (device) {
-		skipped = "a device has one size";
+		skipped = "a device has a fixed size";
 		return;
 	}
 	new_target(DIRT);
@@ -532,14 +533,14 @@ static void short_files(void)
 	drop_target();
 }
 
-/* STRICT moves all directly, or nothing. */
+/* STRICT uses direct I/O for everything, or fails. */
 struct strict_case {
 	__u64 pos, at, len;
-	/* Whether ALLOC_READ can, and RW, with blocks of 4096 bytes. */
+	/* Whether ALLOC_READ and RW succeed with blocks of 4096 bytes */
 	bool load, rw;
 };
 
-/* The same with larger blocks: there are those that can no longer. */
+/* The same with larger blocks, where more of them fail */
 static struct strict_case with_blocks(struct strict_case one)
 {
 	one.load &= congruent(one.pos, one.at);
@@ -596,7 +597,7 @@ static void strict(void)
 		{ 512, 0, 8192, false, false },
 		{ 1, 0, 1, false, false },
 		{ 4095, 4095, 1, true, false },
-		/* The file ends within a block: no reason to copy it. */
+		/* The file ends inside a block: this needs no copy. */
 		{ 3 * GATHER, 0, 512, true, false },
 	};
 	unsigned int direct, i;
@@ -623,7 +624,7 @@ static void strict(void)
 	drop_target();
 }
 
-/* What the page cache knows and the disk does not yet is read, directly too. */
+/* Data that is only in the page cache so far is read correctly, also by direct I/O. */
 static void dirty_pages(void)
 {
 	unsigned int direct;

@@ -2,25 +2,24 @@
 /*
  * device FOLDER
  *
- * What devices see of a dma-buf of the module, and what the CPU sees of the bytes they wrote. The
- * device is that of vm/testdev. If devices reach only bounce buffers (swiotlb=force), bytes that
- * have not been synchronised are wrong; otherwise, on processors with coherent caches, there is
- * only one copy of all memory.
+ * Tests what devices see of a dma-buf of the module, and what the CPU sees of data that they wrote.
+ * The device is that of vm/testdev. With bounce buffers (swiotlb=force) a missing sync causes wrong
+ * data. Without them, on processors with coherent caches, there is only one copy of all memory.
  */
 #define _GNU_SOURCE
 #include "test.h"
 #include "vm/testdev/testdev.h"
 
 #define LENGTH		(3 << 20)
-/* What a device says that doesn't care. */
+/* The limit of a device without restrictions */
 #define ANY_SEGMENT	0xffffffff
-/* The most that a bounce buffer holds. */
+/* The maximum size of a bounce buffer */
 #define BOUNCE		(256 << 10)
 
 static const char *folder;
 static char path[4096];
 static bool bounced;
-/* The expected content of a buffer, and what was seen of it. */
+/* The expected contents of a buffer, and the contents that were read */
 static __u8 shadow[LENGTH], seen[LENGTH];
 
 static struct testdev_import import(int device, int fd, __u32 direction, __u32 max_segment)
@@ -42,7 +41,7 @@ static int open_device(void)
 	return device;
 }
 
-/* A device that has the buffer mapped, until it is closed. */
+/* Opens a device that keeps the buffer mapped until it is closed. */
 static int importer(int fd, __u32 direction)
 {
 	int device = open_device();
@@ -99,7 +98,7 @@ static void cpu_writes(int fd, __u64 seed)
 	unmap_buffer(fd, map);
 }
 
-/* The whole of the file to the buffer, or back. */
+/* Transfers the whole file to the buffer, or back. */
 static void rw(int fd, __u32 flags, bool direct)
 {
 	struct dmafile_rw rw = {
@@ -128,7 +127,7 @@ static void write_file(__u64 seed)
 	close(fd);
 }
 
-/* As long as memory was allocated, and never longer than a device takes. */
+/* Segments are as long as the allocated chunks, but never longer than the device accepts. */
 static void lengths(void)
 {
 	static const __u32 limits[] = { ANY_SEGMENT, 1 << 20, 64 << 10, 10000, PAGE };
@@ -180,7 +179,7 @@ static void what_a_device_writes(void)
 	writer = importer(fd, TESTDEV_WRITES);
 	device_writes(writer, 5);
 	cpu_sees(fd, "what a device wrote");
-	/* Its access has ended: all others may see it. */
+	/* Its access has ended, so others can see the data. */
 	device_sees(reader, "what another device wrote");
 	device_writes(writer, 6);
 	close(writer);
@@ -190,9 +189,9 @@ static void what_a_device_writes(void)
 }
 
 /*
- * Two devices that may both write, though only one of them did. Behind bounce buffers each has a
- * copy, both are taken back, and the DMA API does not tell which is newer: that of the device that
- * was attached first comes last. Where there are none, what was written counts.
+ * Two devices are mapped for writing, but only one of them has written. Each bounce buffer has a
+ * copy, and both are copied back, because the DMA API does not know which one is newer. The copy of
+ * the device that was attached first wins. Without bounce buffers the written data is visible.
  */
 static void two_that_may_write(void)
 {
@@ -219,7 +218,7 @@ static void two_that_may_write(void)
 	}
 }
 
-/* A request is access of the CPU's, as far as devices are concerned. */
+/* For devices, a request is a CPU access. */
 static void what_requests_move(void)
 {
 	int fd = new_buffer(LENGTH), device, direct;
@@ -233,7 +232,7 @@ static void what_requests_move(void)
 		device_writes(device, 9 + direct);
 		rw(fd, DMAFILE_WRITE, direct);
 		close(device);
-		/* Read by other means. */
+		/* Read without the module. */
 		device = open(path, O_RDONLY | O_CLOEXEC);
 		must(read(device, seen, LENGTH) == LENGTH, "%s: %s", path, strerror(errno));
 		check(seen, "the file");
@@ -242,7 +241,7 @@ static void what_requests_move(void)
 	close(fd);
 }
 
-/* An error of a wait is that of the request. */
+/* If waiting for a fence fails, the request returns this error. */
 static void fence_that_fails(void)
 {
 	struct dmafile_rw request = {
@@ -260,7 +259,7 @@ static void fence_that_fails(void)
 	must(result == -EIO && !request.bytes, "RW behind such a fence: %s, %llu bytes",
 	     why(result), request.bytes);
 	close(device);
-	/* It has ended, and the buffer is free. */
+	/* The request has ended, and the buffer can be used again. */
 	result = call(node, DMAFILE_IOC_RW, &request);
 	must(!result, "RW: %s", why(result));
 	close(request.file_fd);

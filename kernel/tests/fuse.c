@@ -2,9 +2,9 @@
 /*
  * fuse FOLDER
  *
- * A file that is served by another process, with the protocol of FUSE, so that the server decides
- * how asynchronous direct I/O is. It answers out of order, late or never, with errors and with
- * fewer bytes than requested, refuses direct I/O in the middle, accepts nothing, and is killed.
+ * Tests requests on a file that another process serves with the FUSE protocol. So the server
+ * controls asynchronous direct I/O: it replies out of order, late or never, with errors or with
+ * fewer bytes than requested, rejects direct I/O in the middle, transfers nothing, and is killed.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -21,7 +21,7 @@
 #define GATHER	(64UL << 10)
 #define PARTS	32U
 #define SIZE	(PARTS * GATHER)
-/* The number of parts that the module has in flight by default. */
+/* The default number of parts that the module has in flight */
 #define DEPTH	4U
 #define ROOM	(1024UL * 1024)
 
@@ -29,27 +29,27 @@ static char path[4096];
 static int connection;
 static pid_t server;
 static __u8 shadow[SIZE];
-/* From the next mount on, the kernel waits for the answer to each direct request. */
+/* From the next mount on, the kernel waits for the reply to each direct request. */
 static bool synchronous;
 
-/* Instructions for the server, and what it has seen, in memory of both processes. */
+/* Instructions for the server, and its observations, in shared memory */
 static struct shared {
-	/* The file. */
+	/* The file */
 	__u8 file[SIZE];
-	/* Reads and writes are answered in groups of this size, the last one first. */
+	/* Reads and writes get replies in groups of this size, the last one first. */
 	unsigned int together;
-	/* Those at or after this offset... */
+	/* Requests at or after this offset... */
 	__u64 place;
-	/* ...fail with this error, or return at most so many bytes, as many times as that... */
+	/* ...fail with this error, or return at most this many bytes, this many times... */
 	int error;
 	unsigned int most, times;
-	/* ...or move nothing, without an error, or are not answered before @go is set. */
+	/* ...or return 0 bytes without an error, or get no reply until @go is set. */
 	bool nothing, hold, go;
-	/* How the file is opened. */
+	/* The FUSE open flags of the file */
 	unsigned int open_flags;
-	/* How many are not answered yet, and how many groups never became complete. */
+	/* The number of requests without a reply, and of groups that stayed incomplete */
 	unsigned int held, late;
-	/* How often each part was read. */
+	/* How often each part was read */
 	unsigned int reads[PARTS];
 } *shared;
 
@@ -64,7 +64,7 @@ struct request {
 	} in;
 };
 
-/* A request that is answered later. */
+/* A request that gets its reply later */
 struct pending {
 	__u64 unique, offset;
 	__u32 opcode, size;
@@ -80,7 +80,7 @@ static void reply(__u64 unique, int error, const void *data, size_t len)
 	};
 	struct iovec parts[] = { { &header, sizeof(header) }, { (void *)data, len } };
 
-	/* The kernel no longer knows a request that was interrupted. */
+	/* ENOENT: the request was interrupted. */
 	if (writev(connection, parts, 2) < 0 && errno != ENOENT)
 		_exit(2);
 }
@@ -134,7 +134,7 @@ static void answer_all(void)
 		answer(&pending[--nr_pending]);
 }
 
-/* Written bytes are stored at once; only the answer comes later. */
+/* Written data is stored at once; only the reply is delayed. */
 static void keep(const struct request *request)
 {
 	struct pending *one = &pending[nr_pending++];
@@ -216,7 +216,7 @@ static void run_server(void)
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (;;) {
-		/* The rest of the group will not come: the client waits for an answer. */
+		/* The rest of the group will not arrive: the client is waiting for a reply. */
 		if (nr_pending && !poll(&source, 1, 60000)) {
 			shared->late++;
 			answer_all();
@@ -224,7 +224,7 @@ static void run_server(void)
 		if (read(connection, &request, sizeof(request)) >= 0)
 			serve(&request);
 		else if (errno == ENODEV || errno == ECONNABORTED)
-			/* Unmounted: while it waited for a request, or while it took one. */
+			/* Unmounted while waiting for a request or reading one */
 			_exit(0);
 		else if (errno != EINTR && errno != ENOENT)
 			_exit(1);
@@ -251,7 +251,7 @@ static void mount_it(void)
 	server = fork();
 	if (!server)
 		run_server();
-	/* The connection ends with the server's process. */
+	/* The connection ends when the server exits. */
 	close(connection);
 }
 
@@ -294,7 +294,7 @@ static void check(int fd, __u64 at, __u64 len, const char *what)
 	unmap_buffer(fd, map);
 }
 
-/* Answered in groups of four, the last one first: so many must be in flight. */
+/* Replies in groups of four, the last one first, so four must be in flight. */
 static void in_another_order(void)
 {
 	int file, buffer = new_buffer(SIZE), result;
@@ -329,7 +329,7 @@ static void in_another_order(void)
 	unmount_it();
 }
 
-/* Through the page cache, and with a bounce buffer where offsets differ. */
+/* Through the page cache, and with a bounce buffer if the offsets differ */
 static void other_ways(void)
 {
 	static const __u64 places[] = { 0, 512, 777 };
@@ -369,7 +369,7 @@ static void other_ways(void)
 		}
 }
 
-/* All parts before the one that fails have been moved. */
+/* All parts before the one that fails have been transferred. */
 static void errors(void)
 {
 	int result, direct;
@@ -391,7 +391,7 @@ static void errors(void)
 		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EIO, "READ: %s", why(result));
-		/* The page cache decides how much it reads at a time. */
+		/* The size of buffered reads depends on the page cache. */
 		must(direct ? rw.bytes == 9 * GATHER : rw.bytes <= shared->place,
 		     "READ of %llu bytes", rw.bytes);
 		check(buffer, 0, rw.bytes, "READ");
@@ -412,8 +412,8 @@ static void errors(void)
 }
 
 /*
- * Direct I/O works at first, and is then refused: the rest is read through the page cache, and
- * nothing is read twice that was read before.
+ * Direct I/O is rejected in the middle of a request: the rest is read through the page cache, and
+ * no part is read twice.
  */
 static void refused_in_the_middle(void)
 {
@@ -438,7 +438,7 @@ static void refused_in_the_middle(void)
 		for (part = 0; part < 20; part++)
 			must(shared->reads[part] == 1, "part %u was read %u times", part,
 			     shared->reads[part]);
-		must(shared->reads[20] > 1, "nothing was refused");
+		must(shared->reads[20] > 1, "no request was rejected");
 		/* A strict request fails. */
 		shared->times = 1;
 		rw = transfer(DMAFILE_READ | DMAFILE_STRICT, buffer, file, SIZE, GATHER);
@@ -452,7 +452,7 @@ static void refused_in_the_middle(void)
 	}
 }
 
-/* Fewer bytes than requested, although the file does not end there. */
+/* Short reads before the end of the file */
 static void less_than_asked_for(void)
 {
 	static const unsigned int most[] = { 4096, 12288, 5000, 1 };
@@ -488,8 +488,8 @@ static void less_than_asked_for(void)
 }
 
 /*
- * A write that moves nothing, without an error: it would be repeated for ever, or taken for a
- * success. Where the kernel's FUSE client does not make an error of it, the module does.
+ * A write of 0 bytes without an error must not be repeated forever or treated as a success. If the
+ * kernel's FUSE client does not return an error for it, the module does.
  */
 static void nothing_is_written(void)
 {
@@ -497,7 +497,7 @@ static void nothing_is_written(void)
 		bool direct, synchronous;
 		unsigned int open_flags;
 		__u32 flags;
-		/* In the buffer; with another one than in the file, pieces are copied first. */
+		/* The offset in the buffer; unless it matches that in the file, data is copied. */
 		__u64 at;
 	} ways[] = {
 		{ .direct = false },
@@ -530,7 +530,7 @@ static void nothing_is_written(void)
 		rw.buffer_offset = way->at;
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(result == -EIO, "way %u: %s, %llu bytes", i, why(result), rw.bytes);
-		/* The page cache and bounce buffers write more than a gather at a time. */
+		/* Buffered writes and bounce buffers write more than one gather at a time. */
 		if ((way->direct || way->open_flags) && !way->at)
 			must(rw.bytes == shared->place, "way %u: %llu bytes", i, rw.bytes);
 		must(rw.bytes <= shared->place, "way %u: %llu bytes", i, rw.bytes);
@@ -550,7 +550,7 @@ static void until_held(unsigned int count)
 	double begun = now();
 
 	while (__atomic_load_n(&shared->held, __ATOMIC_SEQ_CST) < count) {
-		must(now() - begun < 300, "the server has not been asked");
+		must(now() - begun < 300, "the server got no request");
 		usleep(1000);
 	}
 }
@@ -571,7 +571,7 @@ static void *read_all(void *argument)
 
 #define HUNG_TASK	"/proc/sys/kernel/hung_task_timeout_secs"
 
-/* What waits without an end for longer than that is complained of by the kernel, if it looks. */
+/* Sets the timeout of the hung-task detector, if the kernel has one. */
 static void complain_after(const char *seconds)
 {
 	FILE *file = fopen(HUNG_TASK, "we");
@@ -581,7 +581,7 @@ static void complain_after(const char *seconds)
 	must(file && fputs(seconds, file) >= 0 && !fclose(file), HUNG_TASK);
 }
 
-/* The server does not answer for a while, or is killed before it does. */
+/* The server does not reply for a while, or is killed before it does. */
 static void no_answer(void)
 {
 	unsigned int turn;
@@ -615,7 +615,7 @@ static void no_answer(void)
 			must(reader.rw.bytes < SIZE && (!direct || reader.rw.bytes <= 9 * GATHER),
 			     "%llu bytes", reader.rw.bytes);
 			check(buffer, 0, reader.rw.bytes, "READ");
-			/* Every later request fails, too. */
+			/* All later requests fail, too. */
 			result = call(node, DMAFILE_IOC_RW, &reader.rw);
 			must(result < 0, "READ afterwards: %s", why(result));
 		} else {
@@ -629,8 +629,8 @@ static void no_answer(void)
 }
 
 /*
- * The caller is killed while the server does not answer. It waits for direct I/O that is in flight,
- * which ends at the latest when the server is killed, too.
+ * The caller is killed while the server does not reply. It waits for the direct I/O in flight,
+ * which ends when the server is killed at the latest.
  */
 static void killed_without_an_answer(void)
 {

@@ -2,9 +2,9 @@
 /*
  * guarded FOLDER [DEVICE]
  *
- * Files that may not be read or written, or not completely: fanotify decides about each part, the
- * file is used for swap, it is immutable, or a limit on file sizes is reached. The errors of a
- * request are those of pread() and pwrite(). DEVICE is a block device to be used for swap.
+ * Tests files that cannot be read or written, or only in part: fanotify decides about each access,
+ * the file is used for swap, it is immutable, or a file size limit is reached. The errors of
+ * requests must be those of pread() and pwrite(). DEVICE is a block device to be used for swap.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -44,7 +44,7 @@ static void make(void)
 	close(fd);
 }
 
-/* A buffer whose bytes differ from the file's. */
+/* Returns a buffer with other data than the file. */
 static int filled_buffer(void)
 {
 	int fd = new_buffer(SIZE);
@@ -75,15 +75,15 @@ static void check_file(const char *name, __u64 len)
 }
 
 /*
- * A listener that the kernel asks before each access to the file. It allows the first @allowed
- * accesses, and refuses the next one or, with @hold, does not answer before @go is set.
+ * A fanotify listener that decides about each access to the file. It allows the first @allowed
+ * accesses, and denies the next one or, with @hold, does not respond before @go is set.
  */
 static struct guard {
 	pthread_t thread;
 	int group, end[2];
 	unsigned int allowed;
 	bool hold;
-	/* The number of questions so far, and whether one is being held. */
+	/* The number of permission events so far, and whether one is being held */
 	unsigned int opens, accesses;
 	bool held, go;
 } guard;
@@ -151,12 +151,12 @@ static void until_held(void)
 	double begun = now();
 
 	while (!__atomic_load_n(&guard.held, __ATOMIC_ACQUIRE)) {
-		must(now() - begun < 300, "the listener has not been asked after 300 s");
+		must(now() - begun < 300, "no permission event after 300 s");
 		usleep(1000);
 	}
 }
 
-/* The listener is asked for each part. All parts before the refused one have been read. */
+/* Each part needs permission. All parts before the denied one have been read. */
 static void refused_by_fanotify(void)
 {
 	int direct, result;
@@ -173,7 +173,7 @@ static void refused_by_fanotify(void)
 		file = open_file(path, O_RDONLY | (direct ? O_DIRECT : 0));
 		rw = transfer(DMAFILE_READ, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
-		must(result == -EPERM, "a READ that is refused: %s", why(result));
+		must(result == -EPERM, "a READ that is denied: %s", why(result));
 		must(rw.bytes == ALLOWED * GATHER, "%llu bytes", rw.bytes);
 		check_buffer(buffer, rw.bytes);
 		close(buffer);
@@ -183,10 +183,10 @@ static void refused_by_fanotify(void)
 		guard_file(ALLOWED, false);
 		load.file_fd = file;
 		result = call(node, DMAFILE_IOC_ALLOC_READ, &load);
-		must(result == -EPERM, "an ALLOC_READ that is refused: %s", why(result));
+		must(result == -EPERM, "an ALLOC_READ that is denied: %s", why(result));
 		must(number_in(STATS, "buffers") == 0, "a buffer is left");
 		unguard();
-		must(guard.accesses > ALLOWED, "asked %u times only", guard.accesses);
+		must(guard.accesses > ALLOWED, "only %u permission events", guard.accesses);
 		close(file);
 	}
 }
@@ -199,7 +199,7 @@ static void *read_all(void *request)
 	return NULL;
 }
 
-/* A request waits for the answer, and then goes on. */
+/* A request waits for the response, and then continues. */
 static void fanotify_takes_its_time(void)
 {
 	int direct;
@@ -229,7 +229,7 @@ static void fanotify_takes_its_time(void)
 	}
 }
 
-/* A process is killed while its request waits for an answer. */
+/* A process is killed while its request waits for a response. */
 static void killed_before_an_answer(void)
 {
 	int direct, status;
@@ -259,7 +259,7 @@ static void killed_before_an_answer(void)
 	}
 }
 
-/* The first page of a swap area is a header, which has the size. */
+/* The first page of a swap area is a header that contains the size. */
 static void make_swap(const char *name, __u64 size)
 {
 	int fd = open_file(name, O_RDWR);
@@ -274,7 +274,7 @@ static void make_swap(const char *name, __u64 size)
 	close(fd);
 }
 
-/* A file or disk that is used for swap can be read, but not written to. */
+/* A file or disk that is used for swap can be read, but not written. */
 static void swap_on(const char *name)
 {
 	int direct, result;
@@ -284,7 +284,7 @@ static void swap_on(const char *name)
 		struct dmafile_rw rw;
 
 		make_swap(name, SIZE);
-		/* Opened before it is used for swap. */
+		/* Open it before it is used for swap. */
 		file = open_file(name, O_RDWR | (direct ? O_DIRECT : 0));
 		must(!swapon(name, 0), "swapon %s: %s", name, strerror(errno));
 		rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
@@ -296,7 +296,7 @@ static void swap_on(const char *name)
 		check_buffer(buffer, SIZE);
 		must(!swapoff(name), "swapoff %s: %s", name, strerror(errno));
 		check_file(name, SIZE);
-		/* Afterwards it can be written to again. */
+		/* After swapoff it can be written again. */
 		fill(shadow, 1, 0, SIZE);
 		rw = transfer(DMAFILE_WRITE, buffer, file, SIZE, GATHER);
 		result = call(node, DMAFILE_IOC_RW, &rw);
@@ -325,8 +325,8 @@ static void set_attributes(int fd, unsigned int attributes)
 }
 
 /*
- * The attribute is set after the file was opened. File systems treat that differently, and a
- * request fails exactly if pwrite() does; on ext4 that is the case for an immutable file.
+ * The attribute is set after the file was opened. File systems handle this differently. A request
+ * must fail exactly if pwrite() does, which on ext4 is the case for an immutable file.
  */
 static void immutable(void)
 {
@@ -378,8 +378,8 @@ static void on_signal(int unused)
 }
 
 /*
- * A limit within a block, at the end of one, and before the first byte: everything below the limit
- * is written. An interruptible request may end earlier, at the signal that a later part has caused.
+ * A limit inside a block, at the end of one, and before the first byte: everything below the limit
+ * is written. An interruptible request may end earlier, on the signal that a later part has caused.
  */
 static void limit_on_sizes(void)
 {
@@ -413,7 +413,7 @@ static void limit_on_sizes(void)
 	}
 }
 
-/* SIGXFSZ is not handled, and kills the process. */
+/* SIGXFSZ is not handled and kills the process. */
 static void killed_by_a_limit(void)
 {
 	int direct, status;
@@ -440,7 +440,7 @@ static void killed_by_a_limit(void)
 	}
 }
 
-/* Offsets beyond the largest file of the file system. */
+/* Offsets beyond the maximum file size of the file system */
 static void too_far(void)
 {
 	static const __u64 places[] = {

@@ -2,8 +2,8 @@
 /*
  * leak [-n TIMES] FOLDER
  *
- * So many loads, and as many that fail, each in its own way: memory, slabs, pins and descriptors
- * are what they were, and what debugfs has counted is what was asked for.
+ * Runs TIMES loads, and as many that fail in different ways. Then memory, slabs, pins and
+ * descriptors must be the same as before, and the counters in debugfs must match the requests.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -23,14 +23,14 @@ static long long pinned(void)
 	int fd = open("/proc/sys/vm/stat_refresh", O_RDONLY);
 	char byte;
 
-	/* Each processor counts for itself, and tells when asked to. */
+	/* vmstat counters are per CPU; this flushes them. */
 	must(fd >= 0 && read(fd, &byte, 1) >= 0, "stat_refresh");
 	close(fd);
 	return number_in("/proc/vmstat", "nr_foll_pin_acquired") -
 	       number_in("/proc/vmstat", "nr_foll_pin_released");
 }
 
-/* Whether so many are pinned. Others in the machine pin pages for a moment; a leak stays. */
+/* Whether this many pages are pinned. Other pins in the machine are temporary; a leak is not. */
 static bool pinned_again(long long count)
 {
 	unsigned int turn;
@@ -47,7 +47,7 @@ static void settle(void)
 	sync();
 	must(fd >= 0 && write(fd, "3", 1) == 1, "drop_caches");
 	close(fd);
-	/* What is freed after a grace period, or by a worker. */
+	/* Wait for memory that is freed after a grace period, or by a worker. */
 	sleep(1);
 }
 
@@ -58,17 +58,17 @@ static void note(void)
 	settle();
 	for (i = 0; i < ARRAY_SIZE(memory); i++)
 		noted[i] = number_in("/proc/meminfo", memory[i]);
-	/* What is pinned for a moment only is not noted. */
+	/* Do not count temporary pins. */
 	do {
 		noted[i] = pinned();
 		sleep(1);
 	} while (pinned() != (long long)noted[i]);
 }
 
-/* A page for each request would be 4 MB: other activity of the machine is usually less. */
+/* A leak of one page per request would be 4 MB, more than other activity of the machine. */
 static bool as_noted(void)
 {
-	/* A kernel that looks for leaks itself keeps what is freed, and notes on it. */
+	/* A kernel with leak detectors delays freeing, and allocates metadata. */
 	const bool compared = access("/sys/kernel/debug/kmemleak", F_OK);
 	const long long room = times * 4 / 2;
 	bool same = true;
@@ -89,7 +89,7 @@ static bool as_noted(void)
 	return same;
 }
 
-/* What is taken once is no leak, and is not taken again. Return: how many there were. */
+/* A leak grows each time; memory that is allocated once does not. Return: the number of loads. */
 static unsigned int many(void (*one)(int turn))
 {
 	unsigned int pass, i;
@@ -103,7 +103,7 @@ static unsigned int many(void (*one)(int turn))
 		if (as_noted())
 			return 20 + pass * times;
 	}
-	must(false, "each time there is less memory");
+	must(false, "free memory decreases each time");
 	return 0;
 }
 
@@ -156,7 +156,7 @@ static void loads(void)
 	must(number_in(STATS, "failed") == failed, "failures were counted");
 }
 
-/* Each fails at another place: the later, the more there is to be given back. */
+/* Each fails in another place: the later, the more has to be freed. */
 static void one_failure(int turn)
 {
 	static const struct rlimit none = { 0, 4096 }, many = { 4096, 4096 };
@@ -179,12 +179,12 @@ static void one_failure(int turn)
 		want = -EFAULT;
 		break;
 	case 3:
-		/* There is no free descriptor. */
+		/* No file descriptor is available. */
 		must(!setrlimit(RLIMIT_NOFILE, &none), "setrlimit");
 		want = -EMFILE;
 		break;
 	case 4:
-		/* It cannot be answered. */
+		/* The result cannot be written. */
 		only_read = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 				 -1, 0);
 		memcpy(only_read, &load, sizeof(load));
@@ -208,7 +208,7 @@ static void failures(void)
 	many(one_failure);
 }
 
-/* What a request says of itself, and what debugfs sums up. */
+/* The times in a result are also added up in debugfs. */
 static void sums(void)
 {
 	static const char * const names[] = {
@@ -239,7 +239,7 @@ static void sums(void)
 	close(file);
 }
 
-/* Bytes count for the process, as those of read() and write() do. */
+/* The bytes are counted in /proc/PID/io, as with read() and write(). */
 static void accounting(void)
 {
 	static const struct { const char *bytes, *calls; __u32 flags; } ways[] = {
@@ -262,7 +262,7 @@ static void accounting(void)
 		calls = number_in(io, ways[i].calls);
 		result = call(node, DMAFILE_IOC_RW, &rw);
 		must(!result, "RW: %s", why(result));
-		/* To look costs a little, too. */
+		/* Reading the file is counted, too. */
 		bytes = number_in(io, ways[i].bytes) - bytes;
 		must(bytes >= (long long)SIZE && bytes < (long long)SIZE + 65536, "%s: %lld",
 		     ways[i].bytes, bytes);

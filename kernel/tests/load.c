@@ -2,16 +2,16 @@
 /*
  * load FILE [WORD...] [-- COMMAND...]
  *
- * One request, for tests that break what it depends on: prints RESULT BYTES MODE, RESULT being an
- * errno or 0; then the bytes of the buffer, if there is one, which are not compared here. Or it
- * becomes COMMAND, with the buffer's descriptor in DMAFILE_FD. WORD is one of
+ * Makes one request, for tests that break its environment. Prints RESULT BYTES MODE, where RESULT
+ * is an errno or 0, and with the word print the contents of the buffer, which are not checked here.
+ * With COMMAND it executes that, with the buffer's descriptor in DMAFILE_FD. WORD is one of
  *	buffered	without O_DIRECT
- *	write=SIZE	RW WRITE of a patterned buffer of that size, else ALLOC_READ
+ *	write=SIZE	RW WRITE of a patterned buffer of that size, instead of ALLOC_READ
  *	read=SIZE	RW READ into a buffer of that size
  *	alloc=SIZE	ALLOC
- *	times=N		so often, the last one counts; every one must end alike
+ *	times=N		repeat it N times; all results must be the same
  *	length=SIZE, offset=SIZE, gather=SIZE, flags=BITS
- *	print		the buffer's bytes too
+ *	print		print the contents of the buffer
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -53,7 +53,7 @@ static int read_new(int file, struct dmafile_alloc_read *load)
 	return call(node, DMAFILE_IOC_ALLOC_READ, load);
 }
 
-/* Into or out of a buffer that is there before. */
+/* Transfers to or from an existing buffer */
 static int move(int file, struct dmafile_rw *rw, __u64 size)
 {
 	__u64 length = words[LENGTH] ? words[LENGTH] : size;
@@ -122,7 +122,7 @@ int main(int argc, char **argv)
 		first = result;
 		fd = moves ? rw.fd : result ? -1 : load.fd;
 	}
-	/* A refused load has given nothing. */
+	/* A load that fails returns no descriptor. */
 	after = dup(0);
 	must(after == before + (fd >= 0), "descriptors: %d, then %d", before, after);
 	close(after);

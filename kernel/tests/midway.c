@@ -2,8 +2,8 @@
 /*
  * midway FILE
  *
- * What others do to a file or buffer while a request runs: they change the flags of the file,
- * freeze its file system, or queue for the buffer. FILE, of some MiB, is on a disk that takes a
+ * Tests changes to a file or buffer while a request runs: others change the open flags of the file,
+ * freeze its file system, or wait for the buffer. FILE has some MiB and is on a disk that takes a
  * tenth of a second for each read and each write.
  */
 #define _GNU_SOURCE
@@ -20,17 +20,17 @@
 static const char *path;
 static __u64 size;
 
-/* A request in a thread of its own. */
+/* A request in a separate thread */
 struct running {
 	pthread_t thread;
 	struct dmafile_progress progress;
 	struct dmafile_rw rw;
 	int result;
-	/* How many saves were complete when it began, and when it was over. */
+	/* The number of completed saves when it began, and when it ended */
 	unsigned int before, after;
 };
 
-/* Saves that are complete. */
+/* The number of completed saves */
 static unsigned int saved;
 
 static void *run(void *argument)
@@ -59,7 +59,7 @@ static void start(struct running *one, __u32 flags, int buffer, int file, __u64 
 	must(!pthread_create(&one->thread, NULL, run, one), "pthread_create");
 }
 
-/* Until it has moved something, which it has not begun with all there is to move. */
+/* Waits until part of the data has been transferred. */
 static void until_it_moves(const struct running *one)
 {
 	double begun = now();
@@ -68,7 +68,7 @@ static void until_it_moves(const struct running *one)
 		must(now() - begun < 60, "nothing has been moved after 60 s");
 		usleep(2000);
 	}
-	must(one->progress.bytes < one->rw.length, "it is over already");
+	must(one->progress.bytes < one->rw.length, "it has already ended");
 }
 
 static void over(struct running *one, const char *what)
@@ -101,7 +101,7 @@ static void check_file(__u64 seed, const char *what)
 	close(fd);
 }
 
-/* All pieces go to their place, none to the end of the file. */
+/* All pieces are written to their offset, none to the end of the file. */
 static void append_is_set(void)
 {
 	int file = open_file(O_DIRECT), buffer = filled(1), flags = fcntl(file, F_GETFL);
@@ -129,7 +129,7 @@ static unsigned long cached(int fd)
 	return count;
 }
 
-/* What was begun by direct I/O, and promised to be nothing else, stays so. */
+/* A strict request that began with direct I/O keeps using it. */
 static void direct_is_cleared(void)
 {
 	int file = open_file(O_DIRECT), buffer = new_buffer(LENGTH), flags = fcntl(file, F_GETFL);
@@ -147,7 +147,7 @@ static void direct_is_cleared(void)
 	close(buffer);
 }
 
-/* FIFREEZE and FITHAW, in a process of their own: one that waits for a lost writer is stuck. */
+/* FIFREEZE and FITHAW in a separate process, which would hang if a writer count leaked. */
 static bool freezes_and_thaws(unsigned int seconds)
 {
 	double begun = now();
@@ -158,7 +158,7 @@ static bool freezes_and_thaws(unsigned int seconds)
 		file = open(path, O_RDONLY | O_CLOEXEC);
 		if (file < 0 || ioctl(file, FIFREEZE, 0))
 			_exit(1);
-		/* Writes wait meanwhile. */
+		/* Writes wait while the file system is frozen. */
 		sleep(1);
 		_exit(ioctl(file, FITHAW, 0) ? 2 : 0);
 	}
@@ -173,7 +173,7 @@ static bool freezes_and_thaws(unsigned int seconds)
 	return false;
 }
 
-/* Each write that has been queued has been counted once, and taken back once. */
+/* Each queued write takes and releases freeze protection exactly once. */
 static void file_system_is_frozen(void)
 {
 	int file = open_file(O_DIRECT), buffer = filled(2);
@@ -209,8 +209,8 @@ static void *save(void *argument)
 }
 
 /*
- * There is always one that saves. The one that fills waits for those that came before it, and not
- * for any other.
+ * There is always a save in progress. The request that fills the buffer waits only for the saves
+ * that were queued before it.
  */
 static void filler_has_its_turn(void)
 {
@@ -221,14 +221,14 @@ static void filler_has_its_turn(void)
 
 	for (i = 0; i < SAVERS; i++) {
 		pthread_create(&savers[i], NULL, save, &buffer);
-		/* Not all of them begin, and end, at the same time. */
+		/* Start them at different times, so that they also end at different times. */
 		usleep(150000);
 	}
 	for (i = 0; i < 6; i++) {
 		flags = i & 1 ? DMAFILE_INTERRUPTIBLE : 0;
 		start(&one, DMAFILE_READ | flags, buffer, file, PAGE);
-		over(&one, "READ beside those that save");
-		/* More than one each if it was slow to begin. */
+		over(&one, "READ beside saves");
+		/* Each saver may complete several saves if this request started slowly. */
 		must(one.after - one.before <= 4 * SAVERS, "flags %x: it waited for %u saves",
 		     flags, one.after - one.before);
 	}

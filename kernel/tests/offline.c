@@ -2,11 +2,11 @@
 /*
  * offline SLOW
  *
- * An administrator takes pages of a buffer offline: softly, by moving their content, and hard, as
- * after a memory error. The kernel can do neither with pages that a driver has allocated. It
- * refuses, and the buffer stays intact, also while a request fills it. SLOW is a file on a disk
- * that takes seconds to read it. vm/testdev provides the address of a page. Pages stay marked, so
- * that nothing else should run on this machine afterwards.
+ * Tests soft and hard offlining of pages of a buffer: by migrating their contents, and as after a
+ * memory error. The kernel cannot do this with pages allocated by a driver. It must fail, and the
+ * buffer must stay intact, also while a request fills it. SLOW is a file on a disk that takes
+ * seconds to read. vm/testdev provides the address of a page. Pages stay marked as poisoned, so run
+ * nothing else on this machine afterwards.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -20,7 +20,7 @@ static const char *slow;
 static __u64 size;
 static __u8 *shadow;
 
-/* The physical address of a byte of a buffer. There is no IOMMU. */
+/* Returns the physical address of a byte in a buffer. There is no IOMMU. */
 static __u64 physical(int fd, __u64 offset)
 {
 	struct testdev_import import = {
@@ -64,7 +64,7 @@ static void check(const __u8 *map, const char *what)
 	     differ(map, shadow, size));
 }
 
-/* A page is neither moved nor taken away. */
+/* Pages are neither migrated nor removed. */
 static void refused(void)
 {
 	struct dmafile_alloc_read load = {
@@ -79,7 +79,7 @@ static void refused(void)
 	must(!result, "ALLOC_READ: %s", why(result));
 	map = map_buffer(load.fd, PROT_READ | PROT_WRITE);
 	before = physical(load.fd, PAGE);
-	/* A mapping does not let a program harm a page. */
+	/* A program cannot poison a page through a mapping. */
 	must(madvise(map, PAGE, MADV_HWPOISON) && errno == EFAULT, "MADV_HWPOISON: %s",
 	     strerror(errno));
 	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "a page was marked");
@@ -90,7 +90,7 @@ static void refused(void)
 	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
 	must(number_in("/proc/meminfo", "HardwareCorrupted") > corrupted, "nothing was marked");
 	check(map, "after hard_offline_page");
-	/* I/O works in both directions. */
+	/* I/O still works in both directions. */
 	rw.fd = load.fd;
 	rw.file_fd = load.file_fd;
 	result = call(node, DMAFILE_IOC_RW, &rw);
@@ -117,7 +117,7 @@ static void *read_all(void *argument)
 	return NULL;
 }
 
-/* A page that the disk has written, the next one, and the last one. */
+/* A page that has been read, the next one, and the last one */
 static void refused_in_the_middle(void)
 {
 	struct dmafile_rw rw = {

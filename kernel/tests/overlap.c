@@ -2,16 +2,16 @@
 /*
  * overlap FILE ROUNDS SEED
  *
- * How long a whole FILE, read by O_DIRECT, takes in one step, and how long its parts take alone
- * (AR-22). In each round, in random order, one line each, "WHAT NANOSECONDS":
+ * Measures how long it takes to read a whole FILE with O_DIRECT in one step, and how long the parts
+ * of this take separately. Each round prints these lines in random order, "WHAT NANOSECONDS":
  *
- *	first		ALLOC of what is allocated before the first read
- *	alloc		ALLOC of all of it
- *	io		RW into a dma-buf that is there
+ *	first		ALLOC of the amount that is allocated before the first read
+ *	alloc		ALLOC of the whole size
+ *	io		RW into an existing dma-buf
  *	together	ALLOC_READ
- *	in-order	the same, all allocated before the first read (AR-21)
+ *	in-order	ALLOC_READ that allocates everything before the first read
  *
- * A round before the others is not told. Closing is not counted.
+ * A warm-up round is not printed. The time for closing is not included.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -25,7 +25,7 @@
 
 #include "../uapi/dmafile.h"
 
-/* As the module's first gather is. */
+/* The size of the module's first gather */
 #define FIRST_GATHER (2UL << 20)
 
 static int node, in;
@@ -82,7 +82,7 @@ static __u64 run(int part)
 	int fd = part == IO ? alloc(size) : -1;
 	__u64 begun, took;
 
-	/* What a disk of a chosen speed has saved up in idle time is the same for all. */
+	/* A throttled disk accumulates credit when idle: make it the same for all parts. */
 	usleep(300000);
 	begun = now();
 	switch (part) {

@@ -2,9 +2,9 @@
 /*
  * pin_faults
  *
- * Of a pin that lasts each allocation fails once (fail-nth), for a page that is in no region yet
- * and for one that is in another: pins are counted all the same, nothing leaks, and the kernel
- * shows what it could not remember. For a kernel with fault injection.
+ * Each allocation of a long-term pin fails once (fail-nth), for a page that is in no region yet,
+ * and for one that is in another region: pins must be counted correctly nevertheless, nothing may
+ * leak, and the kernel must show which pins have no region. Needs a kernel with fault injection.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -21,7 +21,7 @@ static void fail_at(unsigned int place)
 	must(pwrite(nth_fd, text, len, 0) == len, "fail-nth: %s", strerror(errno));
 }
 
-/* Whether there was such a place. */
+/* Whether the failure was injected */
 static bool has_failed(void)
 {
 	char text[16] = "";
@@ -33,7 +33,7 @@ static bool has_failed(void)
 	return failed;
 }
 
-/* Pins of no region that has a line of its own. */
+/* The number of pins whose region could not be allocated */
 static long long of_nobody(void)
 {
 	char *line = LINE(BOOKS "regions", "0 - 0 unknown ");
@@ -43,10 +43,10 @@ static long long of_nobody(void)
 	return pins;
 }
 
-/* As often all places are tried: what is allocated once only may hide the one behind it. */
+/* Repetitions: an allocation that happens only once may hide the one after it. */
 #define TURNS	5U
 
-/* Returns in how many cases somebody else, or nobody, stood for pins that were made. */
+/* Returns the number of cases in which pins were counted in another region, or in none. */
 static unsigned int each(__u8 *map, enum pinner_how how, unsigned int before)
 {
 	unsigned int place, odd = 0, made = 0, i;
@@ -80,7 +80,7 @@ static unsigned int each(__u8 *map, enum pinner_how how, unsigned int before)
 		made++;
 		odd += of_nobody() > unknown || number_in(BOOKS "stats", "lost") > lost;
 		unpin(pin.handle, PAGES);
-		/* Which of a page's two pins this was is a guess; the sum is none. */
+		/* The kernel guesses which of the two pins this was, but the total is exact. */
 		must(sums_of(getpid()).pins + of_nobody() == PAGES * before,
 		     "unpinned: %lld and %lld", sums_of(getpid()).pins, of_nobody());
 	}
@@ -113,7 +113,7 @@ static void shared(void)
 
 	note_counts();
 	handle = pin(PINNER_FAST, PINNER_LONGTERM, map, PAGES);
-	/* A region, and a node for each page */
+	/* One region, and a node for each page */
 	for (turn = 0; turn < TURNS && each(map, PINNER_FAST, 1) <= PAGES; turn++)
 		;
 	must(turn < TURNS, "not every node has failed");

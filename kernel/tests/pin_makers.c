@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * pin_makers              those that need nothing but memory
- * pin_makers -d FILE DM   direct I/O that is on its way: FILE is on the device-mapper device DM
+ * pin_makers              users that need only memory
+ * pin_makers -d FILE DM   direct I/O in flight: FILE is on the device-mapper device DM
  * pin_makers -v DEVICE    VFIO: a PCI device (0000:00:05.0) that is bound to vfio-pci
  *
- * Every sort of program that pins memory is shown with its process, its place in the kernel and
- * its bytes while it does, and with nothing afterwards.
+ * Tests all kinds of users of pinned memory: while memory is pinned, the kernel must show the
+ * process, the call site and the number of bytes, and nothing afterwards.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -28,7 +28,7 @@
 
 static const char *file, *mapper, *device;
 
-/* A line has when its region was made: since the counts were noted. */
+/* Checks the creation time of a region: after the counts were recorded. */
 static void made_since(const char *line)
 {
 	__u64 since;
@@ -38,7 +38,7 @@ static void made_since(const char *line)
 	     noted_at, line);
 }
 
-/* The line of a process for a range of its memory is there. */
+/* Checks that a process has a line for a range of its memory. */
 static void shown(pid_t pid, const __u8 *from, unsigned int pages, size_t bytes, const char *site)
 {
 	char path[64], want[128], *line;
@@ -51,7 +51,7 @@ static void shown(pid_t pid, const __u8 *from, unsigned int pages, size_t bytes,
 	made_since(line);
 }
 
-/* What a process pins for a long time ends when it is ended, but perhaps a moment later. */
+/* Long-term pins are released when the user ends, perhaps with a short delay. */
 static void none_shown(pid_t pid)
 {
 	unsigned int turn;
@@ -96,7 +96,7 @@ static void ring_buffers(void)
 	register_with(ring, IORING_UNREGISTER_BUFFERS, NULL, 0);
 	none_shown(getpid());
 
-	/* One of two is replaced: updates need a table that was made for it. */
+	/* Replace one of two buffers. */
 	register_buffer(ring, map, PAGES);
 	register_with(ring, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
 	shown(getpid(), other, 3, 3 * PAGE, " io_pin_pages");
@@ -108,7 +108,7 @@ static void ring_buffers(void)
 	as_before();
 }
 
-/* io_uring takes one pin for all of a huge page; some bytes of it, or 512 pages. */
+/* io_uring takes one pin for all of a huge page, whether it uses a few bytes or 512 pages. */
 static void ring_huge(void)
 {
 	__u8 *map = huge_pages(2);
@@ -132,7 +132,7 @@ static void ring_huge(void)
 #define IORING_REGISTER_CLONE_BUFFERS	30
 #endif
 
-/* A clone of buffers keeps them when the ring is closed that they came from. */
+/* Cloned buffers stay pinned when the original ring is closed. */
 static void ring_clone(void)
 {
 	__u8 *map = small_pages(PAGES);
@@ -154,7 +154,7 @@ static void ring_clone(void)
 	as_before();
 }
 
-/* A child that has done what it was to, and waits to be killed. */
+/* Starts a child that does its work and then waits to be killed. */
 static pid_t child_with(void (*act)(void))
 {
 	pid_t child;
@@ -186,7 +186,7 @@ static void killed(pid_t child)
 	     status);
 }
 
-/* Of a child and its parent */
+/* Shared by a child and its parent */
 static __u8 *mine;
 static int my_ring;
 
@@ -195,7 +195,7 @@ static void with_ring(void)
 	register_buffer(my_ring, mine, PAGES);
 }
 
-/* Pins of a process that was killed last as long as its ring, which another one has, too. */
+/* Pins of a killed process last as long as its ring, which another process still has open. */
 static void ring_killed(void)
 {
 	char range[64];
@@ -267,7 +267,7 @@ static void udmabufs(void)
 	as_before();
 }
 
-/* Between a child and its parent. */
+/* Between a child and its parent */
 static int ends_of_socket[2];
 
 union one_fd {
@@ -303,7 +303,7 @@ static void send_udmabuf(void)
 	must(sendmsg(ends_of_socket[0], &message, 0) == 1, "sendmsg: %s", strerror(errno));
 }
 
-/* A descriptor that is on its way through a socket, or has arrived, keeps what its maker pinned. */
+/* A descriptor keeps the pins while it is in a socket, and after it has been received. */
 static void udmabuf_passed(void)
 {
 	char byte;
@@ -339,7 +339,7 @@ static void udmabuf_passed(void)
 	must(!LINE(BOOKS "regions", "memfd:passed"), "%s", text_of(BOOKS "regions"));
 }
 
-/* Of mm/gup_test.h, in debugfs. */
+/* From mm/gup_test.h; the file is in debugfs */
 #define LONGTERM_START	_IOW('g', 7, struct longterm)
 #define LONGTERM_STOP	_IO('g', 8)
 
@@ -356,12 +356,12 @@ static void by_gup_test(void)
 
 	must(fd >= 0, "gup_test: %s", strerror(errno));
 	note_counts();
-	/* To write, and then also with pin_user_pages_fast(). */
+	/* For writing, and then also with pin_user_pages_fast() */
 	for (flags = 1; flags <= 3; flags += 2) {
 		struct longterm test = { (uintptr_t)map, PAGES * PAGE, flags };
 
 		must(!call(fd, LONGTERM_START, &test), "LONGTERM_START");
-		/* A function of it, or the one that it is inlined into */
+		/* The calling function, or the one that it is inlined into */
 		shown(getpid(), map, PAGES, PAGES * PAGE, "_test_");
 		must(!call(fd, LONGTERM_STOP, NULL), "LONGTERM_STOP");
 		none_shown(getpid());
@@ -389,7 +389,7 @@ static void by_xdp(void)
 	as_before();
 }
 
-/* Pages that are only got are no pins, though they keep memory as well. */
+/* References of get_user_pages() are not pins, although they keep memory in place as well. */
 static void vmsplice_gets(void)
 {
 	__u8 *map = small_pages(1);
@@ -411,7 +411,7 @@ static void vmsplice_gets(void)
 	as_before();
 }
 
-/* The table has a line for a page with a short pin of a process, from there. */
+/* Checks that debugfs has a line for a page with a short pin of this process and call site. */
 static bool held_by(__u64 pfn, pid_t pid, const char *site)
 {
 	char page[64], tgid[32];
@@ -433,7 +433,7 @@ static void wait_held(__u64 pfn, pid_t pid, const char *site)
 
 static __u8 *parents;
 
-/* Copies from its parent into memory that never comes. */
+/* Copies from the parent into memory that userfaultfd never provides. */
 static void *copy(void *argument)
 {
 	struct iovec local = { argument, PAGE }, remote = { parents, PAGE };
@@ -463,7 +463,7 @@ static void by_process_vm(void)
 	pid_t child;
 
 	note_counts();
-	/* Shared: a private page of two processes is copied when it is pinned. */
+	/* Shared, because a private page of two processes would be copied when it is pinned. */
 	parents = map_at(PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
 	memset(parents, 1, PAGE);
 	child = child_with(with_copy);
@@ -491,12 +491,12 @@ static void dm(const char *what)
 {
 	char command[256];
 
-	/* It says that it does without semaphores. */
+	/* Discard its warning that it works without semaphores. */
 	snprintf(command, sizeof(command), "dmsetup %s %s 2>/dev/null", what, mapper);
 	must(!system(command), "%s", command);
 }
 
-/* Direct I/O on a disk that has stopped: its memory is pinned until the disk goes on. */
+/* Direct I/O on a suspended disk: its memory is pinned until the disk is resumed. */
 static void direct(void)
 {
 	int fd = open(file, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
@@ -507,7 +507,7 @@ static void direct(void)
 	must(fd >= 0 && write(fd, map, PAGES * PAGE) == PAGES * PAGE && !fsync(fd), "%s: %s", file,
 	     strerror(errno));
 	must(pread(fd, map, PAGES * PAGE, 0) == PAGES * PAGE, "%s: %s", file, strerror(errno));
-	/* Shared, so that they stay the same pages for a child. */
+	/* Shared, so that a child has the same pages. */
 	munmap(map, PAGES * PAGE);
 	map = map_at(PAGES * PAGE, MAP_SHARED | MAP_ANONYMOUS, -1);
 	memset(map, 1, PAGES * PAGE);
@@ -550,7 +550,7 @@ static int open_group(void)
 	return fd;
 }
 
-/* A device's memory: all of it is one region, however many steps the kernel takes. */
+/* Memory for a device: one region, even if the kernel pins it in several steps. */
 static void by_vfio(void)
 {
 	const unsigned int pages = 4096;
@@ -581,7 +581,7 @@ static void by_vfio(void)
 		shown(getpid(), map, pages, pages * PAGE, " vaddr_get_pfns");
 		must(counts_now().regions == counts_before.regions + 1, "%s",
 		     text_of("/proc/self/pins"));
-		/* Once by hand, once as it goes when a program ends. */
+		/* Once explicitly, once by closing, as when a program exits. */
 		if (!turn)
 			must(!call(container, VFIO_IOMMU_UNMAP_DMA, &none), "UNMAP_DMA");
 		else

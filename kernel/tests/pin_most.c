@@ -2,14 +2,14 @@
 /*
  * pin_most
  *
- * As many pins of a small page as its references have room for, with 1024 of them for each: the
- * count is exact to the last one, one more is refused as on any Linux, with a warning, and all
- * can be undone.
+ * Pins a small page as often as its reference count allows, with 1024 references for each pin. The
+ * count must be exact up to the last one. One more pin fails with a warning, as on other kernels.
+ * All pins can be released.
  */
 #define _GNU_SOURCE
 #include "pins.h"
 
-/* 2^21: with these, the number of references is negative. */
+/* 2^21 pins make the reference count negative. */
 #define MOST	2097152U
 
 static void most(void)

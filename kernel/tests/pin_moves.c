@@ -2,11 +2,12 @@
 /*
  * pin_moves TEST...
  *
- * What pins keep in its place: sealing, migration, CMA and offlining of memory are refused, equal
- * pages stay two and huge ones whole, the kernel can say afterwards who was in the way, and all
- * succeed once the pins are undone. And what only many references seem to keep, reclaim takes.
+ * Tests what pins prevent: sealing, migration, CMA allocation and memory offlining fail, equal
+ * pages are not merged, and huge pages are not split. The kernel must report the owner of the pins,
+ * and all of this must succeed once the pins have been released. Pages that only have many
+ * references are reclaimed.
  *
- * `nodes` needs two of them, `cma` an area (cma=512M), `offline` a movable zone
+ * `nodes` needs two NUMA nodes, `cma` a CMA area (cma=512M), `offline` a movable zone
  * (kernelcore=1G), `soft_offline` CONFIG_MEMORY_FAILURE, `reclaimed` swap, `unmounted` a disk
  * ($RAW), and `stacks` pin_owner=on,stack; `off` is for a kernel that does not track pins.
  */
@@ -27,7 +28,7 @@
 
 static char **names;
 
-/* The last line of what could not be moved that is of this page, or NULL. */
+/* Returns the last line in `blocked` for this page, or NULL. */
 static char *blocked(const char *why, __u64 pfn)
 {
 	char *text = text_of(BOOKS "blocked"), *found = NULL, *line;
@@ -52,7 +53,7 @@ static void must_say(const char *why, __u64 pfn, const char *what)
 	     what, line, text_of(BOOKS "blocked"));
 }
 
-/* Who holds a page, in the four ways there are. */
+/* The four ways to hold a page */
 enum by { BY_REGION, BY_SHORT, BY_REFERENCE, BY_NOBODY, BYS };
 
 static __u32 hold_by(enum by by, const void *address)
@@ -64,7 +65,7 @@ static __u32 hold_by(enum by by, const void *address)
 		   address, 1);
 }
 
-/* What the line says of it. */
+/* The expected text in the line of `blocked` */
 static const char *said_of(enum by by, __u64 pfn)
 {
 	static char text[128];
@@ -80,7 +81,7 @@ static const char *said_of(enum by by, __u64 pfn)
 	return text;
 }
 
-/* A memfd can't be sealed while somebody might write to it behind the file system's back. */
+/* A memfd cannot be sealed while something may write to its pages without the file system. */
 static void seal(void)
 {
 	enum by by;
@@ -154,10 +155,10 @@ static void nodes(void)
 	}
 }
 
-/* A page of this process for which this holds, of as many as it takes. */
+/* Allocates pages until one has this property. */
 static __u8 *page_that(bool (*is_right)(__u64 pfn))
 {
-	/* Some memory is only used when there is not much of other. */
+	/* Some memory is used only when other memory is low. */
 	const unsigned int pages = number_in("/proc/meminfo", "MemFree") / 4 / 10 * 9;
 	__u8 *map = map_at(pages * PAGE, MAP_PRIVATE | MAP_ANONYMOUS, -1), *there;
 	unsigned int i;
@@ -214,18 +215,18 @@ static void cma(void)
 			must(pfn_at(there) == pfn, "it has moved");
 			must(!write_to(AREA "alloc", all), "the area is allocated");
 			must(pfn_at(there) == pfn, "it has moved");
-			/* Memory of programs that is held is not even tried to be moved. */
+			/* For held anonymous memory, the kernel does not even try migration. */
 			must_say("not_freed", pfn, said_of(by, pfn));
-			/* Nobody may pin it there for long, and it can't be moved out. */
+			/* It cannot be pinned long-term there, and cannot be migrated. */
 			result = try_pin(&lasting);
 			must(result == -ENOMEM && pfn_at(there) == pfn, "pinned: %s", why(result));
 			must_say("longterm_pin", pfn, said_of(by, pfn));
 			unpin(handle, 1);
 		}
 	}
-	/* A long-term pin moves it out itself. */
+	/* A long-term pin migrates the page first. */
 	handle = hold_by(BY_REGION, there);
-	must(!in_area(pfn_at(there)), "it is still there");
+	must(!in_area(pfn_at(there)), "it is still in the area");
 	must(write_to(AREA "alloc", all), "the area is not allocated: %s", strerror(errno));
 	must(write_to(AREA "free", all), "the area is not freed: %s", strerror(errno));
 	unpin(handle, 1);
@@ -236,13 +237,13 @@ static void cma(void)
 #define BLOCKS	"/sys/devices/system/memory/"
 
 static struct {
-	__u64 pages;	/* of each */
+	__u64 pages;	/* per block */
 	bool movable[1024];
 } blocks;
 
 /*
- * Part of a movable zone is what the firmware, the kernel's early allocations or, at an address
- * drawn at boot (KASLR), the kernel itself have.
+ * Part of a movable zone is used by the firmware, by early allocations of the kernel, or by the
+ * kernel itself, at a random address (KASLR).
  */
 static bool has_reserved(__u64 block)
 {
@@ -279,8 +280,8 @@ static bool in_movable_block(__u64 pfn)
 }
 
 /*
- * What comes and goes in the block, such as a page that is just being freed, has it
- * refused at once (EBUSY).  Else it tries until a signal comes.
+ * A temporary user of the block, such as a page that is being freed, makes offlining fail
+ * with EBUSY at once.  Otherwise it is retried until a signal arrives.
  */
 static bool offline(const char *path)
 {
@@ -337,7 +338,7 @@ static void take_offline(void)
 	}
 }
 
-/* Memory of the kernel, here page tables, can't be offlined; asking for that does no harm. */
+/* Memory of the kernel, here page tables, cannot be offlined. Trying this does no harm. */
 static void unmovable(void)
 {
 	const size_t size = 64UL << 30;
@@ -380,10 +381,10 @@ static void wait_for_scans(const char *path, unsigned int count)
 			return;
 		usleep(100000);
 	}
-	must(false, "%s: %u more did not happen", path, count);
+	must(false, "%s: did not increase by %u", path, count);
 }
 
-/* Of two equal pages none that is held may become the other. */
+/* KSM must not merge two equal pages while one is held. */
 static void ksm(void)
 {
 	enum by by;
@@ -403,21 +404,21 @@ static void ksm(void)
 		pfn = pfn_at(map);
 		must(!madvise(map, 2 * PAGE, MADV_MERGEABLE), "madvise: %s", strerror(errno));
 		if (by != BY_NOBODY) {
-			/* It is looked at twice before it is tried. */
+			/* KSM scans a page twice before it tries to merge it. */
 			wait_for_scans(KSM "full_scans", 4);
-			must(pfn_at(map) == pfn && pfn_at(map + PAGE) != pfn, "they are one");
+			must(pfn_at(map) == pfn && pfn_at(map + PAGE) != pfn, "they were merged");
 			unpin(handle, 1);
 		}
 		for (turn = 0; turn < 1200 && pfn_at(map) != pfn_at(map + PAGE); turn++)
 			usleep(100000);
-		must(pfn_at(map) == pfn_at(map + PAGE), "they are still two");
+		must(pfn_at(map) == pfn_at(map + PAGE), "they were not merged");
 		munmap(map, 2 * PAGE);
 		as_before();
 	}
 	must(write_to(KSM "run", "0"), "%s", strerror(errno));
 }
 
-/* A huge page stays one while a small part of it is held. */
+/* A huge page is not split while a part of it is held. */
 static void huge(void)
 {
 	enum by by;
@@ -450,8 +451,7 @@ static void huge(void)
 #define KHUGEPAGED	"/sys/kernel/mm/transparent_hugepage/khugepaged/"
 
 /*
- * As much memory as a huge page has, of small ones: this process's own, or a memfd's. One
- * page of it is held.
+ * Small pages of the size of a huge page, anonymous or in a memfd. One of them is held.
  */
 static __u8 *to_collapse(bool shared, enum by by, __u32 *handle, __u64 *pfn)
 {
@@ -476,7 +476,7 @@ static __u8 *to_collapse(bool shared, enum by by, __u32 *handle, __u64 *pfn)
 	return from;
 }
 
-/* Something else may hold a page for a moment. */
+/* Retries, because others may hold a page temporarily. */
 static int collapse_now(void *map)
 {
 	unsigned int turn;
@@ -491,7 +491,7 @@ static int collapse_now(void *map)
 	return result;
 }
 
-/* Small pages of which one is held do not become a huge one. */
+/* Small pages are not collapsed to a huge page while one of them is held. */
 static void collapse(void)
 {
 	unsigned int shared;
@@ -521,7 +521,7 @@ static void collapse(void)
 	}
 }
 
-/* The same where the kernel collapses unasked. */
+/* The same for khugepaged. */
 static void khugepaged(void)
 {
 	enum by by;
@@ -542,12 +542,12 @@ static void khugepaged(void)
 			must(!is_huge(map) && pfn_at(map + 7 * PAGE) == pfn, "it is huge");
 			unpin(handle, 1);
 		}
-		/* It takes only what is in use. */
+		/* It collapses only pages that are in use. */
 		for (turn = 0; turn < 6000 && !is_huge(map); turn++) {
 			memset(map, 1, HUGE);
 			usleep(10000);
 		}
-		must(is_huge(map), "it is still small pages");
+		must(is_huge(map), "it is still made of small pages");
 		munmap(map, HUGE);
 		as_before();
 	}
@@ -555,7 +555,7 @@ static void khugepaged(void)
 
 #define MOUNTED	"/tmp/mounted"
 
-/* Pins do not keep a file system mounted: a page leaves the cache, and is its pinner's alone. */
+/* Pins do not prevent unmounting: the page is removed from the cache and stays pinned. */
 static void unmounted(void)
 {
 	static const __u32 flags[] = { 0, PINNER_LONGTERM };
@@ -589,7 +589,7 @@ static void unmounted(void)
 	}
 }
 
-/* A page that is to be used no more, as its memory may fail, must be given up first. */
+/* A page whose memory may fail is soft-offlined only after it has been released. */
 static void soft_offline(void)
 {
 	enum by by;
@@ -617,7 +617,7 @@ static void soft_offline(void)
 	}
 }
 
-/* With pin_owner=on,stack each region has a stack, from its maker on. */
+/* With pin_owner=on,stack each region has a stack trace that starts at the caller. */
 static void stacks(void)
 {
 	__u8 *map = small_pages(1);
@@ -642,7 +642,7 @@ static bool swapped(const void *address)
 	return of_page("/proc/self/pagemap", (uintptr_t)address / PAGE) >> 62 & 1;
 }
 
-/* Tries to, and says whether it was. */
+/* Tries to swap a page out. Returns whether it was. */
 static bool reclaims(const void *address)
 {
 	unsigned int turn;
@@ -665,7 +665,7 @@ static void share_with_children(void)
 	must(!mkdir("/sys/fs/cgroup/shared", 0755), "%s", strerror(errno));
 	must(write_to("/sys/fs/cgroup/shared/cgroup.procs", "0"), "%s", strerror(errno));
 	munmap(map, PAGE);
-	/* Of this group's. */
+	/* Reclaims from this cgroup. */
 	map = small_pages(1);
 	must(!pipe(ends), "pipe");
 	for (i = 0; i < CHILDREN; i++) {
@@ -683,7 +683,7 @@ static void share_with_children(void)
 	must(said.refs > CHILDREN, "%d references", said.refs);
 	if (tracked) {
 		must(!said.count && !said.maybe, "%d pins, maybe %u", said.count, said.maybe);
-		/* Really pinned, it stays. */
+		/* A page that is really pinned stays. */
 		handle = pin(PINNER_FAST, 0, map, 1);
 		must(!reclaims(map), "it is swapped out although it is pinned");
 		unpin(handle, 1);
@@ -708,7 +708,7 @@ static void reclaimed(void)
 	as_before();
 }
 
-/* Untracked, nothing is told, and nothing is exact but what always was. */
+/* Without tracking there are no reports, and only counts that were always exact are exact. */
 static void off(void)
 {
 	__u8 *map = small_pages(1), *large = huge_pages(1);

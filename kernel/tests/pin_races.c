@@ -2,11 +2,11 @@
 /*
  * pin_races SECONDS [RAW]
  *
- * Threads pin and unpin the same pages for short and long times, by /dev/pinner, by io_uring and,
- * where a disk is given, by direct I/O that ends in interrupts; others fork, unmap, swap out,
- * collapse, protect, merge and move that memory, where there are several nodes also between
- * these, take memory offline that is movable, and read all that the tracker tells. The kernel has
- * nothing to say, and in the end nothing is pinned.
+ * Threads make short and long-term pins on the same pages, with /dev/pinner, with io_uring and, if
+ * a disk is given, with direct I/O that completes in interrupts. Others fork, unmap, swap out,
+ * collapse, protect, merge and migrate that memory, with several nodes also between them, offline
+ * movable memory, and read all files of the tracker. The kernel must not report an error, and in
+ * the end nothing may be pinned.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -23,7 +23,7 @@
 
 #define KSM	"/sys/kernel/mm/ksm/"
 
-/* 4 MiB: small pages, and some that may become huge. */
+/* 4 MiB: small pages, some of which may become huge pages */
 #define PAGES		1024U
 
 static unsigned int seconds;
@@ -46,7 +46,7 @@ static bool going(void)
 	return !__atomic_load_n(&stop, __ATOMIC_RELAXED);
 }
 
-/* Memory may be gone while it is asked for: what fails is nobody's fault. */
+/* Memory may be unmapped at any time, so calls may fail. */
 static void *pinning(void *argument)
 {
 	__u64 seed = (uintptr_t)argument;
@@ -129,7 +129,7 @@ static void *udmabufs(void *argument)
 	return NULL;
 }
 
-/* Reads end in interrupts, which unpin. */
+/* Reads complete in interrupts, which unpin. */
 static void *direct(void *argument)
 {
 	__u64 seed = (uintptr_t)argument;
@@ -148,7 +148,7 @@ static void *direct(void *argument)
 
 #define MOVED	16
 
-/* To another node, where there is one. */
+/* To another node, if there is one */
 static void move(__u64 *seed, __u8 *from)
 {
 	int nodes[MOVED], status[MOVED], node = any(seed, 2);
@@ -186,7 +186,7 @@ static void *changing(void *argument)
 			mprotect(from, size, PROT_READ | PROT_WRITE);
 			break;
 		case 4:
-			/* It moves away, and another takes its place. */
+			/* The page is moved elsewhere, and a new one takes its place. */
 			munmap(mremap(from, size, size, MREMAP_MAYMOVE | MREMAP_DONTUNMAP), size);
 			break;
 		case 5:
@@ -197,7 +197,7 @@ static void *changing(void *argument)
 			move(&seed, of_memfd + any(&seed, PAGES - MOVED) * PAGE);
 			break;
 		case 7:
-			/* Most of them are equal. */
+			/* Most pages are equal. */
 			madvise(from, size, any(&seed, 4) ? MADV_MERGEABLE : MADV_UNMERGEABLE);
 			break;
 		default:
@@ -208,7 +208,7 @@ static void *changing(void *argument)
 	return NULL;
 }
 
-/* Children that write to what is pinned, pin it themselves, and end with what they hold. */
+/* Children write to pinned pages, pin them as well, and exit without unpinning. */
 static void *forking(void *argument)
 {
 	__u64 seed = (uintptr_t)argument;
@@ -220,7 +220,7 @@ static void *forking(void *argument)
 
 		must(child >= 0, "fork: %s", strerror(errno));
 		if (!child) {
-			/* Of ours only this thread is there: no more than calls. */
+			/* After fork() only this thread exists: use only system calls. */
 			struct pinner_pin pin = {
 				.address = (uintptr_t)map,
 				.pages = 64,
@@ -242,7 +242,7 @@ static void *forking(void *argument)
 
 static unsigned int plugged;
 
-/* Blocks of memory go, with what the tracker has of their pages, and come back. */
+/* Memory blocks are removed with the tracker's data for their pages, and added again. */
 static void *plugging(void *argument)
 {
 	unsigned int number;
@@ -252,7 +252,7 @@ static void *plugging(void *argument)
 	(void)argument;
 	while (going()) {
 		for (number = 0; number < 64 && going(); number++) {
-			/* What stays pinned would be waited for; what is not movable is refused. */
+			/* Offlining waits for pinned pages, and fails for unmovable ones. */
 			snprintf(command, sizeof(command),
 				 "cd /sys/devices/system/memory/memory%u 2>/dev/null || exit 0\n"
 				 "grep -q Movable valid_zones || exit 0\n"
@@ -261,7 +261,7 @@ static void *plugging(void *argument)
 				 "echo online >state && exit 9", number);
 			status = system(command);
 			must(!status || (WIFEXITED(status) && WEXITSTATUS(status) == 9),
-			     "block %u does not come back", number);
+			     "block %u: cannot be onlined again", number);
 			plugged += !!status;
 		}
 		usleep(100000);
@@ -269,7 +269,7 @@ static void *plugging(void *argument)
 	return NULL;
 }
 
-/* What others read at the same time; the text is this thread's own. */
+/* Reads the files of the tracker at the same time, into a per-thread buffer. */
 static void *reading(void *argument)
 {
 	static const char * const paths[] = {
@@ -289,7 +289,7 @@ static void *reading(void *argument)
 			do {
 				got = read(fd, text, sizeof(text));
 				must(got >= 0, "%s: %s", paths[i], strerror(errno));
-				/* What it says in one piece is a verdict. */
+				/* Only a complete output is a result. */
 				must(i < 7 || !got || (got == sizeof(FINE) - 1 &&
 						       !memcmp(text, FINE, got)),
 				     "check: %.*s", (int)got, text);
@@ -323,7 +323,7 @@ static void races(void)
 		pthread_join(threads[i], NULL);
 	printf("# %lu turns, %lld guesses, %u blocks of memory were offline\n", done,
 	       number_in(BOOKS "stats", "guessed"), plugged);
-	must(number_in(BOOKS "stats", "guessed") > 0, "nobody has pinned what another had");
+	must(number_in(BOOKS "stats", "guessed") > 0, "no unpin was guessed");
 	munmap(map, PAGES * PAGE);
 	munmap(of_memfd, PAGES * PAGE);
 	close(memfd);

@@ -2,8 +2,8 @@
 /*
  * pin_wrong KIND
  *
- * Pins and unpins that are no pairs, one kind in a boot: the kernel says so once, says it to those
- * who ask, and goes on. What it says is for those to look at who read its log.
+ * Makes pins and unpins that do not balance, one kind per boot. The kernel must log this once,
+ * report it in debugfs, and continue. The caller of this program checks the kernel log.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -31,7 +31,7 @@ static long long said(const char *what)
 	return number_in(BOOKS "stats", what);
 }
 
-/* An unpin of a page that was only got. */
+/* Unpins a page that was only referenced with get_user_pages(). */
 static void got(void)
 {
 	__u8 *map = small_pages(1);
@@ -61,7 +61,7 @@ static void twice(void)
 	munmap(map, PAGE);
 }
 
-/* One more than there are, of a huge page, in one call. */
+/* Unpins a huge page once too often, in one call. */
 static void too_many(void)
 {
 	__u8 *map = huge_pages(1);
@@ -79,7 +79,7 @@ static void too_many(void)
 	munmap(map, HUGE);
 }
 
-/* Several times, as a page that is mapped has other references than pins. */
+/* Several times, since a mapped page also has other references. */
 static void put(void)
 {
 	__u8 *map = small_pages(1);
@@ -110,7 +110,7 @@ static void freed_with(__u32 flags)
 	wrongly(PINNER_FREE, handle, 1, 0);
 	must(said("freed-while-pinned") == 1, "%lld", said("freed-while-pinned"));
 	must(!sums_of(getpid()).pins, "%s", text_of("/proc/self/pins"));
-	/* It stays in /proc/vmstat for good. */
+	/* The difference in /proc/vmstat is permanent. */
 	counts_before.pins++;
 }
 
@@ -124,7 +124,7 @@ static void freed_long(void)
 	freed_with(PINNER_LONGTERM);
 }
 
-/* Nobody can unpin it any more: its process is gone, and so is its memory. */
+/* Nothing can unpin it any more: the process has exited, and its memory is freed. */
 static void leaked(void)
 {
 	pid_t child = fork();
@@ -140,7 +140,7 @@ static void leaked(void)
 		_exit(0);
 	}
 	wait_for(child);
-	/* Pages wait in batches, with a reference, to be put in lists. */
+	/* Pages in LRU batches have an additional reference. */
 	for (turn = 0; turn < 600 && !said("leaked"); turn++) {
 		text_of(BOOKS "check");
 		usleep(100000);
@@ -173,7 +173,7 @@ static void one(void)
 		;
 	must(i < ARRAY_SIZE(kinds), "no kind %s", kind);
 	kinds[i].run();
-	/* What is right goes on as before, and the mistake has been counted. */
+	/* Correct use still works, and the error has been counted. */
 	handle = pin(PINNER_PLAIN, PINNER_LONGTERM, map, 100);
 	must(sums_of(getpid()).pins == 100, "%s", text_of("/proc/self/pins"));
 	unpin(handle, 100);

@@ -2,8 +2,8 @@
 /*
  * pins [-s SEED] [-n STEPS]
  *
- * What the tracker of pins says, of every page of the machine, is what /dev/pinner has pinned. At
- * the end of each test nothing is left, and the tracker finds its own books in order.
+ * Compares what the pin tracker reports for every page of the machine with what /dev/pinner has
+ * pinned. At the end of each test nothing is pinned, and the tracker's consistency check succeeds.
  */
 #define _GNU_SOURCE
 #include "pins.h"
@@ -25,7 +25,7 @@ static __u32 any(__u32 below)
 	return (seed >> 33) % below;
 }
 
-/* Memory of each kind, which is pinned at random. */
+/* Memory of each kind, to be pinned at random */
 static struct area {
 	const char *name;
 	__u8 *map;
@@ -61,13 +61,13 @@ static void unmake_areas(void)
 	}
 }
 
-/* What is held, and which pages that are: a memfd's folios are one each. */
+/* The handles, and their pages; each folio of a memfd counts as one. */
 static struct hold {
 	__u32 handle, nr, left;
 	__u64 pfns[MOST];
 } held[AT_ONCE];
 
-/* How often each page of the machine is pinned, by us, and what the kernel says. */
+/* The number of pins of each page of the machine: by this program, and as reported */
 static __u32 *mine;
 static __u64 *words, *flags;
 static __u64 last_pfn;
@@ -86,12 +86,12 @@ static __u64 read_all(const char *path, __u64 **to)
 		must(got >= 0, "read of %s: %s", path, strerror(errno));
 		len += got;
 	} while (got && len < most);
-	must(len < most, "%s is larger than thought", path);
+	must(len < most, "%s is larger than expected", path);
 	close(fd);
 	return len / sizeof(__u64);
 }
 
-/* Each page's word is the sum of the pins of its folio; no other page has any. */
+/* The word of each page must have the number of pins of its folio. Other pages have none. */
 static void compare_all(void)
 {
 	__u64 pfn, head, end, sum, at;
@@ -135,7 +135,7 @@ static void take(struct hold *hold)
 		pin.pages = area->pages;
 	first = any(area->pages - pin.pages + 1);
 	pin.flags = any(2) ? PINNER_LONGTERM : 0;
-	/* Written once, the zero page isn't it any more. */
+	/* A written page is no longer the zero page. */
 	if (area != &areas[4] && any(2))
 		pin.flags |= PINNER_WRITE;
 	pin.address = (uintptr_t)area->map + first * PAGE;
@@ -157,7 +157,7 @@ static void take(struct hold *hold)
 		mine[hold->pfns[i]]++;
 }
 
-/* Some of the pages that are left, which need not be the first ones. */
+/* Unpins some of the remaining pages, not necessarily the first ones. */
 static void give_back(struct hold *hold, bool all)
 {
 	enum pinner_where where = any(PINNER_WHERES);
@@ -184,7 +184,7 @@ static void give_back(struct hold *hold, bool all)
 	hold->left -= count;
 }
 
-/* Pins and unpins at random, against a table of our own. */
+/* Pins and unpins at random, and compares with a table. */
 static void model(void)
 {
 	unsigned int step, i;
@@ -212,7 +212,7 @@ static void model(void)
 	as_before();
 }
 
-/* A page's count is exact: not a word too many by what else refers to it. */
+/* The count of a page is exact: other references are not counted. */
 static void exact(void)
 {
 	__u8 *map = small_pages(1);
@@ -240,7 +240,7 @@ static void exact(void)
 	as_before();
 }
 
-/* 2^20 pins of a page, and of a huge one. */
+/* 2^20 pins of a small and a huge page */
 static void many(void)
 {
 	__u8 *maps[] = { small_pages(1), huge_pages(1) };
@@ -270,7 +270,7 @@ static void many(void)
 	as_before();
 }
 
-/* The line of this process for a range; the words are looked for in it. */
+/* Finds the line of this process for a range, which must contain these words. */
 static char *own_line(const void *from, size_t size)
 {
 	char range[64];
@@ -279,7 +279,7 @@ static char *own_line(const void *from, size_t size)
 	return LINE("/proc/self/pins", range);
 }
 
-/* Each way to pin for a long time is a region with the right line, and ends with its last pin. */
+/* Each kind of long-term pin creates a region with the right line, until its last pin ends. */
 static void ways(void)
 {
 	static const char * const sites[] = { "pin_once", "pin_once", "pin_remote", "pin_once" };
@@ -307,13 +307,13 @@ static void ways(void)
 			     "%llx", pins_of(pfn_at(from)));
 			unpin_as(handle, 0, 10, where, PINNER_PAGES);
 			sums = sums_of(getpid());
-			must(sums.pins == 20 && sums.bytes == 20 * PAGE, "20 are left: %lld, %lld",
+			must(sums.pins == 20 && sums.bytes == 20 * PAGE, "20 pins left: %lld, %lld",
 			     sums.pins, sums.bytes);
 			unpin_as(handle, 10, 20, where, PINNER_EACH);
 			sums = sums_of(getpid());
-			must(!sums.pins && !sums.bytes, "none is left: %lld, %lld", sums.pins,
+			must(!sums.pins && !sums.bytes, "no pins left: %lld, %lld", sums.pins,
 			     sums.bytes);
-			/* A short one is none. */
+			/* A short pin creates no region. */
 			handle = pin(how, where ? PINNER_WRITE : 0, from, 30);
 			must(!sums_of(getpid()).pins, "short pins are shown: %s",
 			     text_of("/proc/self/pins"));
@@ -348,14 +348,14 @@ static void memfds(void)
 		fstat(fd, &stat);
 		pin.id = fd;
 		must(!try_pin(&pin) && pin.pinned == folios, "%u folios", pin.pinned);
-		/* From page 3 to 18, of a huge one, too. */
+		/* Pages 3 to 18, also of a huge page */
 		snprintf(want, sizeof(want), "@%lx-%lx w %zu %zu ", 3 * PAGE, 19 * PAGE, folios,
 			 folios * kinds[i].folio);
 		snprintf(inode, sizeof(inode), " %lu %s", stat.st_ino,
 			 i ? "memfd:large" : "memfd:a\\040b");
 		line = LINE("/proc/self/pins", want, inode, " pin_memfd ");
 		must(line, "no line with %s and %s: %s", want, inode, text_of("/proc/self/pins"));
-		/* Neither closing nor unmapping it ends its pins. */
+		/* Closing or unmapping it does not release the pins. */
 		munmap(map, HUGE);
 		close(fd);
 		sums = sums_of(getpid());
@@ -367,7 +367,7 @@ static void memfds(void)
 	}
 }
 
-/* One pin of a huge page keeps all of it, and the last of 512 as well. */
+/* Any pin of a huge page keeps all of it, also the last of 512 pins. */
 static void one_of_512(void)
 {
 	__u8 *map = huge_pages(1);
@@ -390,7 +390,7 @@ static void one_of_512(void)
 	as_before();
 }
 
-/* What one task pins in several calls in a row is one region; with a gap it isn't. */
+/* Consecutive ranges pinned by one task are one region, unless there is a gap. */
 static void in_a_row(void)
 {
 	__u8 *map = small_pages(64);
@@ -410,7 +410,7 @@ static void in_a_row(void)
 	as_before();
 }
 
-/* A page in several regions, which end in another order than they began. */
+/* A page in several regions, which are released in a different order */
 static void shared(void)
 {
 	__u8 *map = huge_pages(1);
@@ -436,7 +436,7 @@ static void shared(void)
 	unpin_as(of_small[2], 0, 8, PINNER_WORKER, PINNER_PAGES);
 	unpin(of_huge[2], 102);
 	consistent();
-	/* Whose pins have ended is guessed; how many this process has left isn't. */
+	/* The kernel guesses whose pins have ended, but the total is exact. */
 	must(sums_of(getpid()).pins == 8 + 101, "%lld", sums_of(getpid()).pins);
 	must(strchr(text_of("/proc/self/pins"), '~'), "%s", text_of("/proc/self/pins"));
 	unpin(of_small[0], 8);
@@ -449,7 +449,7 @@ static void shared(void)
 
 #define LIMIT	"/sys/module/pin_owner/parameters/extra"
 
-/* Beyond the limit of pages in several regions the first one stands for the others. */
+/* Above the limit of nodes, pins are counted in the first region of a page. */
 static void limited(void)
 {
 	long long lost = number_in(BOOKS "stats", "lost");
@@ -478,7 +478,7 @@ static void limited(void)
 	as_before();
 }
 
-/* Short and long pins of one page, in all orders. */
+/* Short and long-term pins of one page, in all orders */
 static void both_sorts(void)
 {
 	__u8 *map = small_pages(1);
@@ -504,8 +504,8 @@ static void both_sorts(void)
 }
 
 /*
- * Two places unpin, one short pins and one long ones. When neither is known yet, a pin is taken for
- * the other one of its page; later ones are not.
+ * Two call sites unpin, one of them short and the other long-term pins. While neither is known, the
+ * kernel may assume the wrong kind of pin, but not later.
  */
 static void places(void)
 {
@@ -524,10 +524,10 @@ static void places(void)
 		of_short = pin(PINNER_FAST, 0, map + PAGE, 1);
 		unpin_as(of_short, 0, 1, PINNER_TASK, PINNER_THERE);
 		must(own_line(map + PAGE, PAGE) && sums_of(getpid()).pins == 1,
-		     "a short pin took a long one away: %s", text_of("/proc/self/pins"));
+		     "a short unpin released a long-term pin: %s", text_of("/proc/self/pins"));
 	}
 	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
-	/* Where there is no doubt it shows whose a place is. */
+	/* An unambiguous unpin teaches the kernel which kind this call site releases. */
 	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
 	unpin_as(of_long, 0, 1, PINNER_TASK, PINNER_HERE);
 	of_long = pin(PINNER_FAST, PINNER_LONGTERM, map, 1);
@@ -539,7 +539,7 @@ static void places(void)
 	as_before();
 }
 
-/* A child has a copy of what is pinned, and none of the pins. */
+/* A child gets copies of pinned pages, but no pins. */
 static void forked(void)
 {
 	__u8 *map = small_pages(4);
@@ -569,7 +569,7 @@ static void forked(void)
 	as_before();
 }
 
-/* Pins outlive their process, which is `gone` then, where a descriptor is passed on. */
+/* If a descriptor is passed on, pins outlive their process, which is then shown as `gone`. */
 static void gone(void)
 {
 	char range[64];
@@ -603,7 +603,7 @@ static void gone(void)
 	must(!LINE(BOOKS "regions", range), "%s", text_of(BOOKS "regions"));
 }
 
-/* The table of pinned pages has a line for a folio, with whose first short pin it is. */
+/* debugfs has a line for each pinned folio, with the process of its first short pin. */
 static void table(void)
 {
 	__u8 *map = huge_pages(1), *small = small_pages(1);
@@ -630,7 +630,7 @@ static void table(void)
 
 #define TRACE	"/sys/kernel/tracing/"
 
-/* A region's begin and end are events. */
+/* The start and end of a region are trace events. */
 static void traced(void)
 {
 	__u8 *map = small_pages(3);
@@ -669,7 +669,7 @@ static int error_of_reading(const char *path)
 	return error;
 }
 
-/* Another user sees neither whose pins there are nor of which pages. */
+/* Other users can see neither the owners of pins nor the pinned pages. */
 static void permissions(void)
 {
 	char path[64];
@@ -692,7 +692,7 @@ static void permissions(void)
 	wait_for(child);
 	child = fork();
 	if (!child) {
-		/* A process of his own he may ask, as with smaps. */
+		/* The user can read the files of his own processes, as with smaps. */
 		execl("/usr/bin/setpriv", "setpriv", "--reuid=1000", "--regid=1000",
 		      "--clear-groups", "grep", "-q", "^pins 0$", "/proc/self/pins", NULL);
 		_exit(1);
@@ -700,7 +700,7 @@ static void permissions(void)
 	wait_for(child);
 }
 
-/* In a namespace processes have its numbers, and those outside none. */
+/* In a PID namespace processes have the numbers there; those outside have none. */
 static void namespaces(void)
 {
 	__u8 *map = small_pages(2);

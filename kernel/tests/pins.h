@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the programs that test the tracker of pins have in common: /dev/pinner, which pins what it
- * is told to, and all places where the kernel says what is pinned.
+ * Common parts of the programs that test the pin tracker: /dev/pinner, which pins memory on
+ * request, and all files in which the kernel reports pins.
  */
 #ifndef _PINS_H
 #define _PINS_H
@@ -13,11 +13,11 @@
 #include "vm/pinner/pinner.h"
 
 #define BOOKS		"/sys/kernel/debug/pin_owner/"
-/* What its check says where nothing is wrong. */
+/* The output of `check` without errors */
 #define FINE		"consistent\n"
 #define HUGE		(2UL << 20)
 
-/* Of /proc/kpagepins. */
+/* Bits of /proc/kpagepins */
 #define COUNT_OF(word)	((__u32)(word))
 #define IS_LONG(word)	((word) >> 32 & 1)
 #define IS_EXACT(word)	((word) >> 33 & 1)
@@ -25,7 +25,7 @@
 #define UNTRACKED(word)	((word) >> 35 & 1)
 #define REGION(word)	((word) >> 36)
 
-/* Of /proc/kpageflags. */
+/* Bits of /proc/kpageflags */
 #define KPF_HEAD	15
 #define KPF_TAIL	16
 #define KPF_HWPOISON	19
@@ -42,7 +42,7 @@ static inline void open_pinner(void)
 	must(pinner >= 0, "/dev/pinner: %s", strerror(errno));
 }
 
-/* All of a file of /proc, /sys or debugfs. The next call overwrites it. */
+/* Returns the contents of a file in /proc, /sys or debugfs. The next call overwrites them. */
 static inline char *text_of(const char *path)
 {
 	static char *text;
@@ -77,7 +77,7 @@ static inline bool write_to(const char *path, const char *word)
 	return done;
 }
 
-/* What the kernel knows of a page, by its number. */
+/* The kernel's reports on a page, by pfn */
 static inline __u64 of_page(const char *path, __u64 pfn)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -100,7 +100,7 @@ static inline __u64 flags_of(__u64 pfn)
 	return of_page("/proc/kpageflags", pfn);
 }
 
-/* Where a page of ours is; 0 if it is nowhere. */
+/* Returns the pfn of a page of this process; 0 if it is not present. */
 static inline __u64 pfn_at(const void *address)
 {
 	__u64 word = of_page("/proc/self/pagemap", (uintptr_t)address / PAGE);
@@ -113,7 +113,7 @@ static inline struct pinner_ask ask(const void *address)
 	struct pinner_ask ask = { .address = (uintptr_t)address };
 	int result = call(pinner, PINNER_ASK, &ask);
 
-	must(!result, "what is at %p: %s", address, why(result));
+	must(!result, "query of the page at %p: %s", address, why(result));
 	return ask;
 }
 
@@ -172,14 +172,14 @@ static inline long long pins_now(void)
 	int fd = open("/proc/sys/vm/stat_refresh", O_RDONLY);
 	char byte;
 
-	/* Each processor counts for itself, and tells when asked to. */
+	/* vmstat counters are per CPU; this flushes them. */
 	must(fd >= 0 && read(fd, &byte, 1) >= 0, "stat_refresh");
 	close(fd);
 	return number_in("/proc/vmstat", "nr_foll_pin_acquired") -
 	       number_in("/proc/vmstat", "nr_foll_pin_released");
 }
 
-/* What must be as it was once nothing is pinned. */
+/* Counters that must have their old values once nothing is pinned */
 struct counts {
 	long long pins, regions, nodes, untracked, bad;
 };
@@ -204,10 +204,10 @@ static inline struct counts counts_now(void)
 }
 
 static struct counts counts_before;
-/* When they were noted. */
+/* The time when they were recorded */
 static __u64 noted_at;
 
-/* The clock of regions, in ns. */
+/* The clock of regions, in ns */
 static inline __u64 boot_time(void)
 {
 	struct timespec time;
@@ -216,7 +216,7 @@ static inline __u64 boot_time(void)
 	return time.tv_sec * 1000000000ULL + time.tv_nsec;
 }
 
-/* What others pin for a moment only is not noted. */
+/* Records them when there are no temporary pins. */
 static inline void note_counts(void)
 {
 	struct counts again;
@@ -237,7 +237,7 @@ static inline void consistent(void)
 	must(!strcmp(text, FINE), "check says: %s", text);
 }
 
-/* Regions end in a worker, and others in the machine pin pages for a moment: a leak stays. */
+/* Regions end in a worker, and there are temporary pins in the machine. A leak is permanent. */
 static inline void as_before(void)
 {
 	struct counts counts;
@@ -250,14 +250,14 @@ static inline void as_before(void)
 		usleep(100000);
 	}
 	must(turn < 600,
-	     "%lld pins, %lld regions, %lld nodes, %lld untracked, %lld mistakes more than before",
+	     "more than before: %lld pins, %lld regions, %lld nodes, %lld untracked, %lld errors",
 	     counts.pins - counts_before.pins, counts.regions - counts_before.regions,
 	     counts.nodes - counts_before.nodes, counts.untracked - counts_before.untracked,
 	     counts.bad - counts_before.bad);
 	consistent();
 }
 
-/* A line of a table that has all these words, or NULL. The text is the one that is looked in. */
+/* Returns the line of a file that contains all these words, or NULL. */
 static inline char *line_with(char *text, const char *const *words, unsigned int count)
 {
 	static char line[1024];
@@ -283,7 +283,7 @@ static inline char *line_with(char *text, const char *const *words, unsigned int
 		line_with(text_of(path), words, ARRAY_SIZE(words));		\
 	})
 
-/* What /proc/PID/pins says in sum. */
+/* The totals in /proc/PID/pins */
 struct sums {
 	long long pins, bytes;
 };
@@ -307,7 +307,7 @@ static inline void *map_at(size_t size, int flags, int fd)
 	return map;
 }
 
-/* Memory of this process, of small pages, each of which is there. */
+/* Allocates anonymous memory of small pages, all of them present. */
 static inline __u8 *small_pages(unsigned int pages)
 {
 	__u8 *map = map_at(pages * PAGE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -317,7 +317,7 @@ static inline __u8 *small_pages(unsigned int pages)
 	return map;
 }
 
-/* The same of huge pages; not all need be. */
+/* The same with huge pages, where available. */
 static inline __u8 *huge_pages(unsigned int count)
 {
 	__u8 *map = map_at((count + 1) * HUGE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
@@ -335,7 +335,7 @@ static inline bool is_huge(const void *address)
 	return flags_of(pfn_at(address)) >> KPF_THP & 1;
 }
 
-/* A memfd that is mapped, and where. */
+/* Creates and maps a memfd. */
 static inline __u8 *memfd_pages(const char *name, unsigned int flags, size_t size, int *fd)
 {
 	__u8 *map;

@@ -2,9 +2,9 @@
 /*
  * race SECONDS FOLDER
  *
- * Loads of a file that another process truncates and rewrites all the time, and requests of
- * several threads on one buffer. The possible content of the file is known: any other byte in a
- * buffer comes from the former owner of the memory, or from the disk.
+ * Loads a file that another process truncates and rewrites all the time, and makes requests of
+ * several threads on one buffer. The possible contents of the file are known. Any other byte in a
+ * buffer would be old data from memory or from the disk.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -22,7 +22,7 @@ static unsigned long seconds;
 static char path[4096];
 static __u8 shadow[SIZE];
 
-/* Its bytes are the pattern's, or zero where it has been cut and not yet been written again. */
+/* Its bytes are those of the pattern, or zero where it was truncated and not yet rewritten. */
 static bool one_of_both(const __u8 *map, __u64 len)
 {
 	__u64 at;
@@ -100,7 +100,7 @@ static void loads_of_a_file_that_shrinks(void)
 	must(number_in(STATS, "buffers") == 0, "%lld buffers", number_in(STATS, "buffers"));
 }
 
-/* Files of one value each: after each request the buffer holds only one of the values. */
+/* Each file has only one value: after each request the buffer has only one of these values. */
 static int buffer, sources[2];
 static bool ends;
 

@@ -2,9 +2,9 @@
 /*
  * random SECONDS SEED FOLDER
  *
- * Requests with random fields, most of them almost right, by two processes at once, on files and
- * buffers that come and go. They need not succeed: the kernel must not complain, and nothing may be
- * left at the end.
+ * Two processes make requests with random fields, most of them almost valid, on files and buffers
+ * that are opened and closed. The requests need not succeed, but the kernel must not report an
+ * error, and no buffer may be left at the end.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -31,7 +31,7 @@ static __u64 below(__u64 limit)
 	return (random_bits() >> 11) % limit;
 }
 
-/* Descriptors of every sort, which come and go. */
+/* Descriptors of all kinds, which are opened and closed. */
 #define FDS	24
 static int fds[FDS];
 
@@ -87,7 +87,7 @@ static void renew(int nr)
 	default:
 		fds[nr] = open(path, (below(4) ? O_RDWR : O_RDONLY) | O_CREAT |
 			       (below(2) ? O_DIRECT : 0), 0600);
-		/* It may be open for reading only. */
+		/* The file may be open only for reading. */
 		if (!below(3) && ftruncate(fds[nr], below(300000)))
 			break;
 	}
@@ -173,7 +173,7 @@ static void noise(void)
 	for (i = 0; i < 32; i++)
 		any.words[i] = random_bits() >> below(64);
 	memset(any.bytes + 256, 0, sizeof(any) - 256);
-	/* Mostly of a size that gets further than the first check. */
+	/* Mostly a size that passes the first check. */
 	size = below(4) ? 8 * below(30) : below(1 << _IOC_SIZEBITS);
 	*(__u32 *)any.bytes = below(8) ? size : any.words[0];
 	call(node, _IOC(below(8) ? _IOC_READ | _IOC_WRITE : below(4), DMAFILE_IOC_MAGIC, below(5),
@@ -212,7 +212,7 @@ static void requests_at_random(void)
 	unsigned long which;
 	int status, parameter;
 
-	/* Otherwise most of the time would go into zeroing memory. */
+	/* Otherwise most of the time would be spent zeroing memory. */
 	parameter = open("/sys/module/dmafile/parameters/max_buffer_mb", O_WRONLY | O_CLOEXEC);
 	must(write(parameter, "4\n", 2) == 2, "max_buffer_mb: %s", strerror(errno));
 	printf("# seed %lu\n", seed);
@@ -229,7 +229,7 @@ static void requests_at_random(void)
 	must(number_in(STATS, "buffer_bytes") == 0, "%lld bytes are left",
 	     number_in(STATS, "buffer_bytes"));
 	must(number_in(STATS, "alloc_read") > 0 && number_in(STATS, "read") > 0 &&
-	     number_in(STATS, "write") > 0, "nothing has ever got through");
+	     number_in(STATS, "write") > 0, "no request has succeeded");
 }
 
 static const struct test tests[] = {

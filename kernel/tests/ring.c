@@ -2,8 +2,8 @@
 /*
  * ring FOLDER [SLOW]
  *
- * The requests as commands of io_uring: results are those of the ioctl, a request can be
- * cancelled, and a ring that goes away in the middle leaves nothing behind. SLOW is a file of some
+ * Tests the requests as io_uring commands: the results are those of the ioctl, a request can be
+ * cancelled, and a ring that is closed in the middle leaves nothing behind. SLOW is a file of some
  * MiB on a disk that takes seconds to read it.
  */
 #define _GNU_SOURCE
@@ -29,7 +29,7 @@ static int open_at(const char *name, int flags)
 	return fd;
 }
 
-/* INFO, ALLOC, ALLOC_READ and RW to and fro: the bytes arrive. */
+/* INFO, ALLOC, ALLOC_READ and RW in both directions transfer the data. */
 static void every_request(void)
 {
 	static __u8 shadow[LENGTH], back[LENGTH];
@@ -100,7 +100,7 @@ static void refusals(void)
 	result = command(_IO(DMAFILE_IOC_MAGIC, 0), &info, 0);
 	must(result == -ENOTTY, "a command without a size: %s", why(result));
 	result = command(DMAFILE_IOC_RW, &rw, 0);
-	must(result == -EBADF, "no such files: %s", why(result));
+	must(result == -EBADF, "invalid files: %s", why(result));
 	info.size = 0;
 	result = command(DMAFILE_IOC_INFO, &info, 0);
 	must(result == -EINVAL, "no size: %s", why(result));
@@ -142,7 +142,7 @@ static void ended_by_a_cancel(void)
 	close(fd);
 }
 
-/* The process ends, and with it its ring, while a worker is busy. */
+/* The process exits, which closes its ring, while a worker is busy. */
 static void torn_down(void)
 {
 	static struct dmafile_progress *progress;
@@ -166,7 +166,7 @@ static void torn_down(void)
 			put_command(DMAFILE_IOC_ALLOC_READ, &load, 0, 1);
 			submit();
 			until_it_moves(progress);
-			/* Of its own, or by force. */
+			/* It exits, or is killed. */
 			if (i)
 				pause();
 			ring_close();
@@ -178,7 +178,7 @@ static void torn_down(void)
 		must(waitpid(child, &status, 0) == child, "waitpid");
 		must(i ? WIFSIGNALED(status) : !status, "the process ended with %x", status);
 	}
-	/* A ring is taken apart in the background. */
+	/* A ring is freed in the background. */
 	for (i = 0; i < 100 && number_in(STATS, "buffers") != buffers; i++)
 		usleep(100000);
 	must(number_in(STATS, "buffers") == buffers, "%lld buffers", number_in(STATS, "buffers"));
@@ -192,7 +192,7 @@ static void *fill_buffer(void *request)
 	return NULL;
 }
 
-/* A timeout of the caller's own ring makes work for it while it waits for another request. */
+/* A timeout in the caller's ring queues task work while it waits for another request. */
 static void work_is_no_signal(void)
 {
 	struct __kernel_timespec soon = { .tv_nsec = 200000000 };
@@ -236,8 +236,8 @@ static void work_is_no_signal(void)
 }
 
 /*
- * What was submitted counts, not what stands in the ring when a worker gets to it: Linux 6.12 has
- * commands look there.
+ * The SQE as submitted must be used, not its contents when the worker runs: Linux 6.12 passes the
+ * entry in the ring to commands.
  */
 static void slots_are_used_again(void)
 {

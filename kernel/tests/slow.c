@@ -2,9 +2,9 @@
 /*
  * slow FILE
  *
- * What happens in the middle of a request: FILE, of some MiB, is on a disk that takes seconds to
- * read it. Progress is reported, a stop is obeyed, signals end a request or do not, a killed
- * process leaves nothing behind, and requests on one buffer wait for each other.
+ * Tests events during a request. FILE has some MiB and is on a disk that takes seconds to read it.
+ * Progress is reported, setting @stop ends a request, signals end it or do not, a killed process
+ * leaves nothing behind, and requests on one buffer wait for each other.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -19,12 +19,12 @@ static const char *path;
 static __u64 size;
 static __u8 *shadow;
 
-/* A request that a thread of its own has made, and how it ended. */
+/* A request in a separate thread, and its result */
 struct running {
 	pthread_t thread;
 	struct dmafile_progress progress;
 	__u32 flags;
-	/* A buffer that is there; 0: a new one. */
+	/* An existing buffer; 0: a new one */
 	int target;
 	bool buffered;
 	int result;
@@ -101,7 +101,7 @@ static void over(struct running *one, int want, const char *what)
 	must(one->result == want, "%s: %s, not %s", what, why(one->result), why(want));
 }
 
-/* The next test finds nothing in the page cache. */
+/* Drops the file from the page cache for the next test. */
 static void drop_cache(void)
 {
 	int fd = open_file(true);
@@ -124,7 +124,7 @@ static void check(int fd)
 	unmap_buffer(fd, map);
 }
 
-/* The number never falls, is never more than there is, and in the end is all. */
+/* The number never decreases, never exceeds the length, and is the length at the end. */
 static void progress_is_told(void)
 {
 	struct running one = { 0 };
@@ -142,12 +142,12 @@ static void progress_is_told(void)
 	}
 	over(&one, 0, "ALLOC_READ");
 	must(one.took > 1, "the disk is not slow: %.2f s", one.took);
-	must(steps > size / GATHER / 8, "told %llu times only", steps);
+	must(steps > size / GATHER / 8, "progress was reported only %llu times", steps);
 	check(one.fd);
 	close(one.fd);
 }
 
-/* Bytes that are reported are there: a buffer that exists can be read during the request. */
+/* Reported bytes are in the buffer: an existing buffer can be read during the request. */
 static void progress_is_true(void)
 {
 	struct running one = { .flags = DMAFILE_READ, .target = new_buffer(size) };
@@ -161,7 +161,7 @@ static void progress_is_true(void)
 
 		if (bytes > last) {
 			must(differ(map + last, shadow + last, bytes - last) == bytes - last,
-			     "what was told from %llu to %llu is not there", last, bytes);
+			     "bytes %llu to %llu were reported too early", last, bytes);
 			last = bytes;
 		}
 		usleep(1000);
@@ -187,7 +187,7 @@ static void stop_is_heeded(void)
 	over(&other, -ECANCELED, "a stopped READ");
 	must(other.bytes >= 4 * GATHER && other.bytes < size, "%llu bytes", other.bytes);
 	map = map_buffer(other.target, PROT_READ);
-	must(differ(map, shadow, other.bytes) == other.bytes, "what was read is not there");
+	must(differ(map, shadow, other.bytes) == other.bytes, "data is missing");
 	unmap_buffer(other.target, map);
 	close(other.target);
 	no_buffers();
@@ -213,14 +213,14 @@ static void signals(void)
 	start(&other);
 	until(&other, GATHER);
 	pthread_kill(other.thread, SIGUSR1);
-	over(&other, 0, "an ALLOC_READ at a signal that doesn't kill");
+	over(&other, 0, "an ALLOC_READ on a signal that does not kill");
 	check(other.fd);
 	close(other.fd);
 }
 
 /*
- * The process goes in the middle, and with it all that it had: of those that allocate before they
- * read, all of the buffer's size.
+ * The process is killed in the middle, and its memory must be freed: with IN_ORDER all of the
+ * buffer.
  */
 static void killed(void)
 {
@@ -250,8 +250,8 @@ static void killed(void)
 		begun = now();
 		must(waitpid(child, &status, 0) == child && WIFSIGNALED(status),
 		     "it ended with %x", status);
-		/* It waits for what is in flight, and for no more. */
-		must(now() - begun < 60, "%.1f s until it had gone", now() - begun);
+		/* It waits only for the I/O in flight. */
+		must(now() - begun < 60, "%.1f s until it exited", now() - begun);
 		must(bytes_of(one) < size, "all has been read");
 		if (one->target)
 			close(one->target);
@@ -262,7 +262,7 @@ static void killed(void)
 	must(before - after < (long long)size / 1024, "%lld KiB less", before - after);
 }
 
-/* A request that fills a buffer has it exclusively; those that read it share it. */
+/* A request that fills a buffer has exclusive access; requests that read it share it. */
 static void two_at_once(void)
 {
 	struct sigaction action = { .sa_handler = on_signal };
@@ -283,14 +283,14 @@ static void two_at_once(void)
 	must(!bytes_of(&again) && !bytes_of(&signalled), "two at once have a buffer to fill");
 	sigaction(SIGUSR1, &action, NULL);
 	pthread_kill(signalled.thread, SIGUSR1);
-	over(&signalled, -EINTR, "one that waits, at a signal");
-	must(bytes_of(&fill) < size, "it has waited until the other one was over");
+	over(&signalled, -EINTR, "a waiting request, on a signal");
+	must(bytes_of(&fill) < size, "it waited until the other request ended");
 	over(&fill, 0, "the first READ");
 	over(&again, 0, "the second READ");
 	must(again.took > fill.took, "the second has not waited: %.1f s, %.1f s", again.took,
 	     fill.took);
 	check(target);
-	/* The same bytes go back to where they are from. */
+	/* The same data is written back to its place. */
 	start(&out);
 	start(&more);
 	over(&out, 0, "the first WRITE");

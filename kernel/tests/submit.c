@@ -2,10 +2,10 @@
 /*
  * submit FOLDER SLOW
  *
- * The ways in which a program can submit a command to io_uring: for a worker at once (IOSQE_ASYNC),
- * linked, drained, by a polling thread, to a registered file, with other credentials; and a ring
- * that is closed while a command runs. SLOW is a file of some MiB on a disk on which each read
- * takes a tenth of a second.
+ * Tests the ways to submit a command to io_uring: directly to a worker (IOSQE_ASYNC), linked,
+ * drained, with a polling thread, to a registered file, with other credentials; and a ring that is
+ * closed while a command runs. SLOW is a file of some MiB on a disk on which each read takes a
+ * tenth of a second.
  */
 #define _GNU_SOURCE
 #include "uring.h"
@@ -17,7 +17,7 @@
 
 static const char *folder, *slow;
 
-/* An INFO has been carried out if, and only if, the kernel has filled in the structure. */
+/* INFO has been executed if and only if the kernel has filled in the structure. */
 static struct dmafile_info unanswered(void)
 {
 	return (struct dmafile_info) { .size = sizeof(struct dmafile_info) };
@@ -28,7 +28,7 @@ static bool answered(const struct dmafile_info *info)
 	return __atomic_load_n(&info->max_gather, __ATOMIC_RELAXED);
 }
 
-/* The kernel has read what was submitted: this must not change anything. */
+/* The kernel has already read the submission, so this must have no effect. */
 static void overwrite_slots(void)
 {
 	memset(ring.sqes, 0xff, ENTRIES * sizeof(*ring.sqes));
@@ -100,7 +100,7 @@ static void in_a_worker(void)
 	ring_close();
 }
 
-/* From a file to a buffer, and from the buffer to another file, as one chain. */
+/* From a file to a buffer, and from the buffer to another file, as one chain */
 static void chain(unsigned int flags)
 {
 	int from = new_file("links-from", 5), to = open_at("links-to", O_TRUNC | O_DIRECT);
@@ -113,9 +113,9 @@ static void chain(unsigned int flags)
 	put_command(DMAFILE_IOC_RW, &out, 0, 2)->flags = IOSQE_ASYNC | flags;
 	sync = sqe_next();
 	/*
-	 * The last one of linked requests has no flag. A drained one needs its own: before Linux
-	 * 6.16, a request without it starts together with a drained one before it, once that has
-	 * had to wait (io_queue_deferred() of io_uring/io_uring.c).
+	 * The last linked request has no flag. Each drained request needs the flag: before Linux
+	 * 6.16, a request without it starts together with a drained one before it, if that had to
+	 * wait (io_queue_deferred() in io_uring/io_uring.c).
 	 */
 	sync->flags = flags & IOSQE_IO_DRAIN;
 	sync->opcode = IORING_OP_FSYNC;
@@ -135,7 +135,7 @@ static void chain(unsigned int flags)
 	close(to);
 }
 
-/* A command linked to one that fails is cancelled, except for a hard link. */
+/* If a command fails, the linked ones are cancelled, except with a hard link. */
 static void chain_that_breaks(unsigned int flags, int want)
 {
 	struct dmafile_rw bad = transfer(DMAFILE_READ, -1, -1, LENGTH, 0);
@@ -153,7 +153,7 @@ static void chain_that_breaks(unsigned int flags, int want)
 	must(answered(&info) == !want, "%s, and yet the opposite", why(want));
 }
 
-/* An INFO that has to wait for a long load is not carried out before the load has ended. */
+/* An INFO that has to wait for a long load is not executed before the load has ended. */
 static void behind_a_load(unsigned int first_flags, unsigned int flags)
 {
 	struct dmafile_progress progress = { 0 };
@@ -198,7 +198,7 @@ static void drained(void)
 	ring_close();
 }
 
-/* A kernel thread submits. When it has had nothing to do for a while, it goes to sleep. */
+/* A kernel thread submits. It goes to sleep when it has been idle for a while. */
 static void polled(void)
 {
 	unsigned int round, asleep = 0;
@@ -230,7 +230,7 @@ static int registered(unsigned int operation, const void *argument, unsigned int
 	return result < 0 ? -errno : result;
 }
 
-/* The node is open in the ring only: its descriptor has been closed. */
+/* The device is open only in the ring: its descriptor has been closed. */
 static void to_a_registered_file(void)
 {
 	static const unsigned int flags[] = { 0, IOSQE_ASYNC };
@@ -260,7 +260,7 @@ static void to_a_registered_file(void)
 	ring_close();
 }
 
-/* The credentials of a command decide whether a file stays set-user-ID when it is written to. */
+/* The credentials of a command decide whether a write clears the set-user-ID bit of a file. */
 static void with_credentials(void)
 {
 	int file = new_file("owned", 1), buffer = new_buffer(LENGTH), other, i, result;
@@ -293,8 +293,8 @@ static void with_credentials(void)
 }
 
 /*
- * A ring is closed while a command runs, and its process lives on. The command ends early, even if
- * only a fatal signal would end it otherwise, and a command linked to it does not start.
+ * A ring is closed while a command runs, and its process continues. The command ends early, even if
+ * otherwise only a fatal signal would end it, and a command linked to it does not start.
  */
 static void closed_under(unsigned int setup, __u32 flags)
 {
@@ -307,7 +307,7 @@ static void closed_under(unsigned int setup, __u32 flags)
 
 	progress = (struct dmafile_progress) { 0 };
 	info = unanswered();
-	/* Reading all of it would take most of a minute. */
+	/* Reading the whole file would take most of a minute. */
 	load = slow_load(fd, PAGE, flags, &progress);
 	ring_open(setup);
 	put_command(DMAFILE_IOC_ALLOC_READ, &load, 0, 1)->flags = IOSQE_ASYNC | IOSQE_IO_LINK;
@@ -319,12 +319,12 @@ static void closed_under(unsigned int setup, __u32 flags)
 	while (number_in(STATS, "failed") == failed) {
 		__u64 bytes = __atomic_load_n(&progress.bytes, __ATOMIC_RELAXED);
 
-		must(bytes < size_of(fd), "it goes on without its ring until all is read");
+		must(bytes < size_of(fd), "it continues until everything is read");
 		must(now() - begun < 300, "it still runs after 300 s");
 		usleep(10000);
 	}
 	must(number_in(STATS, "buffers") == buffers, "a buffer is left");
-	must(!answered(&info), "what was linked to it has run");
+	must(!answered(&info), "the command linked to it has run");
 	printf("# ended %.1f s later, with %llu bytes\n", now() - begun, progress.bytes);
 	close(fd);
 }

@@ -2,9 +2,9 @@
 /*
  * suspend SLOW
  *
- * The system is suspended in the middle of requests, as far as the freezer goes: all tasks stop for
- * a second. Requests don't prevent that, don't mistake the freezer for a signal, and go on. SLOW is
- * a file of some MiB on a disk on which each read takes a tenth of a second.
+ * Suspends the system during requests, up to the freezer: all tasks are frozen for a second.
+ * Requests must not prevent that, must not treat it as a signal, and must continue. SLOW is a file
+ * of some MiB on a disk on which each read takes a tenth of a second.
  */
 #define _GNU_SOURCE
 #include "uring.h"
@@ -15,7 +15,7 @@ static const char *slow;
 static __u64 size;
 static __u8 *shadow;
 
-/* A request in a thread of its own, which would take most of a minute. */
+/* A request in a separate thread, which would take most of a minute */
 struct running {
 	pthread_t thread;
 	struct dmafile_progress progress;
@@ -28,7 +28,7 @@ static __u64 bytes_of(const struct running *one)
 	return __atomic_load_n(&one->progress.bytes, __ATOMIC_RELAXED);
 }
 
-/* READ into a buffer, or ALLOC_READ if there is none. */
+/* READ into a buffer, or ALLOC_READ without one */
 static void *run(void *argument)
 {
 	struct running *one = argument;
@@ -58,7 +58,7 @@ static void put(const char *path, const char *word)
 	bool done = fd >= 0 && write(fd, word, strlen(word)) == (ssize_t)strlen(word);
 	int error = errno;
 
-	/* The kernel tells which tasks it could not freeze, and where they were. */
+	/* The kernel logs which tasks it could not freeze, with their stacks. */
 	if (!done && system("dmesg | tail -n 100 | sed 's/^/# /'"))
 		printf("# no kernel log\n");
 	must(done, "%s to %s: %s", word, path, strerror(error));
@@ -69,16 +69,16 @@ static void freeze(void)
 {
 	double begun = now();
 
-	/* All that is done is to freeze tasks, and to thaw them. */
+	/* Only freeze the tasks and thaw them. */
 	put("/sys/power/pm_test", "freezer");
 	put("/sys/module/suspend/parameters/pm_test_delay", "1");
-	/* Milliseconds until it gives up: longer than a request takes that ignores it. */
+	/* The timeout in ms: longer than a request that ignores the freezer. */
 	put("/sys/power/pm_freeze_timeout", "300000");
 	put("/sys/power/state", "freeze");
 	printf("# frozen and thawed after %.1f s\n", now() - begun);
 }
 
-/* A request that had moved so many bytes moves more. It is stopped then. */
+/* Checks that a request transfers more than this, and stops it. */
 static void goes_on(struct running *one, __u64 had)
 {
 	double begun = now();
@@ -134,7 +134,7 @@ static void in_the_middle(void)
 	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 }
 
-/* A command of io_uring, in a worker. */
+/* An io_uring command, in a worker */
 static void in_a_worker(void)
 {
 	struct running one = { .rw.file_fd = open_slow(slow) };
@@ -153,7 +153,7 @@ static void in_a_worker(void)
 	close(one.rw.file_fd);
 }
 
-/* A request that waits for another one to fill the buffer goes on waiting. */
+/* A request that waits for another one to fill the buffer continues to wait. */
 static void before_its_turn(void)
 {
 	static const __u32 flags[] = { 0, DMAFILE_INTERRUPTIBLE };

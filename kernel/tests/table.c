@@ -2,9 +2,9 @@
 /*
  * table FOLDER
  *
- * Every structure with every size, every bit of every field that is not free, pointers that fault
- * at every byte, and descriptors of every sort that cannot be meant. Each is refused with the error
- * that the header names, and leaves nothing: no descriptor and no buffer.
+ * Tests invalid requests: each structure with all sizes, all invalid bits of all fields, pointers
+ * that fault at each byte, and descriptors of all unsuitable kinds. Each must fail with the error
+ * that is documented in the header, and leave no descriptor and no buffer behind.
  */
 #define _GNU_SOURCE
 #include "test.h"
@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 
 static char path[4096];
-/* A file of one page, and a buffer of the module. */
+/* A file of one page, and a buffer of the module */
 static int file, buffer;
 
 union any {
@@ -27,7 +27,7 @@ union any {
 	struct dmafile_rw rw;
 };
 
-/* Each request as it succeeds, the size of its first version, and where its answers are. */
+/* A valid form of each request, the size of its first version, and its "out" fields */
 struct kind {
 	const char *name;
 	unsigned long request;
@@ -47,7 +47,7 @@ static struct kind kinds[] = {
 	  sizeof(struct dmafile_rw), { 0 } },
 };
 
-/* The number of the same request with a structure of another size. */
+/* The number of the same request with another structure size */
 static unsigned long sized(const struct kind *kind, size_t size)
 {
 	return _IOC(_IOC_READ | _IOC_WRITE, DMAFILE_IOC_MAGIC, _IOC_NR(kind->request), size);
@@ -69,7 +69,7 @@ static void prepare(void)
 		kinds[i].good.size = kinds[i].size;
 }
 
-/* The descriptor that comes next; one that has stayed changes it. */
+/* The next free descriptor, which a leaked one would change */
 static int next_fd(void)
 {
 	int fd = dup(node);
@@ -78,7 +78,7 @@ static int next_fd(void)
 	return fd;
 }
 
-/* Asks, closes what comes, and sees that there was something exactly after a success. */
+/* Makes a request, and closes its descriptor, which must exist exactly on success. */
 static int ask_by(unsigned long number, const struct kind *kind, void *request)
 {
 	int before = next_fd(), result = call(node, number, request), fd = -1;
@@ -101,7 +101,7 @@ static int ask(const struct kind *kind, void *request)
 
 #define REGION	(4 * PAGE)
 
-/* A structure of any size, and after it a page that cannot be touched. */
+/* Structures of all sizes, followed by an inaccessible page */
 static __u8 *region(void)
 {
 	__u8 *pages = mmap(NULL, REGION + PAGE, PROT_READ | PROT_WRITE,
@@ -128,7 +128,7 @@ static void sizes(void)
 
 		for (size = 0; size < REGION; size = size < 512 ? size + 1 : size + 61) {
 			int result, want = size < kind->min ? -EINVAL : 0;
-			/* Up to the last byte that there is. */
+			/* Ends at the last accessible byte. */
 			__u8 *at = pages + REGION - (size < sizeof(size) ? sizeof(size) : size);
 			size_t out_end = least(kind->out_end, size), j;
 
@@ -139,14 +139,14 @@ static void sizes(void)
 			memcpy(before, pages, REGION);
 			result = ask_by(sized(kind, size), kind, at);
 			must(result == want, "%s of size %u: %s", kind->name, size, why(result));
-			/* Answers are all that changes. */
+			/* Only "out" fields may change. */
 			for (j = 0; j < REGION; j++)
 				must(pages[j] == before[j] ||
 				     (pages + j >= at + kind->out && pages + j < at + out_end),
 				     "%s of size %u: byte %zd of it changes", kind->name, size,
 				     pages + j - at);
 		}
-		/* More than is known, and not zero: at each of the bytes. */
+		/* A nonzero byte in the unknown part, at each position. */
 		for (size = kind->size + 1; size <= PAGE; size = size < 256 ? size + 1 : size * 2) {
 			__u32 at;
 
@@ -166,7 +166,7 @@ static void sizes(void)
 	munmap(pages, REGION + PAGE);
 }
 
-/* A program that wants to know the features only, and one that knows more than the module. */
+/* A program that only needs the features, and one that is newer than the module */
 static void smaller_and_larger(void)
 {
 	struct { __u32 size, align; __u64 features; } small = { .size = sizeof(small) };
@@ -187,7 +187,7 @@ static void smaller_and_larger(void)
 	must(result == -E2BIG, "a large INFO with more in it: %s", why(result));
 }
 
-/* What is only an input may lie in memory that cannot be written to. */
+/* Input fields may be in read-only memory. */
 static void inputs_are_not_written(void)
 {
 	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -202,13 +202,13 @@ static void inputs_are_not_written(void)
 		memcpy(at, &kind->good, kind->size);
 		must(!mprotect(pages, PAGE, PROT_READ), "mprotect");
 		result = ask(kind, at);
-		must(!result, "%s with inputs that can only be read: %s", kind->name, why(result));
+		must(!result, "%s with read-only input fields: %s", kind->name, why(result));
 		must(!mprotect(pages, PAGE, PROT_READ | PROT_WRITE), "mprotect");
 	}
 	munmap(pages, 2 * PAGE);
 }
 
-/* A request that cannot be answered is not carried out. */
+/* A request whose result cannot be written is not executed. */
 static void nothing_without_an_answer(void)
 {
 	struct dmafile_rw *rw = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
@@ -222,13 +222,13 @@ static void nothing_without_an_answer(void)
 	must(pread(file, before, 16, 0) == 16, "pread: %s", strerror(errno));
 	must(!mprotect(rw, PAGE, PROT_READ), "mprotect");
 	result = call(node, DMAFILE_IOC_RW, rw);
-	must(result == -EFAULT, "RW that can only be read: %s", why(result));
+	must(result == -EFAULT, "RW in read-only memory: %s", why(result));
 	must(pread(file, after, 16, 0) == 16 && !memcmp(before, after, 16),
-	     "it was carried out nevertheless");
+	     "it was executed nevertheless");
 	munmap(rw, PAGE);
 }
 
-/* A structure of which only the first bytes can be reached, or that can only be read. */
+/* A structure of which only the first bytes are accessible, or that is read-only */
 static void faults(void)
 {
 	__u8 *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -250,15 +250,15 @@ static void faults(void)
 			memcpy(pages + PAGE - reachable, &kind->good, kind->size);
 			must(!mprotect(pages + PAGE, PAGE, PROT_NONE), "mprotect");
 			result = ask(kind, pages + PAGE - reachable);
-			must(result == -EFAULT, "%s with %u bytes that can be read: %s",
+			must(result == -EFAULT, "%s with %u readable bytes: %s",
 			     kind->name, reachable, why(result));
 		}
-		/* The answer can't be written: then there is none, and no descriptor. */
+		/* The result cannot be written, so there is no descriptor. */
 		must(!mprotect(pages + PAGE, PAGE, PROT_READ | PROT_WRITE), "mprotect");
 		memcpy(pages, &kind->good, kind->size);
 		must(!mprotect(pages, PAGE, PROT_READ), "mprotect");
 		result = ask(kind, pages);
-		must(result == -EFAULT, "%s that can only be read: %s", kind->name, why(result));
+		must(result == -EFAULT, "%s in read-only memory: %s", kind->name, why(result));
 		must(!mprotect(pages, PAGE, PROT_READ | PROT_WRITE), "mprotect");
 	}
 	munmap(pages, 2 * PAGE);
@@ -274,12 +274,12 @@ static void commands(void)
 			unsigned int size = dir ? sizeof(any.info) : 0;
 			int result = call(node, _IOC(dir, DMAFILE_IOC_MAGIC, nr, size), &any);
 
-			/* Numbers without a size, as the first ones were, are no longer known. */
+			/* The numbers of early versions, without a size, are not supported. */
 			must((nr < 4 && dir == 3) || result == -ENOTTY,
 			     "command %u, direction %u: %s", nr, dir, why(result));
 			any.size = sizeof(any.info);
 		}
-	/* What differs from INFO by one bit is not INFO, or is of another size. */
+	/* A number that differs from INFO in one bit is not INFO, or has another size. */
 	for (bit = 0; bit < 32; bit++) {
 		unsigned int request = DMAFILE_IOC_INFO ^ (1U << bit);
 		bool other_size = bit >= _IOC_SIZESHIFT && bit < _IOC_DIRSHIFT;
@@ -295,7 +295,7 @@ static void commands(void)
 	}
 }
 
-/* One bit of a field more; @want of 0 means that it is a right one. */
+/* Changes each bit of a field. @want 0: this bit is valid. */
 static void bits(unsigned int kind, const char *field, size_t at, unsigned int width, __u64 right,
 		 int want)
 {
@@ -328,13 +328,13 @@ static void each_bit(void)
 
 	for (bit = 0; bit < ARRAY_SIZE(kinds); bit++)
 		bits(bit, "size", 0, 32, 0, -EINVAL);
-	/* O_RDWR with one bit more or less: O_RDONLY, and O_CLOEXEC, are the right ones. */
+	/* O_RDWR with one bit changed: O_RDONLY and O_CLOEXEC are valid. */
 	bits(1, "fd_flags", offsetof(struct dmafile_alloc, fd_flags), 32, O_RDWR | O_CLOEXEC,
 	     -EINVAL);
 	bits(1, "flags", offsetof(struct dmafile_alloc, flags), 32, 0, -EINVAL);
 	bits(2, "fd_flags", offsetof(struct dmafile_alloc_read, fd_flags), 32, O_RDWR | O_CLOEXEC,
 	     -EINVAL);
-	/* STRICT is right with O_DIRECT, where there is one. */
+	/* STRICT is valid with O_DIRECT, if the file supports it. */
 	bits(2, "flags", offsetof(struct dmafile_alloc_read, flags), 32, common, -EINVAL);
 	bits(2, "reserved", offsetof(struct dmafile_alloc_read, reserved), 32, 0, -EINVAL);
 	bits(3, "flags", offsetof(struct dmafile_rw, flags), 32, common, -EINVAL);
@@ -362,7 +362,7 @@ static void each_bit(void)
 	}
 	kinds[2].good.load.progress = 0;
 	kinds[3].good.rw.progress = 0;
-	/* What are answers may hold anything. */
+	/* "out" fields may have any value. */
 	bits(1, "fd", offsetof(struct dmafile_alloc, fd), 32, ~0ULL, 0);
 	bits(1, "alloc_ns", offsetof(struct dmafile_alloc, alloc_ns), 64, ~0ULL, 0);
 	bits(2, "fd and mode", offsetof(struct dmafile_alloc_read, fd), 64, ~0ULL, 0);
@@ -371,7 +371,7 @@ static void each_bit(void)
 	bits(3, "bytes", offsetof(struct dmafile_rw, bytes), 64, ~0ULL, 0);
 }
 
-/* A request that is right but for one field. */
+/* A request that is valid except for one field */
 #define TRY(kind, field, value, want)				\
 	do {							\
 		const int nr = (kind);				\
@@ -441,7 +441,7 @@ static void info(void)
 	must(info.gather && info.gather <= info.max_gather && info.max_gather == 1ULL << 30,
 	     "gather %llu of %llu", info.gather, info.max_gather);
 	must(info.align == PAGE && info.depth, "align %u, depth %u", info.align, info.depth);
-	/* One byte beyond what it names is too much. */
+	/* One byte more than the documented maximum is too much. */
 	TRY(1, alloc.length, info.max_buffer + 1, -EFBIG);
 	TRY(2, load.buffer_size, info.max_buffer + 1, -EFBIG);
 	TRY(2, load.gather, info.max_gather + 1, -EINVAL);
@@ -486,7 +486,7 @@ static void wrong_files(void)
 	fd = open(path, O_RDWR);
 	try_file(dup2(fd, 200), 0, 0, "a file");
 	close(fd);
-	/* They have been closed, or never been. */
+	/* Descriptors that have been closed, or never existed */
 	for (fd = 200; fd <= 201; fd++) {
 		TRY(2, load.file_fd, fd, -EBADF);
 		TRY(3, rw.file_fd, fd, -EBADF);
@@ -497,7 +497,7 @@ static void wrong_files(void)
 	TRY(3, rw.file_fd, -1, -EBADF);
 }
 
-/* A dma-buf of another exporter: vgem, which all kernels have that this is tested on. */
+/* A dma-buf of another exporter: vgem, which all tested kernels have */
 static int foreign(void)
 {
 	struct drm_mode_create_dumb dumb = { .width = 32, .height = 32, .bpp = 32 };
@@ -514,7 +514,7 @@ static int foreign(void)
 	return prime.fd;
 }
 
-/* A request that fails is answered, too. */
+/* The result of RW is also written on error. */
 static void answers(void)
 {
 	union any any = kinds[3].good;
@@ -545,7 +545,7 @@ static void wrong_buffers(void)
 	TRY(3, rw.fd, file, -EINVAL);
 	TRY(3, rw.fd, node, -EINVAL);
 	TRY(3, rw.fd, -1, -EBADF);
-	/* A read-only descriptor does not fill a buffer. */
+	/* A read-only descriptor cannot be used to fill a buffer. */
 	result = call(node, DMAFILE_IOC_ALLOC, &alloc);
 	must(!result, "ALLOC with O_RDONLY: %s", why(result));
 	any.rw.fd = alloc.fd;
@@ -553,9 +553,9 @@ static void wrong_buffers(void)
 	any.rw.flags = DMAFILE_WRITE;
 	one(3, &any, 0, "WRITE from a buffer open for reading");
 	must(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, alloc.fd, 0) == MAP_FAILED,
-	     "a buffer open for reading can be mapped to be written to");
+	     "a buffer open for reading can be mapped for writing");
 	close(alloc.fd);
-	/* fd_flags are the descriptor's. */
+	/* fd_flags apply to the descriptor. */
 	alloc.fd_flags = O_RDWR | O_CLOEXEC;
 	must(!call(node, DMAFILE_IOC_ALLOC, &alloc) && fcntl(alloc.fd, F_GETFD) == FD_CLOEXEC &&
 	     (fcntl(alloc.fd, F_GETFL) & O_ACCMODE) == O_RDWR, "O_CLOEXEC and O_RDWR");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the programs here have in common. Each has one subject, prints the KTAP of kselftest, and
- * ends at the first thing that is not as it should be.
+ * Common parts of the programs in this folder. Each has one subject, prints KTAP like kselftest,
+ * and exits on the first failure.
  */
 #ifndef _DMAFILE_TEST_H
 #define _DMAFILE_TEST_H
@@ -25,18 +25,18 @@
 #define PAGE		4096UL
 #define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))
 
-/* One thing that is tested. */
+/* One test */
 struct test {
 	const char *name;
 	void (*run)(void);
 };
 
-/* /dev/dmafile, and which test is running. */
+/* /dev/dmafile, and the running test */
 static int node;
 static const struct test *current;
 static unsigned int number;
 static const char *skipped;
-/* How many requests were made, for the summary. */
+/* The number of requests, for the summary */
 static unsigned long requests;
 
 static inline void end_failed(void)
@@ -46,7 +46,7 @@ static inline void end_failed(void)
 	exit(1);
 }
 
-/* Fails with a sentence where something isn't so. */
+/* Fails with a message if the condition is false. */
 #define must(so, ...)			\
 	do {				\
 		if (so)			\
@@ -56,7 +56,7 @@ static inline void end_failed(void)
 		end_failed();		\
 	} while (0)
 
-/* Seconds, from some moment on. */
+/* The time in seconds, monotonic */
 static inline double now(void)
 {
 	struct timespec time;
@@ -65,7 +65,7 @@ static inline double now(void)
 	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
-/* Without /dev/dmafile. */
+/* For tests without /dev/dmafile. */
 static inline int run_all(const struct test *tests, unsigned int count)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -93,7 +93,7 @@ static inline int run_tests(const struct test *tests, unsigned int count)
 	return run_all(tests, count);
 }
 
-/* An ioctl: 0 or what it returns, or a negative errno. */
+/* Makes an ioctl. Returns its result or a negative errno. */
 static inline int call(int fd, unsigned long request, void *argument)
 {
 	int result = ioctl(fd, request, argument);
@@ -112,7 +112,7 @@ static inline __u64 round_up(__u64 value, __u64 unit)
 	return (value + unit - 1) / unit * unit;
 }
 
-/* A byte of a pattern in which no two places are alike. */
+/* A byte of a pattern that does not repeat */
 static inline __u8 pattern(__u64 seed, __u64 at)
 {
 	__u64 x = (at >> 3) + seed * 0x9e3779b97f4a7c15ULL;
@@ -129,7 +129,7 @@ static inline void fill(__u8 *to, __u64 seed, __u64 at, size_t len)
 		*to++ = pattern(seed, at++);
 }
 
-/* ALLOC: 0 and a descriptor, or a negative errno and -1. */
+/* ALLOC: returns 0 and a descriptor, or a negative errno and -1. */
 static inline int allocate(__u64 length, int *fd)
 {
 	struct dmafile_alloc alloc = {
@@ -160,7 +160,7 @@ static inline __u64 size_of(int fd)
 	return size;
 }
 
-/* All bytes of a file, in memory that O_DIRECT takes. */
+/* Reads a whole file into memory that is aligned for O_DIRECT. */
 static inline __u8 *contents_of(int fd, __u64 *size)
 {
 	__u8 *bytes;
@@ -171,7 +171,7 @@ static inline __u8 *contents_of(int fd, __u64 *size)
 	return bytes;
 }
 
-/* RW between a buffer and a file, from the first byte of both on. */
+/* RW between the start of a buffer and the start of a file */
 static inline struct dmafile_rw transfer(__u32 flags, int buffer, int file, __u64 length,
 					 __u64 gather)
 {
@@ -193,7 +193,7 @@ static inline void sync_cpu(int fd, __u64 flags)
 	must(!result, "DMA_BUF_IOCTL_SYNC %llx: %s", flags, why(result));
 }
 
-/* All of a buffer, as any program sees it. */
+/* Maps a whole buffer. */
 static inline __u8 *map_buffer(int fd, int protection)
 {
 	void *map = mmap(NULL, size_of(fd), protection, MAP_SHARED, fd, 0);
@@ -209,7 +209,7 @@ static inline void unmap_buffer(int fd, __u8 *map)
 	munmap(map, size_of(fd));
 }
 
-/* Where two pieces of memory begin to differ; @len where they don't. */
+/* The offset of the first difference, or @len if there is none */
 static inline size_t differ(const __u8 *one, const __u8 *other, size_t len)
 {
 	size_t at = 0;
@@ -228,7 +228,7 @@ static inline size_t not_zero(const __u8 *memory, size_t from, size_t to)
 	return from;
 }
 
-/* A number that a file of /proc or /sys has behind a word; -1 where it hasn't. */
+/* The number after a word in a file in /proc or /sys, or -1 */
 static inline long long number_in(const char *path, const char *word)
 {
 	FILE *file = fopen(path, "re");
@@ -245,19 +245,19 @@ static inline long long number_in(const char *path, const char *word)
 }
 
 /*
- * DMA_API_DEBUG takes it for an error when a page is mapped for two devices, a disk and an
- * importer, as with direct I/O to any dma-buf that one has mapped. Where caches are coherent it is
- * none. It reports only one error in a boot, which should be a real one.
+ * DMA_API_DEBUG reports an error if a page is mapped for two devices. This happens with direct I/O
+ * on a dma-buf that an importer has mapped. It is not an error if caches are coherent. Only the
+ * first error of a boot is reported, which should be a real one.
  */
 static inline void watch_dma(bool watch)
 {
 	FILE *filter = fopen("/sys/kernel/debug/dma-api/driver_filter", "we");
 	FILE *left = fopen("/sys/kernel/debug/dma-api/num_errors", "we");
 
-	/* Few kernels check that. */
+	/* Few kernels have this check. */
 	if (!filter || !left)
 		return;
-	/* Only what a driver of this name does is looked at; or all again. */
+	/* Check only the driver of this name, or all drivers again. */
 	fprintf(filter, watch ? "-" : "none");
 	fprintf(left, "1");
 	must(!fclose(filter) && !fclose(left), "dma-api: %s", strerror(errno));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A ring of io_uring, set up with bare system calls, and commands to /dev/dmafile through it. */
+/* An io_uring without liburing, and commands to /dev/dmafile through it */
 #ifndef _DMAFILE_URING_H
 #define _DMAFILE_URING_H
 
@@ -10,7 +10,7 @@
 #include "test.h"
 
 #define ENTRIES	8U
-/* struct dmafile_uring_cmd fills half of the space that an SQE of the ordinary size has. */
+/* struct dmafile_uring_cmd uses half of the command space in an SQE of normal size. */
 #define SQE_CMD	48
 
 static struct {
@@ -26,12 +26,12 @@ static struct {
 
 static inline void ring_open(unsigned int flags)
 {
-	/* A polling thread goes to sleep if it gets no work for so many milliseconds. */
+	/* A polling thread sleeps after this number of idle milliseconds. */
 	struct io_uring_params params = { .flags = flags, .sq_thread_idle = 20 };
 
 	ring.fd = syscall(__NR_io_uring_setup, ENTRIES, &params);
 	must(ring.fd >= 0, "io_uring_setup: %s", strerror(errno));
-	must(params.features & IORING_FEAT_SINGLE_MMAP, "an io_uring of two mappings");
+	must(params.features & IORING_FEAT_SINGLE_MMAP, "an io_uring with two mappings");
 	ring.flags = flags;
 	ring.pending = 0;
 	ring.map_size = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe) +
@@ -116,7 +116,7 @@ static inline bool there_is_a_result(void)
 	return __atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) != *ring.cq_head;
 }
 
-/* The next result, of whatever it is. */
+/* Waits for the next completion of any request. */
 static inline int result_of(__u64 *tag)
 {
 	unsigned int head = *ring.cq_head;
@@ -132,7 +132,7 @@ static inline int result_of(__u64 *tag)
 	return result;
 }
 
-/* The next result, which must be that of @want. */
+/* Waits for the next completion, which must be that of @want. */
 static inline int result_next(__u64 want)
 {
 	__u64 tag;

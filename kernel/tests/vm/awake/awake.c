@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A device that refuses to be suspended. Linux suspends devices from the last that it has found to
- * the first: so those that are found after this module is loaded are suspended and resumed, and
- * those that were there before stay awake. Among the latter is the root of vm/run's machines: 9p
- * over virtio does not come back from sleep.
+ * A device that refuses to suspend. Linux suspends devices in the reverse order of their detection.
+ * So devices that are detected after this module is loaded are suspended and resumed, and earlier
+ * ones stay awake. Among the latter is the root file system of vm/run: 9p over virtio does not
+ * survive a suspend.
  */
 #include <linux/module.h>
 #include <linux/platform_device.h>

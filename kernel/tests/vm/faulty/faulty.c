@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Does what base-debug must find, one fault for each time it is loaded. */
+/* Makes errors that the kernel base-debug must detect, one each time it is loaded. */
 #include <linux/kthread.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
@@ -8,13 +8,13 @@
 
 static char *fault = "";
 module_param(fault, charp, 0);
-MODULE_PARM_DESC(fault, "locks, sleep, freed, leak or race");
+MODULE_PARM_DESC(fault, "Kind of error: locks, sleep, freed, leak or race");
 
 static DEFINE_MUTEX(one);
 static DEFINE_MUTEX(other);
 static DEFINE_SPINLOCK(spin);
 
-/* Two locks in both orders: nobody hangs yet. */
+/* Takes two locks in both orders, without an actual deadlock. */
 static void locks(void)
 {
 	mutex_lock(&one);
@@ -31,7 +31,7 @@ static void locks(void)
 static void sleep(void)
 {
 	spin_lock(&spin);
-	/* It might, and is told off although it doesn't. */
+	/* Reported because it may sleep, even if it does not. */
 	mutex_lock(&one);
 	mutex_unlock(&one);
 	spin_unlock(&spin);
@@ -44,12 +44,12 @@ static void freed(void)
 	if (!memory)
 		return;
 	kfree(memory);
-	/* Hidden from the compiler, which would warn. */
+	/* Hidden from the compiler, to avoid a warning. */
 	OPTIMIZER_HIDE_VAR(memory);
 	READ_ONCE(memory[8]);
 }
 
-/* As many that no forgotten copy of a pointer, in a register or a stack, keeps all of them. */
+/* So many that stale pointers in registers or on stacks cannot refer to all of them. */
 static void leak(void)
 {
 	int i;
@@ -72,7 +72,7 @@ static int count_up(void *unused)
 	return 0;
 }
 
-/* Two of them for a second. */
+/* Two threads, for one second */
 static int race(void)
 {
 	struct task_struct *thread = kthread_run(count_up, NULL, "faulty");
@@ -110,5 +110,5 @@ static void __exit faulty_exit(void)
 }
 module_exit(faulty_exit);
 
-MODULE_DESCRIPTION("Faults that a kernel for debugging finds");
+MODULE_DESCRIPTION("Errors that a debug kernel must detect");
 MODULE_LICENSE("GPL");

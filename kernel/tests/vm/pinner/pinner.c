@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A driver that pins memory by each function there is, unpins it in each context, and does both
- * wrong when it is told to. What is left when a descriptor is closed is unpinned then.
+ * A driver that pins memory with each of the kernel's functions, unpins it in each context, and
+ * makes errors in both on request. Remaining pins are released when the descriptor is closed.
  */
 #include <linux/file.h>
 #include <linux/irq_work.h>
@@ -18,7 +18,7 @@
 
 #include "pinner.h"
 
-/* Pages of one call; NULL where they are unpinned. */
+/* The pages of one call; NULL for pages that have been unpinned. */
 struct held {
 	struct list_head abandoned;
 	enum pinner_how how;
@@ -28,13 +28,13 @@ struct held {
 };
 
 struct pinner {
-	/* Of all that is below, and of what the handles are. */
+	/* Protects all members below, and the handles. */
 	struct mutex lock;
 	struct xarray handles;
 	struct page *page;
 };
 
-/* What is to be unpinned, elsewhere. */
+/* Pages to be unpinned in another context */
 struct job {
 	struct irq_work irq;
 	struct work_struct work;
@@ -124,7 +124,7 @@ static long unpin_at(const struct pinner_unpin *what, struct page **pages, enum 
 		return 0;
 	}
 	if (what->where == PINNER_IRQ) {
-		/* It locks folios. */
+		/* It locks folios, so it may sleep. */
 		if (what->by == PINNER_DIRTY)
 			return -EINVAL;
 		job.irq = IRQ_WORK_INIT_HARD(from_irq);
@@ -155,7 +155,7 @@ static void release(struct held *held)
 	forget(held);
 }
 
-/* Not inlined, and no tail call: these are the sites that the tracker is to name. */
+/* Not inlined and no tail calls, because the tracker must report these call sites. */
 static noinline long pin_remote(const struct pinner_pin *what, unsigned int flags,
 				struct page **pages)
 {
@@ -431,12 +431,12 @@ static long pinner_ioctl(struct file *file, unsigned int cmd, unsigned long argu
 	return result;
 }
 
-/* A page of the driver's own, which can be pinned like any other. */
+/* A page of the driver, which can be pinned like any other */
 static int pinner_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct pinner *pinner = file->private_data;
 
-	/* It was freed, wrongly. */
+	/* It was freed by mistake. */
 	if (!pinner->page)
 		return -ENXIO;
 	return vm_insert_page(vma, vma->vm_start, pinner->page);
@@ -448,7 +448,7 @@ static int pinner_open(struct inode *inode, struct file *file)
 
 	if (!pinner)
 		return -ENOMEM;
-	/* Not in mmap(), which runs under mmap_lock: ioctl() takes that below our lock. */
+	/* Not in mmap(), which holds mmap_lock: ioctl() takes it inside of our lock. */
 	pinner->page = alloc_page(GFP_KERNEL | __GFP_ZERO);
 	if (!pinner->page) {
 		kfree(pinner);
@@ -503,5 +503,5 @@ static void __exit pinner_exit(void)
 }
 module_exit(pinner_exit);
 
-MODULE_DESCRIPTION("Pins memory when it is told to, rightly or wrongly");
+MODULE_DESCRIPTION("Pins memory on request, correctly or with errors");
 MODULE_LICENSE("GPL");

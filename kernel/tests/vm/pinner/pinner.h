@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What can be asked of /dev/pinner, a driver that pins what it is told to. See pinner.c. */
+/* The interface of /dev/pinner, a driver that pins memory on request. See pinner.c. */
 #ifndef PINNER_H
 #define PINNER_H
 
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* How pages are pinned: by which function. */
+/* The function that pins */
 enum pinner_how {
 	PINNER_FAST,		/* pin_user_pages_fast() */
 	PINNER_PLAIN,		/* pin_user_pages() */
 	PINNER_REMOTE,		/* pin_user_pages_remote() */
 	PINNER_UNLOCKED,	/* pin_user_pages_unlocked() */
 	PINNER_MEMFD,		/* memfd_pin_folios() */
-	PINNER_GOT,		/* get_user_pages_fast(): not pinned at all */
+	PINNER_GOT,		/* get_user_pages_fast(): not a pin */
 	PINNER_HOWS
 };
 
@@ -22,14 +22,14 @@ enum pinner_how {
 
 /**
  * struct pinner_pin - pin pages
- * @address: of the first, in the caller's memory or @id's; of a memfd its offset
- * @pages: how many; of a memfd as many of 4096 bytes
- * @times: how often, in a loop
+ * @address: address of the first page, in the memory of the caller or of @id; for a memfd an offset
+ * @pages: number of pages; for a memfd in units of 4096 bytes
+ * @times: number of repetitions
  * @how: enum pinner_how
  * @flags: PINNER_*
  * @id: a process for PINNER_REMOTE, a descriptor for PINNER_MEMFD
- * @handle: filled in
- * @pinned: filled in: how many pages, or folios of a memfd, all times together
+ * @handle: out: the handle
+ * @pinned: out: total number of pages, or of folios of a memfd
  */
 struct pinner_pin {
 	__u64 address;
@@ -43,25 +43,25 @@ struct pinner_pin {
 	__u32 reserved;
 };
 
-/* Where pages are unpinned. */
+/* The context in which pages are unpinned */
 enum pinner_where { PINNER_TASK, PINNER_IRQ, PINNER_WORKER, PINNER_WHERES };
 
-/* By which function; the two that mark pages dirty may sleep. */
+/* The function that unpins; the two that mark pages dirty may sleep. */
 enum pinner_by {
 	PINNER_PAGES,		/* unpin_user_pages() */
 	PINNER_EACH,		/* unpin_user_page(), or unpin_folio() */
 	PINNER_DIRTY,		/* unpin_user_pages_dirty_lock() */
-	PINNER_RANGE,		/* unpin_user_page_range_dirty_lock(), where pages are neighbours */
+	PINNER_RANGE,		/* unpin_user_page_range_dirty_lock(), for contiguous pages */
 	PINNER_BYS,
-	PINNER_HERE,		/* unpin_user_pages(), from places of their own */
+	PINNER_HERE,		/* unpin_user_pages(), from a separate call site */
 	PINNER_THERE
 };
 
 /**
- * struct pinner_unpin - pages of a handle
- * @handle: which ends with its last page
+ * struct pinner_unpin - unpin pages of a handle
+ * @handle: the handle, which is freed with its last page
  * @first: the first page
- * @count: how many
+ * @count: the number of pages
  * @where: enum pinner_where
  * @by: enum pinner_by
  */
@@ -74,8 +74,8 @@ struct pinner_unpin {
 };
 
 /**
- * struct pinner_pages - which pages a handle has
- * @pfns: an array of @count u64: page frame numbers, 0 for one that is unpinned
+ * struct pinner_pages - get the pages of a handle
+ * @pfns: an array of @count u64: page frame numbers, 0 for pages that have been unpinned
  */
 struct pinner_pages {
 	__u32 handle;
@@ -86,10 +86,10 @@ struct pinner_pages {
 };
 
 /**
- * struct pinner_ask - what the kernel says of a page of the caller's
- * @address: which
+ * struct pinner_ask - get the kernel's information on a page of the caller
+ * @address: the address of the page
  * @count: folio_pin_count()
- * @refs: references, without the one that asking takes
+ * @refs: the number of references, without that of this call
  * @maybe: folio_maybe_dma_pinned()
  * @pinned: PageDmaPinned()
  */
@@ -106,22 +106,22 @@ struct pinner_ask {
 #define PINNER_PFNS	_IOW('P', 2, struct pinner_pages)
 #define PINNER_ASK	_IOWR('P', 3, struct pinner_ask)
 
-/* What is wrong, each with a struct pinner_unpin. */
+/* Errors, each with a struct pinner_unpin */
 
-/* Unpins, but the handle keeps its pages; with PINNER_RANGE from the first page on. */
+/* Unpins, but keeps the pages in the handle; with PINNER_RANGE from the first page on. */
 #define PINNER_AGAIN	_IOW('P', 16, struct pinner_unpin)
 /* Calls put_page() @count times for the first page. */
 #define PINNER_PUT	_IOW('P', 17, struct pinner_unpin)
-/* Calls get_page() as often, which makes it good. */
+/* Calls get_page() @count times, which undoes this. */
 #define PINNER_GET	_IOW('P', 18, struct pinner_unpin)
-/* The handle ends, but its pages stay pinned. */
+/* Frees the handle, but leaves its pages pinned. */
 #define PINNER_FORGET	_IOW('P', 22, struct pinner_unpin)
-/* The handle is left when its descriptor is closed, until PINNER_FORGIVE. */
+/* Keeps the handle when its descriptor is closed, until PINNER_FORGIVE. */
 #define PINNER_ABANDON	_IOW('P', 19, struct pinner_unpin)
 #define PINNER_FORGIVE	_IO('P', 20)
 /*
- * Frees the page that mmap() of this descriptor shows, which the handle has one pin of, and which
- * is mapped no more.
+ * Frees the page that mmap() of this descriptor maps. The handle has one pin on it, and it is no
+ * longer mapped.
  */
 #define PINNER_FREE	_IOW('P', 21, struct pinner_unpin)
 

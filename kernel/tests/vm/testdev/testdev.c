@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A driver of a device without hardware, to test exporters of dma-bufs. It maps them for DMA and
- * then touches what lies at the addresses that it was given, as hardware would. On a machine whose
- * devices reach bounce buffers only (swiotlb=force) that is other memory than the CPU's: bytes get
- * from one to the other only where the exporter synchronises them.
+ * A driver without hardware, to test exporters of dma-bufs. It maps them for DMA and then accesses
+ * the memory at the DMA addresses, as hardware would. With bounce buffers (swiotlb=force) this
+ * memory is not that of the buffer: data is copied only where the exporter synchronises it.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-direct.h>
@@ -20,7 +19,7 @@
 #include "testdev.h"
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-/* Nobody had to hold a lock yet. */
+/* Before Linux 6.2 these functions did not need the reservation lock. */
 #define dma_buf_map_attachment_unlocked		dma_buf_map_attachment
 #define dma_buf_unmap_attachment_unlocked	dma_buf_unmap_attachment
 #define dma_buf_vmap_unlocked			dma_buf_vmap
@@ -237,5 +236,5 @@ MODULE_IMPORT_NS(DMA_BUF);
 #else
 MODULE_IMPORT_NS("DMA_BUF");
 #endif
-MODULE_DESCRIPTION("A device without hardware that imports dma-bufs");
+MODULE_DESCRIPTION("Test device that imports dma-bufs, without hardware");
 MODULE_LICENSE("GPL");

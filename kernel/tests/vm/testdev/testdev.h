@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What can be asked of /dev/testdev, a device without hardware. See testdev.c. */
+/* The interface of /dev/testdev, a device without hardware. See testdev.c. */
 #ifndef TESTDEV_H
 #define TESTDEV_H
 
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* Of enum dma_data_direction, what the device will do with the buffer. */
+/* Values of enum dma_data_direction: what the device does with the buffer */
 #define TESTDEV_BOTH	0
 #define TESTDEV_READS	1
 #define TESTDEV_WRITES	2
@@ -15,12 +15,12 @@
  * struct testdev_import - attach and map a dma-buf, once for each time the node is opened
  * @fd: the dma-buf
  * @direction: one of TESTDEV_BOTH, TESTDEV_READS, TESTDEV_WRITES
- * @max_segment: what the device says it takes, in bytes
- * @segments: filled in: how many segments it was given
- * @longest: filled in: bytes of the longest
- * @reserved: 0
- * @offset: a byte of the buffer
- * @address: filled in: where the device finds that
+ * @max_segment: maximum segment size of the device in bytes
+ * @segments: out: number of segments
+ * @longest: out: size of the longest segment in bytes
+ * @reserved: must be 0
+ * @offset: an offset in the buffer
+ * @address: out: the DMA address of @offset
  */
 struct testdev_import {
 	__s32 fd;
@@ -34,11 +34,11 @@ struct testdev_import {
 };
 
 /**
- * struct testdev_copy - bytes of a dma-buf to the caller, or the other way round
- * @fd: the dma-buf, for TESTDEV_VMAP; else it is the one that was imported
- * @to_buffer: not 0: from the caller's memory
- * @length: bytes, from the first one on
- * @address: the caller's memory
+ * struct testdev_copy - copy between the start of a dma-buf and the caller's memory
+ * @fd: the dma-buf for TESTDEV_VMAP; otherwise the imported one is used
+ * @to_buffer: not 0: copy to the buffer
+ * @length: number of bytes
+ * @address: address in the caller's memory
  */
 struct testdev_copy {
 	__s32 fd;
@@ -48,11 +48,11 @@ struct testdev_copy {
 };
 
 #define TESTDEV_IMPORT	_IOWR('T', 0, struct testdev_import)
-/* As the device does it: at the addresses that it was given for DMA. */
+/* Access by the device, through DMA addresses */
 #define TESTDEV_DMA	_IOW('T', 1, struct testdev_copy)
-/* As a driver's own code does it. */
+/* Access by the CPU in the driver, through vmap() */
 #define TESTDEV_VMAP	_IOW('T', 2, struct testdev_copy)
-/* Adds a fence to the imported buffer on which every wait fails with EIO, until it is closed. */
+/* Adds a fence to the imported buffer on which waits fail with EIO, until the device is closed. */
 #define TESTDEV_FENCE	_IO('T', 3)
 
 #endif
