@@ -1,4 +1,4 @@
-"""Tests of what builds the kernel part and loads it. What dmafile.ko does is test_module.py's."""
+"""Tests of building and loading the kernel part. test_module.py tests what dmafile.ko does."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the module's sources to change."""
+    """A copy of the module's sources that a test may change."""
     copy = tmp_path / "kernel"
     for part in ko.PARTS:
         shutil.copytree(ko.SOURCES / part, copy / part)
@@ -91,7 +91,7 @@ DOES_NOT = "#error no\n"
 def test_a_kernel_that_is_not_known_ends_a_build_with_a_sentence(
     sources: Path, kernel: str, probe: str, text: str, said: str
 ) -> None:
-    """Never with what the oldest kernel had, or the newest."""
+    """The build must fail, and not fall back to the interface of the oldest or newest kernel."""
     (sources / "module" / "probe" / f"{probe}.c").write_text(text)
     with pytest.raises(Unavailable, match=f"dmafile: .*{said}"):
         ko.find(kernels.find(kernel))
@@ -104,9 +104,9 @@ OTHER_NAMES = """
 
 
 def test_freeze_protection_of_its_own(sources: Path, programs: Path) -> None:
-    """Linux 6.1 before 6.1.119 has no functions for it, and Debian no such headers any more.
+    """Linux 6.1 before 6.1.119 lacks these functions, but Debian no longer has headers of it.
 
-    So the kernel's have other names.
+    So the test renames the functions of the kernel.
     """
     (sources / "module" / "probe" / "kiocb_write.c").write_text(DOES_NOT)
     compat = sources / "module" / "compat.h"
@@ -136,7 +136,7 @@ def test_lint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        # Only sparse knows of address spaces, only W=1 asks for constants that nobody reads.
+        # Only sparse checks address spaces, and only W=1 reports unused constants.
         ("int f(int __user *p); int f(int __user *p) { return *p; }", "noderef"),
         ("static const int lonely = 1;", "lonely"),
     ],
@@ -169,7 +169,7 @@ def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
     state.mkdir()
     words = ["-m", "dmafile", "-v", version, "-k", release, "--kernelsourcedir", str(found.build)]
     words += ["--dkmstree", str(state), "--sourcetree", str(stage / "usr" / "src")]
-    # In the root of a release that isn't the host's there is a DKMS, too.
+    # The root of a release other than the host's has DKMS as well.
     with roots.beside(found.build, tmp_path) as before:
         command = [*before, "dkms", "build", *words]
         result = subprocess.run(command, capture_output=True, text=True)
@@ -234,9 +234,9 @@ RMMOD = """#!/bin/sh
 
 
 def test_it_is_unloaded_at_the_end(tmp_path: Path) -> None:
-    """So that what its end leaves behind is seen too. A buffer that lives on keeps it loaded."""
-    # The kernel tells of a module's end in nothing but its absence, and the machine is off at once
-    # afterwards. So the guest is given an rmmod, first in its PATH, that looks before it returns.
+    """So that leaks on unloading are detected. A leaked buffer keeps the module loaded."""
+    # The kernel does not log that a module was unloaded, and the machine is powered off right after
+    # that. So the guest gets an rmmod, first in its PATH, that checks and logs this.
     script = 'printf %s "$1" >/run/vm/rmmod && chmod 755 /run/vm/rmmod'
     log = tmp_path / "log"
     result = vm("--module", "--kernel-log", log, "--", "sh", "-c", script, "sh", RMMOD)
@@ -290,7 +290,7 @@ def small_base(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize(
     ("faults", "found"),
     [
-        # In this order: what the first finds turns lockdep off.
+        # The order matters: the first report disables lockdep.
         (
             ("locks", "sleep", "freed"),
             (

@@ -1,6 +1,6 @@
-"""dmafile.ko in machines: every byte, every refusal, every fault, on all kernels that it is for.
+"""Tests of dmafile.ko in virtual machines, on all supported kernels: data, errors and faults.
 
-One boot a part. What is checked, and why so, is in the programs of kernel/tests and in
+Each part boots one machine. The checks are in the programs of kernel/tests, and in
 kernel/tests/vm/inside/ko.py, which runs them in the machine.
 """
 
@@ -24,7 +24,7 @@ matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-te
 
 @pytest.fixture(scope="module")
 def programs(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of kernel/tests' programs, static: they run in a machine without libraries."""
+    """The folder of the programs of kernel/tests, statically linked: machines have no libraries."""
     for package, command in (("dmsetup", "dmsetup"), ("xfsprogs", "mkfs.xfs")):
         need(package, "command", "-v", command)
     return compiled(tmp_path_factory.mktemp("programs"))
@@ -60,7 +60,7 @@ def test_every_byte(programs: Path, kernel: str, group: tuple[str, ...]) -> None
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_call(programs: Path, kernel: str) -> None:
-    # For races, CPUs must run at the same time.
+    # To find races, the CPUs must run in parallel.
     options = (f"--kernel={kernel}", "--parallel", "--fs=ext4")
     passed(inside(programs, "calls", "/mnt", options=options), "programs ran")
 

@@ -1,8 +1,8 @@
-"""Tests of the series' tracker of pins, in machines: what is pinned is known exactly, whose it is,
-and what it was in the way of; what is not done in pairs is told.
+"""Tests of the series' pin tracker, in virtual machines: pins are counted exactly, with their
+owners and the operations that they blocked, and pins and unpins that do not balance are reported.
 
-What is checked, and why so, is in the programs of kernel/tests (pin*.c), and vm/pinner is a driver
-that pins what they tell it to.
+The checks are in the programs of kernel/tests (pin*.c). vm/pinner is a driver that pins memory for
+them.
 """
 
 import os
@@ -26,10 +26,10 @@ pytestmark = [
 HERE = Path(__file__).parent
 KERNELS = ("series", "series-debug")
 ON = "--append=pin_owner=on"
-"""Which it is unasked in `series-debug`."""
+"""The default in `series-debug`."""
 
 STEPS = {"series": 400, "series-debug": 100}
-"""Of the comparison with a table: what checks itself takes long to read all pages."""
+"""Steps of the comparison with a table. A debug kernel needs long to read all pages."""
 
 Run = Callable[..., Result]
 
@@ -50,7 +50,7 @@ swapon $RAW
 
 @pytest.fixture(scope="module")
 def run(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program in a machine with the driver, by a shell script."""
+    """Runs a program in a machine with the driver, with a shell script."""
     programs = tmp_path_factory.mktemp("pins")
     for source in sorted(HERE.parent.glob("pin*.c")):
         static(source, programs, "-Wextra", f"-I{ROOT / 'kernel' / 'uapi'}")
@@ -83,7 +83,7 @@ def test_as_many_pins_as_there_is_room_for(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     result = run("series", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
-    # Linux warns of the one that it refuses, at both places where it could have been made.
+    # Linux warns about the pin that fails, in both functions that could have made it.
     assert result.returncode == machine.COMPLAINT, said
     assert "\nok 1 most" in said, said
     complaints = machine.COMPLAINTS.findall(log.read_bytes())
@@ -109,7 +109,7 @@ def test_stacks_of_those_who_pin(run: Run) -> None:
     ran(run("series", PLAIN, "pin_moves", "stacks", options=("--append=pin_owner=on,stack",)))
 
 
-# By whom
+# Owners
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -117,7 +117,7 @@ def test_every_sort_of_program_that_pins_is_named(run: Run, kernel: str) -> None
     ran(run(kernel, PLAIN, "pin_makers"))
 
 
-# Btrfs reads and writes through the page cache what it has checksums of.
+# Btrfs uses the page cache for files with checksums.
 DIRECT = """
 echo 0 $(blockdev --getsz $RAW) linear $RAW 0 | dmsetup create stopped 2>/dev/null
 dmsetup mknodes 2>/dev/null
@@ -179,7 +179,7 @@ def test_memory_that_is_registered_for_rdma_is_named() -> None:
     passed(result, "regions checked")
 
 
-# What does not move
+# Blocked operations
 
 MACHINES = {
     "seal": (),
@@ -193,7 +193,7 @@ MACHINES = {
     "khugepaged": (),
     "unmounted": ("--fs=raw", "--disk-size=64M"),
 }
-"""By what pin_moves.c tries, what it takes."""
+"""By test of pin_moves.c, the options of the machine."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -215,7 +215,7 @@ HELD = (
     r"1 short pin, the first by \d+, pin_once, .+ before",
     "1 reference that no pin, mapping or cache explains",
 )
-"""By whom pin_moves.c has a page held, what `dmafile pins --blocked` says of it."""
+"""What `dmafile pins --blocked` prints for each way in which pin_moves.c holds a page."""
 
 
 def test_who_was_in_the_way_in_sentences(run: Run, programs: Programs) -> None:
@@ -232,14 +232,14 @@ def test_memory_that_fails_is_given_up_unless_it_is_pinned(run: Run) -> None:
     ran(run("series-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
-# No pairs
+# Pins and unpins that do not balance
 
 PINNED = r"pfn 0x[0-9a-f]+"
 NOT_PINNED = rf"{PINNED} unpinned 1 time while not pinned: unpinned twice, or put_page\(\) was "
 BY = r"intended\n.*pin_owner: by \S+\+0x[0-9a-f]+/0x[0-9a-f]+ \[pinner\]; "
 LAST = r"last short pin by \d+ at pin_once \[pinner\], \d+\.\d{3} s ago$"
 EARLIER = r"(no short pin recorded$|last short pin by )"
-"""The page may have had another use."""
+"""The page may have been pinned before."""
 FREED = rf"{PINNED} freed while pinned 1 time: a pin was released with put_page\(\)$"
 WRONG = {
     "got": rf"{NOT_PINNED}{BY}{EARLIER}",
@@ -252,7 +252,7 @@ WRONG = {
     "leaked": r"region \d+: 5 pins leaked by \d+ \(pin_wrong, exited\) at pin_once \[pinner\]: "
     "nothing else references their pages$",
 }
-"""By the mistake that pin_wrong.c makes, what the kernel says."""
+"""By error that pin_wrong.c makes, the kernel's message."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -261,7 +261,7 @@ def test_what_is_no_pair_is_told_once(run: Run, kernel: str, kind: str, tmp_path
     log = tmp_path / "log"
     result = run(kernel, PLAIN, "pin_wrong", kind, options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
-    # It is told, and the machine goes on.
+    # The kernel reports it, and continues.
     assert result.returncode == machine.COMPLAINT, said
     assert "\nok 1 one" in said, said
     if kind == "put":
@@ -277,8 +277,7 @@ def test_what_is_no_pair_is_told_once(run: Run, kernel: str, kind: str, tmp_path
 
 # Races and faults
 
-# Where a busy host gives the CPUs little time, a task may wait for long for a lock that others pass
-# on to each other.
+# On a busy host, a task may wait long for a contended lock.
 RACES = f"""
 echo 3600 >/proc/sys/kernel/hung_task_timeout_secs
 chmod 600 $RAW2

@@ -1,4 +1,4 @@
-"""Tests of the series in kernel/linux-6.12: how it is kept, and, in machines, what it changes."""
+"""Tests of the series in kernel/linux-6.12: its files, and in virtual machines its functions."""
 
 import hashlib
 import json
@@ -29,17 +29,17 @@ DISKS = tuple(fs for fs in FILE_SYSTEMS if fs != "tmpfs")
 EVERYWHERE = ("slow_disk", "broken_disk", "changing_file", "limits", "many", "anything")
 PARTS = {
     "series": (*EVERYWHERE, "in_pieces"),
-    # What checks itself takes memory for that, and is then short of it.
+    # A debug kernel needs too much memory itself.
     "series-debug": (*EVERYWHERE, "failures"),
 }
-"""Of kernel/tests/vm/inside/heap_flag.py, by kernel."""
+"""Parts of kernel/tests/vm/inside/heap_flag.py, by kernel."""
 PARTS_OF_COPIES = {
     "series": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop"),
     "series-debug": ("slow_disk", "broken_disk", "kept", "cut_short", "sealed", "loop", "failures"),
 }
-"""Of kernel/tests/vm/inside/copy_faults.py."""
+"""Parts of kernel/tests/vm/inside/copy_faults.py, by kernel."""
 DISKS_OF_COPIES = {"series": DISKS, "series-debug": ("ext4",)}
-"""What checks itself takes most of an hour for one of them."""
+"""A debug kernel takes most of an hour for one file system."""
 
 
 def test_every_new_file_comes_with_one_patch() -> None:
@@ -53,7 +53,7 @@ def test_a_hook_has_a_line_of_context_at_most() -> None:
     for patch in series.patches():
         for hunk in re.split(r"(?m)^@@.*\n|^--- a/.*\n\+\+\+ b/.*\n", patch.hooks):
             for context in re.split(r"(?m)(?:^[-+].*\n)+", hunk):
-                # Between two changes there may be one of each.
+                # Between two changes there may be one line for each.
                 assert len(context.splitlines()) <= 2, f"{patch.name}:\n{context}"
             assert not hunk or re.match(r"(?: .*\n)?[-+]", hunk), f"{patch.name}:\n{hunk}"
 
@@ -74,10 +74,10 @@ def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
     checkpatch = linux_source() / "scripts" / "checkpatch.pl"
     mails = series.mails(linux_source(), tmp_path)
     assert len(mails) == len(series.patches())
-    # Who signs it off is who sends it.
+    # The sender adds the Signed-off-by.
     words = ["--no-tree", "--strict", "--no-signoff", "--terse", "--no-summary", "--show-types"]
     words.append("--showfile")
-    # There is no history to look commits up in, and MAINTAINERS is not changed.
+    # There is no history with the quoted commits, and MAINTAINERS is not changed.
     words.append("--ignore=FILE_PATH_CHANGES,UNKNOWN_COMMIT_ID")
     command = [str(checkpatch), *words, *map(str, mails)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -103,10 +103,10 @@ def test_gcc_and_sparse_have_nothing_to_say() -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 def test_linux_builds_and_boots_after_each_patch() -> None:
-    """And after the last one without its option, which few set. What was built of the same patches
-    and settings before is only booted. STEPS=33-41 does it for these patches alone.
+    """Also after the last patch without the series' options. A kernel that was built from the same
+    patches and settings before is only booted. STEPS=33-41 tests only these patches.
 
-    The last one comes first: most of its objects are those of the whole series.
+    The last patch is first, because most of its objects are those of the whole series.
     """
     linux, wanted, patches = linux_source(), small.settings_of("series"), series.patches()
     own = small.settings(OWN.read_text())
@@ -136,17 +136,17 @@ def test_linux_builds_and_boots_after_each_patch() -> None:
 
 
 def build_step(step: int, patch: series.Patch, wanted: small.Settings, place: Path) -> Path:
-    """The folder of Linux with the first patches, the last of which is this one."""
+    """Builds Linux with all patches up to this one. Returns the folder."""
     shutil.rmtree(place / "partial", ignore_errors=True)
-    # Most objects are those of the whole series.
+    # Start with the objects of the whole series, most of which can be reused.
     if not (place / "build").exists():
         build = kernels.find("series").build
-        # Nobody builds there meanwhile.
+        # Prevents builds in this folder during the copy.
         with alone("series-source"):
             shutil.copytree(build, place / "partial", symlinks=True)
         (place / "partial").rename(place / "build")
     with series.tree(linux_source(), step) as tree:
-        # An option can't be set before the patch that adds it.
+        # An option cannot be set before the patch that adds it.
         missing = set(small.settings(OWN.read_text())) - options(tree)
         there = {name: value for name, value in wanted.items() if name not in missing}
         small.build("series", tree, there, place)
@@ -156,11 +156,11 @@ def build_step(step: int, patch: series.Patch, wanted: small.Settings, place: Pa
 
 
 OWN = small.CONFIG / "series.config"
-"""What only the series has an option for."""
+"""The options that only the series has."""
 
 
 def options(tree: Path) -> set[str]:
-    """Of the files that the series changes."""
+    """The options in the Kconfig files that the series changes."""
     files = {name for patch in series.patches() for name in patch.changed if "Kconfig" in name}
     texts = [(tree / name).read_text() for name in files]
     return {f"CONFIG_{name}" for name in re.findall(r"(?m)^config (\w+)$", "\n".join(texts))}
@@ -168,7 +168,7 @@ def options(tree: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def selftests(ready: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the series' selftests, static: they run in a machine without libraries."""
+    """The folder of the series' selftests, linked statically for machines without libraries."""
     return its_selftests("*.c", tmp_path_factory.mktemp("selftests"))
 
 
@@ -176,15 +176,15 @@ def its_selftests(pattern: str, folder: Path, *flags: str) -> Path:
     with series.tree(linux_source()) as tree:
         headers = its_headers(tree, folder)
         for source in (series.SERIES / series.NEW / SELFTESTS).rglob(pattern):
-            # Their header is beside them in Linux only.
+            # The kselftest header is only in the tree of Linux.
             path = tree / source.relative_to(series.SERIES / series.NEW)
-            # Linux's own header of all selftests is not for -Wextra.
+            # The kselftest header does not compile with -Wextra.
             static(path, folder, headers, *flags)
     return folder
 
 
 def its_headers(tree: Path, folder: Path) -> str:
-    """The compiler's flag for the headers of the series that programs use."""
+    """Returns the compiler option for the uapi headers of the series."""
     headers = folder / "uapi" / "linux"
     headers.mkdir(parents=True)
     shutil.copy(tree / "include" / "uapi" / "linux" / "dma-heap.h", headers)
@@ -223,9 +223,9 @@ RUN = """
 program=$1; shift
 cp "$program" /tmp/program
 for folder; do
-    # All of it is shown: of a machine that doesn't end, where it was.
+    # Print all output, to see where a machine hangs.
     cd "$folder" && /tmp/program | tee /tmp/said
-    # One that is skipped counts as one that passed.
+    # A skipped test would count as passed.
     grep -q "^# Totals: pass:[1-9].* fail:0 .*skip:0 error:0$" /tmp/said || exit 1
 done
 echo selftests passed
@@ -281,9 +281,9 @@ def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
     passed(result, "selftests passed")
 
 
-# The debugging of the DMA API takes a page that is mapped for two devices for a fault. A udmabuf
-# keeps its pages mapped for itself from the first access on; so a direct read() into the memfd
-# under one is a fault to it, too, on any Linux 6.12.
+# DMA API debugging reports pages that are mapped for two devices. A udmabuf keeps its pages mapped
+# for its own device after the first CPU access. So direct I/O on the memfd is reported, on any
+# Linux 6.12.
 FILTER = "/sys/kernel/debug/dma-api/driver_filter"
 NO_OVERLAPS = f"[ ! -e {FILTER} ] || echo none >{FILTER}\n"
 COPY = f"{NO_OVERLAPS}echo 24 >/proc/sys/vm/nr_hugepages\n{RUN}"
@@ -318,7 +318,7 @@ def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
 
 
 def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
-    """Parts of a program that calls the kernel itself."""
+    """Runs parts of a program in kernel/tests/vm/inside."""
     python = ("python3", "-E", "-S", "-m", f"kernel.tests.vm.inside.{program}")
     options = (f"--kernel={kernel}", "--fs=ext4", *more)
     passed(vm(*options, "--", *python, MOUNTS[0], *parts), "calls checked")
@@ -353,7 +353,7 @@ MAPPING = {
     ("series", "swiotlb"): "bounces",
     ("series-debug", "intel"): "translates",
 }
-"""What tests/vm/inside/premap.py is to expect, by kernel and IOMMU."""
+"""What tests/vm/inside/premap.py must expect, by kernel and IOMMU."""
 
 
 @matrix
@@ -391,7 +391,7 @@ def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
     kinds = ["heap:system", "heap:system,copy-file-range", "udmabuf", "udmabuf,copy-file-range"]
     result = programs.run("importers", "/mnt", *kinds, options=options)
     passed(result, "imports checked")
-    # Of both sorts of huge pages a driver sees more than the first 4096 bytes of each.
+    # For both kinds of huge pages, vmap() maps more than the first 4096 bytes.
     assert result.stdout.decode().count("vmap of huge pages: right") == 2
 
 
@@ -402,9 +402,9 @@ exec /tmp/program "${3:-$RAW}" $4
 """
 DISK = ("--fs=raw", "--disk-size=512M", "--poll-queues=1")
 FILES = {"ext4": 87, "xfs": 79}
-"""By file system, what does not apply there: tests of disks, and of other sorts of buffers."""
+"""The number of skipped tests by file system: tests of disks, and of other kinds of buffers."""
 OF_DISKS = 94
-"""The same of a disk."""
+"""The number of skipped tests on a disk."""
 
 
 def premap(
@@ -415,7 +415,7 @@ def premap(
     mode: str = "",
     module: Path | str = "",
 ) -> None:
-    """The selftest of pre-mapped buffers on a disk, or where there is none on a file."""
+    """Runs the selftest of pre-mapped buffers on a raw disk, or without one on a file."""
     path = "" if any(word.startswith("--fs=raw") for word in options) else MOUNTS[0]
     command = ("sh", "-c", PREMAP, "sh", selftests / "premap", module, path, mode)
     result = vm(f"--kernel={kernel}", *options, "--", *command)
@@ -453,7 +453,7 @@ def test_mapped_buffers_where_the_disk_is_suspended(
     selftests: Path, kernel: str, iommu: str, tmp_path: Path
 ) -> None:
     module = ko.other(HERE / "awake", kernels.find(kernel).build, tmp_path)
-    # Slow enough for requests to be in flight meanwhile.
+    # So slow that requests are in flight during the suspend.
     options = (*DISK, "--disk-speed=4M", f"--iommu={iommu}")
     premap(selftests, kernel, 0, *options, mode="suspend", module=module)
 
@@ -494,7 +494,7 @@ def test_mapped_buffers_with_all_checks(selftests: Path) -> None:
 
 @matrix
 def test_mapped_buffers_where_memory_and_requests_fail(selftests: Path) -> None:
-    # The debugging of the DMA API ends where it gets no memory itself: so nothing else is done.
+    # DMA API debugging disables itself if its allocations fail, so run no other tests.
     premap(selftests, "series-debug", 4, *DISK, mode="failures")
     premap(selftests, "series-debug", 12, "--fs=ext4", *DISK[1:], mode="failures")
 

@@ -1,6 +1,6 @@
-"""dmafile.ko together with other parts of the system: io_uring, fanotify, FUSE, NFS, suspend, ...
+"""Tests of dmafile.ko together with other parts of the system: io_uring, fanotify, FUSE, NFS, ...
 
-One boot a part, each of which is a function of kernel/tests/vm/inside/surroundings.py.
+Each part boots one machine, and is a function in kernel/tests/vm/inside/surroundings.py.
 """
 
 import os
@@ -21,7 +21,7 @@ programs = test_module.programs
 STOCK = tuple(kernel for kernel in KERNELS if kernel != "base-debug")
 HEADER = ROOT / "kernel" / "uapi" / "dmafile.h"
 WIDE = ("-m32", "-D_FILE_OFFSET_BITS=64")
-"""Programs of 32 bits, with offsets of 64."""
+"""32-bit programs with 64-bit offsets."""
 
 
 def inside(programs: Path, part: str, *options: str, words: tuple[str, ...] = ()) -> None:

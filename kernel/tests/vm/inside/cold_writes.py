@@ -1,5 +1,5 @@
-"""Buffered writes from memory that the writer has not mapped yet: where a file system has large
-folios, they are written as large folios.
+"""Tests that buffered writes from memory that is not mapped yet use large folios, if the file
+system supports them.
 
     cold_writes.py FOLDER    in the machine, as root; the folder is on XFS
 
@@ -18,11 +18,11 @@ from tests.vm.inside.loads import BLOB, MIB, difference
 TRACING = Path("/sys/kernel/tracing")
 SIZE = 32 * MIB
 OFFSETS = (0, 5, 5 * mmap.PAGESIZE, 7 * mmap.PAGESIZE + 123)
-"""Of the source: faults map aligned groups of pages, so a chunk may begin with mapped ones."""
+"""Offsets in the source. A fault maps aligned groups of pages: a chunk may be partly mapped."""
 
 
 def copies() -> int:
-    """How often bytes have been copied into a folio, or not, for want of them."""
+    """The number of attempts to copy data into a folio."""
     for line in (TRACING / "kprobe_profile").read_text().splitlines():
         name, hits, _ = line.split()
         if name == "copied":
@@ -31,7 +31,7 @@ def copies() -> int:
 
 
 def written(path: Path, source: memoryview) -> int:
-    """Copies in one write() of it all to a new file, whose bytes are compared."""
+    """Writes the source to a new file, compares the file, and returns the number of copies."""
     file = opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     before = copies()
     assert os.write(file, source) == len(source), "a short write"
@@ -61,8 +61,8 @@ def main(folder: str) -> None:
             warm = written(place / "warm", source)
             print(f"# {place}, {offset}: {cold} copies of a cold source, {warm} of a warm one")
             assert warm < SIZE // mmap.PAGESIZE // 16, f"{place}: no large folios"
-            # Each of the chunks is tried in vain once. tmpfs keeps what was copied until then: the
-            # pages at its beginning that came with the chunk before.
+            # The first copy of each chunk fails. tmpfs keeps a partial copy: of the first pages of
+            # the chunk, which were mapped together with the previous chunk.
             most = (3 if place == huge else 2) * warm + 2
             assert cold <= most, f"{place}, {offset}: {cold}, not {warm}"
             count += 2

@@ -1,11 +1,11 @@
-"""copy_file_range() between a disk and memory where things go wrong, called by this program itself:
-disks that are slow or broken, a disk that lies in the memory that is copied to, seals that come
-meanwhile, failures to order; and as much as there is.
+"""Tests copy_file_range() between a disk and memory under adverse conditions: disks that are slow
+or broken, a disk that is stored in the memory file itself, seals that are added during a copy,
+injected failures, and very large buffers.
 
     copy_faults.py FOLDER PART...    in the machine, as root
 
-A PART is one of the functions in PARTS. Ends with an assertion that names the case, or with a line
-that counts the calls.
+PART is one of the functions in PARTS. Ends with an assertion that names the case, or with a line
+that has the number of calls.
 """
 
 import contextlib
@@ -37,21 +37,21 @@ UDMABUF = struct.Struct("=IIQQ")
 """struct udmabuf_create: memfd, flags, offset, size."""
 FALLOC_FL_KEEP_SIZE = 1
 COPY_FILE_RANGE = 326
-"""Its number on x86-64."""
+"""The system call number on x86-64."""
 WRITE, END = 2, 4
-"""Of DMA_BUF_IOCTL_SYNC."""
+"""Flags of DMA_BUF_IOCTL_SYNC."""
 KINDS = ("memfd", "memfd on huge pages", "udmabuf", "heap")
 OLD = bytes(range(256)) * 4096
-"""A MiB of what was there before: 8 MiB of it are nowhere like BLOB."""
+"""1 MiB of old data. Repeated to 8 MiB, it differs from BLOB everywhere."""
 BAD = 5 * MIB + 4096
-"""The byte from which on the broken disk is broken, for 4096 of them."""
+"""The offset of the 4096 bytes that are broken on the broken disk."""
 
 count = 0
 
 
 @dataclass
 class Memory:
-    """Memory of a kind, and a view of it that is not the copies'."""
+    """A memory file, and a mapping of it that the copies do not use."""
 
     kind: str
     fd: int
@@ -68,7 +68,7 @@ class Memory:
         if kind == "udmabuf":
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             under, device = fd, os.open("/dev/udmabuf", os.O_RDWR | os.O_CLOEXEC)
-            # As a number: of bytes the answer would be the bytes.
+            # A mutable buffer, so that ioctl() returns its result and not the buffer.
             request = bytearray(UDMABUF.pack(under, 1, 0, size))
             fd = fcntl.ioctl(device, UDMABUF_CREATE, request, True)
             os.close(device)
@@ -77,7 +77,7 @@ class Memory:
 
     @contextlib.contextmanager
     def access(self) -> Iterator[None]:
-        """The CPU's, which a dma-buf wants to be told of."""
+        """CPU access, which must be announced for a dma-buf."""
         if self.kind in ("udmabuf", "heap"):
             fcntl.ioctl(self.fd, SYNC, struct.pack("=Q", READ | WRITE))
         yield
@@ -109,7 +109,7 @@ def of_each_kind(size: int) -> Iterator[list[Memory]]:
     back = setting(POOL, size // (2 * MIB) + 1)
     every = [Memory.make(kind, size) for kind in KINDS]
     for memory in every:
-        # All of it is there, before anybody counts.
+        # Allocate all memory before the counts are recorded.
         memory.write(bytes(size))
     yield every
     for memory in every:
@@ -124,7 +124,7 @@ def copy(source: int, at: int, target: int, to: int, size: int) -> int:
 
 
 def until_it_fails(source: int, at: int, target: int, to: int, size: int) -> tuple[int, int]:
-    """How much could be copied, up to the end, and the error that ended it, if any."""
+    """Copies until the end or an error. Returns the number of bytes and the error, or 0."""
     done = 0
     while done < size:
         try:
@@ -143,8 +143,8 @@ def opened(path: Path, flags: int) -> int:
 
 
 def mixed(got: bytes, new: bytes, old: bytes, done: int, case: str) -> None:
-    """What was copied is there, and of the rest each byte is either what it was or what was to
-    come: behind an error more may have been under way.
+    """The copied bytes are new. Each other byte is either old or new: more I/O may have been in
+    flight after the error.
     """
     assert len(got) == len(new) == len(old), (len(got), len(new), len(old))
     assert got[:done] == new[:done], f"{case}: {difference(got[:done], new[:done])}"
@@ -156,7 +156,7 @@ def mixed(got: bytes, new: bytes, old: bytes, done: int, case: str) -> None:
 
 
 def slow_disk(folder: Path) -> None:
-    """Who is killed ends at once, and what it copied to works on; any other signal waits."""
+    """SIGKILL ends a copy at once, and the files remain usable. Other signals do not end it."""
     with mapped(folder, slow) as file, of_each_kind(SIZE) as every:
         machine = Machine()
         for memory, mode in ((memory, mode) for memory in every for mode in MODES):
@@ -191,7 +191,7 @@ def cold(source: int, file: File, memory: Memory) -> int:
 
 
 def broken_disk(folder: Path) -> None:
-    """Some sectors of a file can be neither read nor written: what comes before them is copied."""
+    """Some sectors of a file can be neither read nor written. The part before them is copied."""
     with mapped(folder, broken(BAD)) as file, of_each_kind(SIZE) as every:
         machine = Machine()
         ways = [(memory, mode) for memory in every for mode in MODES]
@@ -224,7 +224,7 @@ def unwritable(file: File, memory: Memory, mode: int, data: bytes) -> None:
     if mode:
         assert error == errno.EIO and 4 * MIB < done <= BAD, f"{case}: {done}, {error}"
     else:
-        # As ever, who writes to the page cache is told when it goes to the disk.
+        # As for any buffered write, the error is reported on writeback.
         assert (done, error) == (SIZE, 0), f"{case}: {done}, {error}"
         assert fails(lambda: os.fsync(target)) == errno.EIO, f"{case}: is it on the disk?"
         done = 4 * MIB
@@ -236,7 +236,7 @@ def unwritable(file: File, memory: Memory, mode: int, data: bytes) -> None:
 
 
 def fails(act: Callable[[], object]) -> int:
-    """The error of what may not succeed, or 0."""
+    """Returns the errno of a call that should fail, or 0."""
     try:
         act()
     except OSError as error:
@@ -245,13 +245,13 @@ def fails(act: Callable[[], object]) -> int:
 
 
 def kept(folder: Path) -> None:
-    """What fallocate() has promised behind the end of a file stays after a copy that fails, and is
-    zero; what the copy itself has added there is given back.
+    """After a failed copy, space that fallocate() has reserved beyond the end of a file stays, and
+    is zero. Space that the copy has added there is freed.
     """
     with mapped(folder, broken(BAD)) as file:
         for mode in MODES:
             source = opened(file.path, os.O_RDONLY | mode)
-            # What is reserved: nothing, the whole range, its beginning, and the rest of it.
+            # The reserved range: none, the whole range, its start, and its second half.
             for begin, end in ((0, 0), (0, 4 * MIB), (0, 65536), (2 * MIB, 4 * MIB)):
                 for start in (BAD, BAD - 8192, BAD - 2 * MIB):
                     case = f"{mode}, {begin} to {end}, from {start}"
@@ -263,7 +263,7 @@ def kept(folder: Path) -> None:
                     assert error == errno.EIO and done <= BAD - start, f"{case}: {done}, {error}"
                     stat = os.fstat(fd)
                     assert stat.st_size == done, f"{case}: {stat.st_size}, not {done}"
-                    # Up to the last page that is promised holes may have been filled.
+                    # Holes may have been filled up to the end of the reserved range.
                     least = max(end - max(begin, done), 0) + done
                     most = max(end, done + mmap.PAGESIZE)
                     blocks = stat.st_blocks * 512
@@ -277,7 +277,7 @@ def kept(folder: Path) -> None:
 
 
 def keep_size(fd: int, start: int, size: int) -> None:
-    """fallocate(), by which the file does not grow."""
+    """fallocate() with FALLOC_FL_KEEP_SIZE."""
     libc = ctypes.CDLL(None, use_errno=True)
     words = [ctypes.c_int64(start), ctypes.c_int64(size)]
     if libc.fallocate(fd, FALLOC_FL_KEEP_SIZE, *words):
@@ -285,14 +285,14 @@ def keep_size(fd: int, start: int, size: int) -> None:
 
 
 def cut_short(folder: Path) -> None:
-    """A copy into a file that is truncated meanwhile does not make it larger, and leaves nothing
-    behind its end.
+    """A copy into a file that is truncated during the copy does not extend it, and leaves no memory
+    beyond its end.
     """
     with mapped(folder, as_it_is) as file:
         for to in (0, 3 * MIB + 5):
             fd = memfd(SIZE)
             source = opened(file.path, os.O_RDONLY | os.O_DIRECT)
-            # Where its blocks are is known to the file system from then on.
+            # This makes the file system read the metadata of the file.
             assert until_it_fails(source, 0, fd, 0, SIZE) == (SIZE, 0)
             os.ftruncate(fd, 0)
             os.ftruncate(fd, SIZE)
@@ -300,7 +300,7 @@ def cut_short(folder: Path) -> None:
             child = os.fork()
             if not child:
                 os._exit(until_it_fails(source, 0, fd, 0, SIZE) != (SIZE, 0))
-            # It has some gathers in flight, and waits for them.
+            # Wait until the copy has gathers in flight.
             begun = functools.partial(os.fstat, fd)
             settles(begun, lambda stat: stat.st_blocks > 0, "it has not begun")
             os.ftruncate(fd, to)
@@ -315,14 +315,14 @@ def cut_short(folder: Path) -> None:
 
 
 def sealed(folder: Path) -> None:
-    """A memfd is sealed against writing between two copies, never within one."""
+    """A memfd can be sealed against writing between two copies, but not during one."""
     files = [File.of(folder / "one", 3 * MIB), File.of(folder / "other", 3 * MIB - 1)]
     sources = [opened(file.path, os.O_RDONLY | mode) for file in files for mode in MODES]
     back = setting(POOL, 4)
     busy: Counter[str] = Counter()
     for kind, number in ((kind, number) for kind in KINDS[:2] for number in range(1000)):
         if number >= 20 and busy[kind]:
-            # Both have been seen: a copy in the middle, and between two.
+            # Both cases have occurred: during a copy, and between two.
             continue
         fd = memfd(4 * MIB, "huge" in kind)
         errors: list[int] = []
@@ -355,7 +355,7 @@ def sealed(folder: Path) -> None:
 
 
 def loop(_folder: Path) -> None:
-    """A disk that is itself a file of the tmpfs that is copied to and from (CF-7)."""
+    """Copies between a tmpfs and a loop device that is stored on the same tmpfs."""
     memory, disk = Path("/run/memory"), Path("/run/disk")
     for folder in (memory, disk):
         folder.mkdir()
@@ -389,7 +389,7 @@ def loop(_folder: Path) -> None:
         files = [opened(path, os.O_RDWR) for pair in pairs for path in pair]
         while time.monotonic() < end:
             for fd in files:
-                # Copies go on up to the end, wherever it is.
+                # Copies end at the current end of the file.
                 os.ftruncate(fd, 3 * MIB + 5)
                 os.ftruncate(fd, len(BLOB))
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -397,7 +397,7 @@ def loop(_folder: Path) -> None:
         os._exit(0)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0, "a copy failed"
-    # And then as ever.
+    # Then copies work as before.
     (disk / "a").write_bytes(BLOB)
     for mode in MODES:
         one = opened(disk / "a", os.O_RDONLY | mode)
@@ -412,7 +412,7 @@ def loop(_folder: Path) -> None:
 
 
 def large(folder: Path) -> None:
-    """A udmabuf of 3 GiB, at whose end as at its beginning is what is copied (AR-24)."""
+    """Copies to the start and end of a udmabuf of 3 GiB."""
     size, part = 3 << 30, 8 * MIB
     file = File.of(folder / "file", part)
     back = setting("/sys/module/udmabuf/parameters/size_limit_mb", size // MIB)
@@ -423,18 +423,18 @@ def large(folder: Path) -> None:
         with memory.access():
             assert memory.map[at : at + part] == file.data, at
     with memory.access():
-        assert not any(memory.map[part : 2 * part]), "bytes that nobody copied"
+        assert not any(memory.map[part : 2 * part]), "bytes outside of the copied ranges"
     os.close(source)
     memory.close()
     back()
 
 
 WHOLE = MIB // 2
-"""The bytes of a file whose copy fails in each place: there are hundreds."""
+"""The size of the file whose copy fails in each place, of which there are hundreds."""
 
 
 def failures(folder: Path) -> None:
-    """Each allocation and each request to the disk fails once."""
+    """Each allocation and each disk request fails once."""
     at, size = 777, WHOLE - 2000
     file = File.of(folder / "file", WHOLE)
     nth = Nth()
@@ -462,7 +462,7 @@ def failing(
     part: tuple[int, int],
     results: Counter[str],
 ) -> bool:
-    """A copy in which what comes in this place fails; whether there was such a place."""
+    """Copies with a failure in this place. Returns whether the failure was injected."""
     at, size = part
     new, old = BLOB[:WHOLE], OLD[:WHOLE]
     path.write_bytes(new if fill else old)
@@ -494,12 +494,12 @@ PARTS: Mapping[str, Callable[[Path], None]] = {
 
 
 DRIVERS = Path("/sys/kernel/debug/dma-api/driver_filter")
-"""Whose faults the DMA API's debugging tells, where a kernel has it."""
+"""Selects the driver whose errors DMA API debugging reports."""
 
 
 def main(folder: str, *parts: str) -> None:
     if DRIVERS.exists():
-        # It takes a page that is mapped for two devices for one: any udmabuf that is read into.
+        # It reports pages that are mapped for two devices, which is normal for a udmabuf.
         DRIVERS.write_text("none")
     for part in parts:
         start = time.monotonic()

@@ -1,11 +1,10 @@
-"""DMA_HEAP_ALLOC_AND_READ_FILE where things go wrong, asked for by this program itself: disks that
-are slow or broken, files that change meanwhile, limits, memory in pieces, failures to order, and
-requests of any sort.
+"""Tests DMA_HEAP_ALLOC_AND_READ_FILE under adverse conditions: disks that are slow or broken, files
+that change during the read, limits, fragmented memory, injected failures, and random requests.
 
     heap_flag.py FOLDER PART...    in the machine, as root
 
-A PART is one of the functions in PARTS. Ends with an assertion that names the case, or with a line
-that counts the calls.
+PART is one of the functions in PARTS. Ends with an assertion that names the case, or with a line
+that has the number of calls.
 """
 
 import contextlib
@@ -42,19 +41,19 @@ READ, END = 1, 4
 
 PARAMETERS = Path("/sys/module/dma_heap_read/parameters")
 ORDERS = ("N", "Y")
-"""Of in_order."""
+"""Values of in_order."""
 MODES = (os.O_DIRECT, 0)
 
 
 @dataclass
 class Heap:
-    """The heap, and how often it was asked."""
+    """The heap, and the number of calls."""
 
     fd: int
     count: int = 0
 
     def ask(self, file: int) -> int:
-        """The descriptor of a new buffer, with a file in it."""
+        """Returns the descriptor of a new buffer that contains the file."""
         return self.request(file, 0, 0, os.O_RDWR | os.O_CLOEXEC, READ_FILE)
 
     def request(self, *words: int) -> int:
@@ -71,11 +70,11 @@ class Heap:
             os.close(file)
 
     def read(self, path: Path, mode: int) -> bytes:
-        """What a buffer holds that was made of a file."""
+        """Returns the contents of a buffer into which a file was read."""
         return content(self.load(path, mode))
 
     def fails(self, path: Path, mode: int) -> int:
-        """The error of a load that may not succeed."""
+        """Returns the errno of a load that must fail."""
         try:
             os.close(self.load(path, mode))
         except OSError as error:
@@ -85,7 +84,7 @@ class Heap:
 
 
 def content(buffer: int) -> bytes:
-    """All of a buffer, which is closed then."""
+    """Returns the contents of a buffer, and closes it."""
     with mmap.mmap(buffer, os.lseek(buffer, 0, os.SEEK_END), prot=mmap.PROT_READ) as memory:
         fcntl.ioctl(buffer, SYNC, struct.pack("=Q", READ))
         data = bytes(memory)
@@ -100,7 +99,7 @@ def padded(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def ways() -> Iterator[list[tuple[int, str]]]:
-    """Direct and buffered, each while allocating and afterwards."""
+    """Direct and buffered I/O, each during the allocation and after it."""
     back = setting(str(PARAMETERS / "in_order"), "N")
     yield [(mode, order) for order in ORDERS for mode in MODES]
     back()
@@ -111,7 +110,7 @@ def put(order: str) -> None:
 
 
 def slow_disk(heap: Heap, folder: Path) -> None:
-    """Who is killed ends at once, and leaves nothing; any other signal waits."""
+    """SIGKILL ends a load at once, and leaves nothing behind. Other signals do not end it."""
     with mapped(folder, slow) as file, ways() as all_ways:
         machine = Machine()
         for mode, order in all_ways:
@@ -120,7 +119,7 @@ def slow_disk(heap: Heap, folder: Path) -> None:
                 file.evict()
                 child = os.fork()
                 if not child:
-                    # A read of many pieces, one after the other.
+                    # Loads that consist of many reads.
                     for _ in range(1000):
                         os.close(heap.load(file.path, mode))
                         file.evict()
@@ -133,7 +132,7 @@ def slow_disk(heap: Heap, folder: Path) -> None:
                 assert os.WIFSIGNALED(status), status
                 assert time.monotonic() - begun < PATIENCE, "it was killed, and did not end"
                 machine.is_as_it_was(f"killed, {mode}, {order}")
-            # As a timer's.
+            # Another signal, as of a timer.
             data = interrupted(functools.partial(cold, heap, file, mode), IOCTL, ALLOC)
             assert data == padded(file.data), difference(data, padded(file.data))
             machine.is_as_it_was(f"a signal, {mode}, {order}")
@@ -145,7 +144,7 @@ def cold(heap: Heap, file: File, mode: int) -> bytes:
 
 
 def broken_disk(heap: Heap, folder: Path) -> None:
-    """Some sectors in the middle of a file can't be read: there is no buffer."""
+    """Some sectors in the middle of a file cannot be read, so the load fails."""
     with mapped(folder, broken(5 * MIB + 4096)) as file, ways() as all_ways:
         machine = Machine()
         for mode, order in all_ways:
@@ -156,7 +155,7 @@ def broken_disk(heap: Heap, folder: Path) -> None:
 
 
 def changing_file(heap: Heap, folder: Path) -> None:
-    """A file that is cut short and written again meanwhile: its bytes, zeros, or no buffer."""
+    """A file is truncated and rewritten during loads: a load gets its data, zeros, or an error."""
     path, size = folder / "changing", 6 * MIB + 777
     path.write_bytes(BLOB[:size])
     child = os.fork()
@@ -194,7 +193,7 @@ def changing_file(heap: Heap, folder: Path) -> None:
 
 
 def either(page: bytes, want: bytes, at: int) -> None:
-    """A page is of the file, or a part of it is and the others are zero: nothing else's bytes."""
+    """Each byte of a page is that of the file or zero, never other data."""
     if page.startswith(want) and not any(page[len(want) :]):
         return
     for got, wanted in zip(page, want.ljust(len(page), b"\0"), strict=True):
@@ -202,7 +201,7 @@ def either(page: bytes, want: bytes, at: int) -> None:
 
 
 def limits(heap: Heap, folder: Path) -> None:
-    """A limit of the caller's cgroup is an error."""
+    """Reaching the limit of the caller's cgroup is an error."""
     file = File(folder / "file", BLOB * 16)
     with limited(32 * MIB):
         for mib, want in ((16, 0), (33, errno.ENOMEM), (128, errno.ENOMEM)):
@@ -225,7 +224,7 @@ def limits(heap: Heap, folder: Path) -> None:
 
 
 def in_pieces(heap: Heap, folder: Path) -> None:
-    """All free memory is single pages."""
+    """All free memory consists of single pages."""
     file = File(folder / "large", BLOB * 16)
     file.path.write_bytes(file.data)
     file.evict()
@@ -237,7 +236,7 @@ def in_pieces(heap: Heap, folder: Path) -> None:
 
 
 def many(heap: Heap, folder: Path) -> None:
-    """A thousand loads, four at a time, leave nothing."""
+    """1,000 loads by four processes leave nothing behind."""
     file = File.of(folder / "file", 300001)
     heap.read(file.path, 0)
     machine = Machine()
@@ -257,7 +256,7 @@ def many(heap: Heap, folder: Path) -> None:
 
 
 def anything(heap: Heap, folder: Path) -> None:
-    """Requests of random fields, most of them almost right, for a minute."""
+    """Requests with random fields, most of them almost valid, for one minute."""
     seed = time.time_ns() % 1000000
     print(f"# seed {seed}", flush=True)
     draw = random.Random(seed)
@@ -292,7 +291,7 @@ def anything(heap: Heap, folder: Path) -> None:
             os.O_RDWR | os.O_CLOEXEC if draw.random() < 0.8 else bits(32),
             READ_FILE if draw.random() < 0.9 else bits(64),
         ]
-        # Without the flag it is a length, which may be what the machine has.
+        # Without the flag the first field is a length: limit it to less than all memory.
         if words[4] == 0:
             words[:2] = [draw.getrandbits(24), 0]
         try:
@@ -315,7 +314,7 @@ def anything(heap: Heap, folder: Path) -> None:
 
 
 def failures(heap: Heap, folder: Path) -> None:
-    """Each allocation and each request to the disk fails once, to order."""
+    """Each allocation and each disk request fails once, by fault injection."""
     file = File.of(folder / "file", 3 * MIB + 777)
     nth = Nth()
     machine = Machine()
@@ -323,8 +322,8 @@ def failures(heap: Heap, folder: Path) -> None:
     with ways() as all_ways:
         for mode, order in all_ways:
             put(order)
-            # Mapping a buffer takes vmalloc(), whose failures the kernel says aloud: there only
-            # the disk fails.
+            # in_order maps the buffer with vmap(), which logs failed allocations. So only disk
+            # requests fail there.
             nth.of_those_that_wait(order == "N")
             heap.read(file.path, mode)
             with nth.disk_of(file.path):
@@ -336,13 +335,13 @@ def failures(heap: Heap, folder: Path) -> None:
             print(f"# {mode}, {order}: {places} places, {dict(results)}", flush=True)
             machine.is_as_it_was(f"failures, {mode}, {order}")
     assert set(results) == {"loaded", "ENOMEM", "EIO"}, results
-    # And then as ever.
+    # Then loads work as before.
     for mode in MODES:
         assert heap.read(file.path, mode) == padded(file.data)
 
 
 def failing(heap: Heap, file: File, mode: int, nth: Nth, place: int, results: Counter[str]) -> bool:
-    """A load in which what comes in this place fails; whether there was such a place."""
+    """Loads with a failure in this place. Returns whether the failure was injected."""
     file.evict()
     opened = os.open(file.path, os.O_RDONLY | mode)
     failed, result = nth.at(place, lambda: heap.ask(opened))
@@ -350,7 +349,7 @@ def failing(heap: Heap, file: File, mode: int, nth: Nth, place: int, results: Co
     if isinstance(result, OSError):
         results[errno.errorcode[result.errno or 0]] += 1
         return failed
-    # Where there was another way to memory.
+    # The load succeeded, or another allocation was tried.
     data, want = content(result), padded(file.data)
     assert data == want, f"place {place}: {difference(data, want)}"
     results["loaded"] += 1

@@ -1,10 +1,10 @@
-"""What dmafile.ko does in a machine: the programs of kernel/tests, on every file system, on disks
-that are slow, broken or full, and within limits.
+"""Runs the tests of dmafile.ko in a machine: the programs of kernel/tests, on all file systems, on
+disks that are slow, broken or full, and with memory limits.
 
     ko.py PROGRAMS PART FOLDER...    in the machine, as root, with dmafile.ko loaded
 
 PART is one of the functions here. Ends with an assertion or a program's line `not ok`, or with a
-line that counts the programs.
+line that has the number of programs.
 """
 
 import contextlib
@@ -40,15 +40,15 @@ KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 GATHER = "gather=65536"
 DSYNC = "flags=0x40"
 FRAME = 1280 * 720 * 4
-"""What importer.c takes for one picture."""
+"""The size of one frame in importer.c."""
 
 WORDS: Mapping[str, Sequence[str]] = {"btrfs": ["-k"], "f2fs": ["-k"], "tmpfs": ["-m"]}
-"""What bytes.c is told of a file system: see there."""
+"""Options of bytes.c for a file system."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What load.c says."""
+    """The output of load.c."""
 
     result: int
     moved: int
@@ -57,7 +57,7 @@ class Done:
 
 
 class Programs:
-    """Starts them, in the machine's own memory, and counts."""
+    """Runs copies of the programs in the machine's memory, and counts them."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path("/tmp/programs")
@@ -65,7 +65,7 @@ class Programs:
         self.count = 0
 
     def run(self, *words: str | Path) -> None:
-        """One that judges by itself, and says what it has seen."""
+        """Runs a program that checks its results itself."""
         self.count += 1
         print(f"# {' '.join(map(str, words))}", flush=True)
         start = time.monotonic()
@@ -75,7 +75,7 @@ class Programs:
         self.nothing_is_left(str(words))
 
     def load(self, path: Path, *words: str, before: Sequence[str] = ()) -> Done:
-        """One request, and what became of it."""
+        """Makes one request, and returns its result."""
         self.count += 1
         command = [*before, str(self.folder / "load"), str(path), *words]
         done = subprocess.run(command, capture_output=True)
@@ -86,7 +86,7 @@ class Programs:
         return Done(result, size, mode, data)
 
     def given(self, path: Path, *command: str) -> bytes:
-        """What a program prints that inherits a buffer with the file in it."""
+        """Returns the output of a program that inherits a buffer with the contents of the file."""
         self.count += 1
         words = [str(self.folder / "load"), str(path), GATHER, "--", *command]
         done = subprocess.run(words, capture_output=True)
@@ -97,7 +97,7 @@ class Programs:
     def nothing_is_left(self, case: str) -> None:
         # The last test of buffer.c unloads the module.
         if STATS.exists():
-            # A ring of a process that ended is taken apart in the background.
+            # The rings of a process that has exited are freed in the background.
             none = "buffers 0\nbuffer_bytes 0\n"
             settles(STATS.read_text, lambda seen: none in seen, f"{case}: a buffer stays")
 
@@ -108,7 +108,7 @@ def parameter(name: str, value: object) -> contextlib.AbstractContextManager[Non
 
 @contextlib.contextmanager
 def during(file: Path, value: object) -> Iterator[None]:
-    """A file of /proc or /sys holds something else."""
+    """Sets a file in /proc or /sys temporarily."""
     take_back = setting(str(file), value)
     yield
     take_back()
@@ -116,7 +116,7 @@ def during(file: Path, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loop(image: Path, size: int, block: int = 512) -> Iterator[Path]:
-    """A block device of a size, and of blocks of a size."""
+    """A block device with this size and block size."""
     with image.open("wb") as disk:
         disk.truncate(size)
     device = call("losetup", "--find", "--show", f"--sector-size={block}", str(image)).strip()
@@ -126,20 +126,19 @@ def loop(image: Path, size: int, block: int = 512) -> Iterator[Path]:
 
 
 def short(programs: Programs, folder: Path) -> None:
-    """One of each sort, in less than half a minute."""
+    """A short test, in less than half a minute."""
     programs.run("bytes", "-s", folder)
     programs.run("table", folder)
 
 
 def every_byte(programs: Programs, *folders: Path) -> None:
     few: list[str | Path] = ["-s", *words_of(folders[0]), folders[0]]
-    # A kernel that checks itself takes ten minutes for each: it sees every offset on one, and every
-    # path on all.
+    # A debug kernel takes ten minutes for a full run: test all offsets on one file system only.
     brief = ["-s"] if KMEMLEAK.exists() else []
     for folder in folders:
         words = brief if folder != folders[0] else []
         programs.run("bytes", *words, *words_of(folder), folder)
-    # A size of which no page is a multiple, and one on which a request of any size fits.
+    # A size that is not a multiple of a page, and one that is.
     for size in (3 * 65536 + 1536, 6 * 65536):
         with loop(folders[0] / "disk", size) as device:
             programs.run("bytes", *brief, device)
@@ -151,15 +150,15 @@ def every_byte(programs: Programs, *folders: Path) -> None:
             blocks(programs, folders[0], brief)
     with parameter("depth", 1):
         programs.run("bytes", *few)
-    # What checks itself takes memory for that, and is then short of it.
+    # A debug kernel needs too much memory itself.
     if not brief:
         fragmented(programs, folders[0])
 
 
 LARGE_BLOCKS = (6, 15)
-"""The first kernel with disks whose blocks are larger than a page."""
+"""The first kernel that supports disks with blocks larger than a page."""
 BLOCKS_OF_PAGES = (6, 18)
-"""The first one on which such a block may consist of pages that are not contiguous."""
+"""The first kernel in which such a block may consist of non-contiguous pages."""
 
 
 def version() -> tuple[int, ...]:
@@ -167,7 +166,7 @@ def version() -> tuple[int, ...]:
 
 
 def blocks(programs: Programs, folder: Path, words: list[str]) -> None:
-    """Disks with blocks of all sizes: direct I/O is aligned to them."""
+    """Disks with different block sizes, to which direct I/O is aligned."""
     for size in (512, 4096, 16384, 65536):
         if size > mmap.PAGESIZE and version() < LARGE_BLOCKS:
             print(f"# this kernel has no disks with blocks of {size} bytes")
@@ -175,14 +174,14 @@ def blocks(programs: Programs, folder: Path, words: list[str]) -> None:
         with loop(folder / "disk", 6 * 65536, size) as device:
             programs.run("bytes", *words, "-b", str(max(size, mmap.PAGESIZE)), device)
     if version() >= LARGE_BLOCKS:
-        # Of a file on such a disk, its file system tells the alignment.
+        # For a file on such a disk, the file system reports the alignment.
         with loop(folder / "disk", 320 * MIB, 16384) as device, mounted(device, 16384) as mount:
             programs.run("bytes", "-s", "-b", "16384", mount)
 
 
 @contextlib.contextmanager
 def mounted(device: Path, block: int) -> Iterator[Path]:
-    """An XFS whose blocks and sectors are so large."""
+    """Makes and mounts an XFS with this block and sector size."""
     mount = Path("/run/blocks")
     mount.mkdir(exist_ok=True)
     call("mkfs.xfs", "-q", "-b", f"size={block}", "-s", f"size={block}", str(device))
@@ -196,7 +195,7 @@ def words_of(folder: Path) -> list[str]:
 
 
 def fragmented(programs: Programs, folder: Path) -> None:
-    """A load is made of single pages, and of nothing else."""
+    """Loads into memory that consists of single pages."""
     file = File(folder / "large", BLOB * 16)
     file.path.write_bytes(file.data)
     file.evict()
@@ -209,19 +208,19 @@ def fragmented(programs: Programs, folder: Path) -> None:
 
 
 RESERVE = 64 * MIB
-"""What is left to the system while all other memory is taken."""
+"""The memory that is left to the system while all other memory is allocated."""
 
 
 @contextlib.contextmanager
 def fragmentation(size: int) -> Iterator[None]:
-    """All free memory but less than that is single pages: half of all, and not next to another."""
+    """Fragments memory: all free memory except for less than `size` consists of single pages."""
     Path("/proc/sys/vm/drop_caches").write_text("3")
     held: list[mmap.mmap] = []
-    # Nobody puts pages together again without being asked.
+    # No proactive compaction.
     with during(Path("/proc/sys/vm/compaction_proactiveness"), 0):
-        # What was in use before becomes free meanwhile, and is large: it's taken, too.
+        # Memory that is freed by others at the same time is allocated as well.
         while (free := meminfo("MemFree:") << 10) > RESERVE + 8 * MIB:
-            assert len(held) < 100, f"{free} bytes can't be taken"
+            assert len(held) < 100, f"{free} bytes cannot be allocated"
             part = mmap.mmap(-1, free - RESERVE, flags=mmap.MAP_PRIVATE)
             part.madvise(mmap.MADV_NOHUGEPAGE)
             for at in range(0, len(part), mmap.PAGESIZE):
@@ -239,7 +238,7 @@ def fragmentation(size: int) -> Iterator[None]:
 
 
 def free_in_large_pieces() -> int:
-    """Bytes in free pieces of 64 KiB and more."""
+    """The number of free bytes in blocks of at least 64 KiB."""
     pages = sum(
         int(count) << order
         for line in Path("/proc/buddyinfo").read_text().splitlines()
@@ -250,7 +249,7 @@ def free_in_large_pieces() -> int:
 
 
 def calls(programs: Programs, folder: Path) -> None:
-    """What may be asked, and by whom; the last program unloads the module."""
+    """Tests the interface. The last program unloads the module."""
     programs.run("table", folder)
     programs.run("ring", folder)
     programs.run("race", "20", folder)
@@ -261,14 +260,14 @@ def calls(programs: Programs, folder: Path) -> None:
 
 
 def importers(programs: Programs, folder: Path) -> None:
-    """Drivers and programs that know nothing of dmafile see the file."""
-    # One input and one output, HDMI, and no other nodes.
+    """Other drivers and programs read the file from a buffer."""
+    # One HDMI input, one HDMI output, and no other nodes.
     vivid = "n_devs=1 num_inputs=1 input_types=3 num_outputs=1 output_types=1 node_types=0x101"
     call("modprobe", "vivid", *vivid.split())
     importer = str(programs.folder / "importer")
     file = File.of(folder / "frame", FRAME)
     ways = [["vgem"], ["send", importer, "receive"]]
-    # Before Linux 6.11, which output an input is connected to could not be chosen.
+    # Since Linux 6.11 the output that an input is connected to can be selected.
     if not os.uname().release.startswith("6.1."):
         ways.append(["vivid"])
     for how in ways:
@@ -277,7 +276,7 @@ def importers(programs: Programs, folder: Path) -> None:
 
 
 def devices(programs: Programs, folder: Path, module: Path) -> None:
-    """What devices see that have a buffer mapped."""
+    """Tests with devices that have a buffer mapped."""
     call("insmod", str(module))
     programs.run("device", folder)
     call("rmmod", "testdev")
@@ -292,9 +291,9 @@ def breakage(programs: Programs, folder: Path) -> None:
 
 
 def ahead(programs: Programs, folder: Path) -> None:
-    """While a disk answers nothing, memory is allocated for the gathers in flight and one more."""
+    """While a disk does not respond, memory is allocated for the gathers in flight and one more."""
     gather, in_order = f"gather={2 * MIB}", "flags=0x8"
-    # The module's parameters, what a request says, and how many MiB come of it, of LARGE.
+    # Module parameters, options of the request, and the expected MiB, of LARGE.
     cases: Sequence[tuple[dict[str, object], list[str], int]] = (
         ({}, [gather], 10),
         ({"depth": 1}, [gather], 4),
@@ -308,7 +307,7 @@ def ahead(programs: Programs, folder: Path) -> None:
         file = File(small.path.parent / "large", BLOB * (LARGE // 8))
         file.path.write_bytes(file.data)
         file.evict()
-        # Where its blocks are is known to the file system from then on.
+        # This makes the file system read the metadata of the file.
         assert programs.load(file.path).result == 0
         for parameters, words, want in cases:
             with contextlib.ExitStack() as stack:
@@ -318,7 +317,7 @@ def ahead(programs: Programs, folder: Path) -> None:
 
 
 LARGE = 40
-"""MiB."""
+"""The size of the file in MiB."""
 
 
 def as_it_is(device: str, sectors: int, path: Path) -> Sequence[str]:
@@ -330,7 +329,7 @@ def held_while_waiting(programs: Programs, file: File, words: list[str], want: i
     command = [*ENTER, str(programs.folder / "load"), str(file.path), "print", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         taken, before, waited = charged(), -1, 0.0
-        # As long as it takes to allocate so much, and until no more comes.
+        # Until the expected amount is allocated, and does not increase any more.
         while taken != before or (taken < want * MIB and waited < PATIENCE):
             time.sleep(0.5)
             assert process.poll() is None, f"{words}: it has not waited"
@@ -343,7 +342,7 @@ def held_while_waiting(programs: Programs, file: File, words: list[str], want: i
 
 
 def charged() -> int:
-    """Bytes that count for the GROUP."""
+    """The number of bytes charged to the GROUP."""
     return int((GROUP / "memory.current").read_text())
 
 
@@ -355,13 +354,13 @@ def slow_disk(programs: Programs, folder: Path) -> None:
 
 
 def midway(programs: Programs, folder: Path) -> None:
-    """Flags that change, and a file system that is frozen, in the middle of requests."""
+    """Open flags that change, and a file system that is frozen, during requests."""
     with mapped(folder, slow_both_ways) as file:
         programs.run("midway", file.path)
 
 
 def slow_both_ways(device: str, sectors: int, path: Path) -> Sequence[str]:
-    """Reads and writes wait for 100 ms: dm-delay."""
+    """dm-delay: reads and writes take 100 ms."""
     return (f"0 {sectors} delay {device} 0 100 {device} 0 100",)
 
 
@@ -377,8 +376,8 @@ def broken_disk(programs: Programs, folder: Path) -> None:
             done = programs.load(file.path, GATHER, "print", f"read={size}", *words)
             assert done.result == errno.EIO, done.result
             assert bad - 65536 < done.moved <= bad, done.moved
-            assert done.data[: done.moved] == file.data[: done.moved], "what was told is not there"
-            # What can be read is.
+            assert done.data[: done.moved] == file.data[: done.moved], "reported data is missing"
+            # The readable part is read.
             done = programs.load(file.path, f"length={5 * MIB}", "print", *words)
             assert done.result == 0 and done.data == file.data[: 5 * MIB], done.result
             done = programs.load(file.path, f"offset={6 * MIB}", "print", *words)
@@ -395,7 +394,7 @@ def broken_disk(programs: Programs, folder: Path) -> None:
 
 
 def rewrite(file: File) -> None:
-    """All but what can't be written."""
+    """Writes everything except for the sectors that cannot be written."""
     with file.path.open("r+b") as writer:
         writer.write(file.data)
         writer.flush()
@@ -417,13 +416,13 @@ def full_disk(programs: Programs, folder: Path) -> None:
                 assert done.result == errno.ENOSPC, f"{fs}: {done.result}"
                 assert MIB < done.moved < 24 * MIB, f"{fs}: {done.moved}"
                 there = path.read_bytes()[: done.moved]
-                assert there == done.data[: done.moved], f"{fs}: what was told is not there"
+                assert there == done.data[: done.moved], f"{fs}: reported data is missing"
                 path.unlink()
             call("umount", str(mount))
 
 
 def leave_free(mount: Path, size: int) -> None:
-    """Takes all of a file system but so much."""
+    """Fills a file system, except for this size."""
     free = os.statvfs(mount).f_bavail * os.statvfs(mount).f_bsize
     if free > size:
         with (mount / "most").open("wb") as file:
@@ -431,7 +430,7 @@ def leave_free(mount: Path, size: int) -> None:
 
 
 def cgroup(programs: Programs, folder: Path) -> None:
-    """A limit on memory is an error."""
+    """Reaching a memory limit is an error."""
     with limited(32 * MIB):
         for mib, want in ((16, 0), (31, None), (33, errno.ENOMEM), (128, errno.ENOMEM)):
             file = File(folder / "file", BLOB * (mib // 8 + 1))
@@ -447,7 +446,7 @@ def cgroup(programs: Programs, folder: Path) -> None:
 
 @contextlib.contextmanager
 def limited(limit: int) -> Iterator[None]:
-    """There is a GROUP with a limit on memory; nobody in it is killed, and all is given back."""
+    """A GROUP with a memory limit: no process may be killed, and all memory must be freed."""
     subprocess.run(
         "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup", shell=True
     )

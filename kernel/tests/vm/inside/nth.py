@@ -1,4 +1,4 @@
-"""Failures to order, in a kernel with fault injection (`series-debug`)."""
+"""Injects failures, in a kernel with fault injection (`series-debug`)."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 
 
 class Nth:
-    """Of this thread, what comes in a place fails once: an allocation, or a request to a disk
-    (Documentation/fault-injection/fault-injection.rst of Linux, fail-nth).
+    """Lets the nth allocation or disk request of this thread fail once (see fail-nth in
+    Documentation/fault-injection/fault-injection.rst of Linux).
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class Nth:
         self.node = os.open("/proc/self/fail-nth", os.O_RDWR)
 
     def of_those_that_wait(self, may: bool) -> None:
-        """Whether allocations fail that may wait for memory, as most do."""
+        """Selects whether allocations fail that may sleep, which are most of them."""
         for what in ALLOCATIONS:
             (DEBUG / what / "ignore-gfp-wait").write_text("N" if may else "Y")
 
     @contextlib.contextmanager
     def disk_of(self, path: Path) -> Iterator[None]:
-        """The requests to the disk that a file is on count, too."""
+        """Also counts requests to the disk that has this file."""
         device = device_of(path) / "make-it-fail"
         device.write_text("1")
         yield
         device.write_text("0")
 
     def at(self, place: int, act: Callable[[], Result]) -> tuple[bool, Result | OSError]:
-        """Whether there was such a place in what is done, and what came of it."""
+        """Returns whether a failure was injected in this place, and the result of the call."""
         result: Result | OSError
         os.pwrite(self.node, str(place).encode(), 0)
         try:

@@ -1,8 +1,8 @@
-"""Memory that is registered for RDMA, with a card of software, is a region of pins.
+"""Tests that memory registered for RDMA, with a software device, is shown as a region of pins.
 
-    rdma.py    in the machine, as root, with the card `siw0`
+    rdma.py    in the machine, as root, with the device `siw0`
 
-Ends with an assertion, or with a line that counts the regions.
+Ends with an assertion, or with a line that has the number of regions.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 
 class Card:
-    """By libibverbs."""
+    """An RDMA device, through libibverbs."""
 
     def __init__(self) -> None:
         self.verbs = ctypes.CDLL("libibverbs.so.1", use_errno=True)
@@ -71,7 +71,7 @@ def main() -> None:
         assert re.search(rf"(?m)^{line(address, size)}\d+ ib_umem_get$", own), own
         card.end(region)
         vanishes(line(address, size))
-    # A process that is killed takes its registrations along.
+    # The registrations of a killed process are released.
     read, write = os.pipe()
     child = os.fork()
     if not child:

@@ -1,14 +1,15 @@
-# Other people's test suites, in a machine with two raw disks, what is on which is lost:
+# Runs external test suites in a machine with two raw disks, which are overwritten:
 #
 #     vm/run --kernel=series --fs=raw --fs=raw -- sh kernel/tests/vm/inside/suites.sh SUITE FOLDER TEST...
 #
-# SUITE is blktests, liburing, ltp, mm, ext4 or xfs; mm is Linux's tools/testing/selftests/mm, and the latter two are
-# xfstests on these file systems. FOLDER is the suite's source, built, and each TEST what its own program takes:
-# block/003, test/iopoll.t, "gup_test -a", generic/091; of LTP a program with its arguments: "kernel/mem/ksm/ksm01 -u 32".
-# Ends with 1 if one fails; the last lines, one a test, are for comparing kernels with diff(1).
+# SUITE is blktests, liburing, ltp, mm, ext4 or xfs. mm is tools/testing/selftests/mm of Linux, and the latter two are
+# xfstests on these file systems. FOLDER is the source of the suite, already built. TEST is an argument of the suite's
+# runner: block/003, test/iopoll.t, "gup_test -a", generic/091; for LTP a program with its arguments:
+# "kernel/mem/ksm/ksm01 -u 32". The exit status is 1 if a test fails. The last lines, one per test, can be compared with
+# those of other kernels with diff(1).
 suite=$1 folder=$2
 shift 2
-# The machine's tree can't be written to.
+# The tree is read-only in the machine.
 out=/tmp/suite
 modprobe -q configfs
 mount -t configfs config /sys/kernel/config 2>/dev/null
@@ -17,10 +18,10 @@ cd "$folder" || exit
 
 case $suite in
 blktests)
-	# That sudo knows
+	# So that sudo can resolve it.
 	hostname localhost
 	printf 'TEST_DEVS=(%s)\nQUICK_RUN=1\nTIMEOUT=20\nNORMAL_USER=nobody\n' "$RAW" >$out/config
-	# Some of them truncate what standard output is.
+	# Some tests truncate the file that is standard output.
 	./check --config=$out/config --output=$out/results "$@" 2>&1 | tee $out/log
 	sed -n 's/^\([a-z]*\/[0-9]*\) .*\[\(.*\)\]$/\1 \2/p' $out/log >$out/summary
 	;;
@@ -42,15 +43,15 @@ ext4 | xfs)
 	;;
 ltp)
 	mkfs.ext4 -q -F "$RAW2" && mount "$RAW2" $out/scratch || exit
-	# It wants all may write there.
+	# LTP needs a world-writable directory.
 	chmod 1777 $out/scratch
 	export TMPDIR=$out/scratch LTP_TIMEOUT_MUL=5 LTP_COLORIZE_OUTPUT=n
 	for test; do
 		echo "$test"
 		cd "$folder/testcases/$(dirname "${test%% *}")" || exit
-		# The arguments are words of their own.
+		# Unquoted, to split off the arguments.
 		PATH=$PWD:$PATH timeout 400 "$folder"/testcases/$test 2>&1
-		# Its bits: 1 failed, 2 broken, 4 warned, 32 does not run here.
+		# Bits of the status: 1 failed, 2 broken, 4 warned, 32 not supported.
 		case $? in
 		0) status=passed ;;
 		4) status=warned ;;
@@ -66,13 +67,13 @@ liburing | mm)
 	mm)
 		mkfs.xfs -q -f "$RAW2" && mount "$RAW2" $out/scratch && cd $out/scratch &&
 			mkswap "$RAW" >/dev/null && swapon "$RAW" &&
-			# As many as its run_vmtests.sh has.
+			# The number in run_vmtests.sh.
 			echo 128 >/proc/sys/vm/nr_hugepages
 		;;
 	esac || exit
 	for test; do
 		echo "$test"
-		# With its words.
+		# Unquoted, to split off the arguments.
 		timeout 2400 "$folder"/$test 2>&1
 		case $? in
 		0) status=passed ;;

@@ -1,5 +1,5 @@
-"""What dmafile.ko does together with other parts of the system: io_uring, files that other programs
-guard or serve, 32-bit programs, a machine that is suspended.
+"""Tests dmafile.ko together with other parts of the system: io_uring, fanotify, FUSE, NFS, 32-bit
+programs, and suspend.
 
     surroundings.py PROGRAMS PART FOLDER...    in the machine, as root, with dmafile.ko loaded
 
@@ -20,11 +20,11 @@ from tests.vm.inside.faults import broken, call, mapped, reads, slow
 from tests.vm.inside.loads import MIB, File, difference, settles
 
 LONG = "gather=4096"
-"""With it, one of SLOW's files takes most of a minute."""
+"""With this option, a file on a slow disk takes most of a minute."""
 
 
 def requests(programs: Programs, folder: Path) -> None:
-    """Commands of io_uring, and files that other programs guard or serve."""
+    """io_uring commands, and files that other programs guard or serve."""
     with loop(folder / "swap", 2 * MIB) as device:
         programs.run("guarded", folder, device)
     programs.run("fuse", folder)
@@ -33,7 +33,7 @@ def requests(programs: Programs, folder: Path) -> None:
 
 
 def narrow(programs: Programs, folder: Path) -> None:
-    """32-bit programs: PROGRAMS has been compiled so."""
+    """32-bit programs: PROGRAMS must be compiled for 32 bits."""
     programs.run("table", folder)
     programs.run("bytes", "-s", folder)
     with mapped(folder, slow) as file:
@@ -42,7 +42,7 @@ def narrow(programs: Programs, folder: Path) -> None:
 
 
 def preemptible(programs: Programs, folder: Path) -> None:
-    """The kernel preempts tasks wherever it can (preempt=full)."""
+    """With full preemption (preempt=full)."""
     assert "(full)" in Path("/sys/kernel/debug/sched/preempt").read_text()
     programs.run("ring", folder)
     programs.run("race", "20", folder)
@@ -76,7 +76,7 @@ FOR_EVER = 2**31 - 1
 
 
 def network(programs: Programs, folder: Path) -> None:
-    """Files of this machine's own NFS server, over the loopback device."""
+    """Files on an NFS server in the same machine, over the loopback device."""
     call("busybox", "ip", "link", "set", "lo", "up")
     call("modprobe", "-a", "nfsd", "nfsv4")
     call("mount", "-t", "nfsd", "none", str(NFSD))
@@ -87,7 +87,7 @@ def network(programs: Programs, folder: Path) -> None:
         broken_server(programs, mount, file)
     with mapped(folder, slow) as file, served(file.path.parent) as mount:
         broken_network(programs, mount, file)
-    # There is no server any more to say goodbye to.
+    # Force the unmount, since the server has stopped.
     with (
         mapped(folder, slow) as file,
         served(file.path.parent, "soft", "retrans=1", leave=("-f", "-l")) as mount,
@@ -97,13 +97,13 @@ def network(programs: Programs, folder: Path) -> None:
 
 @contextlib.contextmanager
 def served(folder: Path, *options: str, leave: tuple[str, ...] = ()) -> Iterator[Path]:
-    """A folder by NFS. The kernel does everything; no daemon runs."""
-    # What mountd(8) would answer to the kernel.
+    """Exports and mounts a folder with NFS, without user space daemons."""
+    # The replies of mountd(8) to the kernel.
     flags = INSECURE | NO_SUBTREE_CHECK | HAS_FSID
     say("auth.unix.ip", f"nfsd 127.0.0.1 {FOR_EVER} self")
     say("nfsd.export", f"self {folder} {FOR_EVER} {flags} 65534 65534 0")
     say("nfsd.fh", f"self 1 \\x00000000 {FOR_EVER} {folder}")
-    # Version 4 asks no rpcbind(8).
+    # Version 4 needs no rpcbind(8).
     (NFSD / "versions").write_text("-3 +4 +4.1 +4.2\n")
     (NFSD / "nfsv4leasetime").write_text("10\n")
     (NFSD / "nfsv4gracetime").write_text("10\n")
@@ -126,7 +126,7 @@ def say(cache: str, line: str) -> None:
 def start() -> None:
     (NFSD / "portlist").write_text(f"tcp {PORT}\n")
     (NFSD / "threads").write_text("4\n")
-    # For ten seconds clients may reclaim what they had open on an earlier server.
+    # The grace period, in which clients may reclaim state from an earlier server.
     settles((NFSD / "v4_end_grace").read_text, lambda ended: ended == "Y\n", "no end of grace")
 
 
@@ -135,7 +135,7 @@ def stop() -> None:
 
 
 def broken_server(programs: Programs, mount: Path, there: File) -> None:
-    """A part of the server's disk cannot be read."""
+    """A part of the server's disk is unreadable."""
     file = File(mount / there.path.name, there.data)
     bad = 5 * MIB + 4096
     for words in ([], ["buffered"]):
@@ -152,11 +152,11 @@ def broken_server(programs: Programs, mount: Path, there: File) -> None:
 
 
 def broken_network(programs: Programs, mount: Path, there: File) -> None:
-    """The network fails for a while: a load takes longer, and succeeds."""
+    """The network fails temporarily: a load takes longer, but succeeds."""
     for words in ([], ["buffered"]):
         with begun(programs, mount, there, *words) as process:
             call("busybox", "ip", "link", "set", "lo", "down")
-            # Longer than the client waits for an answer (timeo).
+            # Longer than the client's timeout for a reply (timeo).
             time.sleep(6)
             assert process.poll() is None, f"{words}: it was over before"
             call("busybox", "ip", "link", "set", "lo", "up")
@@ -167,7 +167,7 @@ def broken_network(programs: Programs, mount: Path, there: File) -> None:
 
 
 def dead_server(programs: Programs, mount: Path, there: File) -> None:
-    """The server stops in the middle: the load fails, and nothing is left."""
+    """The server stops during a load: the load fails, and leaves nothing behind."""
     with begun(programs, mount, there) as process:
         stop()
         data, _ = process.communicate()
@@ -179,7 +179,7 @@ def dead_server(programs: Programs, mount: Path, there: File) -> None:
 def begun(
     programs: Programs, mount: Path, there: File, *words: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A load by NFS that has read some bytes."""
+    """Starts a load over NFS, and waits until it has read some data."""
     there.evict()
     file = File(mount / there.path.name, there.data)
     file.evict()
@@ -197,7 +197,7 @@ KCSAN = Path("/sys/kernel/debug/kcsan")
 
 
 def races(programs: Programs, folder: Path) -> None:
-    """The functions of dmafile.ko have no data races with each other."""
+    """Checks the functions of dmafile.ko for data races."""
     watch_for_races("dmafile")
     programs.run("race", "60", folder)
     programs.run("ring", folder)
@@ -209,7 +209,7 @@ def races(programs: Programs, folder: Path) -> None:
 
 
 def watch_for_races(module: str) -> None:
-    """Reports data races between functions of a module, and no others."""
+    """Limits the reports to data races between functions of a module."""
     KCSAN.write_text("whitelist")
     symbols = [line.split() for line in Path("/proc/kallsyms").read_text().splitlines()]
     functions = [words[2] for words in symbols if words[3:] == [f"[{module}]"] and words[1] in "tT"]
