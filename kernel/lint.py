@@ -1,7 +1,7 @@
-"""Checks the kernel part: gcc's and sparse's warnings on Debian's kernels, and its style.
+"""Checks the kernel part with gcc, sparse and checkpatch (`make kernel-lint`).
 
-`make kernel-lint`. On the stock kernels, the newest, and the oldest and newest headers of each line
-that Debian has. Nothing may be said; what is said is printed, and the exit status is 1.
+gcc and sparse run with the stock kernels, the newest one, and the oldest and newest headers of each
+kernel line in Debian. If there is any warning, it is printed, and the exit status is 1.
 """
 
 import re
@@ -16,8 +16,8 @@ from vm.host import Unavailable, need
 
 CHECKPATCH = ["--no-tree", "--strict", "--terse", "--show-types", "--no-summary", "--file"]
 DRIVERS = ko.SOURCES / "tests" / "vm"
-"""Where drivers for tests are."""
-# They ask for the kernel's version: nothing finds out for them what differs.
+"""The drivers for tests."""
+# They use the kernel's version, since they have no probes.
 OF_DRIVERS = ["--ignore=LINUX_VERSION_CODE,CONSTANT_COMPARISON"]
 # Linux formats its tracepoints differently.
 OF_TRACEPOINTS = re.compile(
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         need("sparse", "command", "-v", "sparse")
         trees = [kernels.find(name).build for name in (*kernels.STOCK, kernels.NEWEST)]
-        # Of those that are in both, one is enough.
+        # Check trees that are in both lists only once.
         by_name = {tree.name: tree for tree in (*trees, *kernels.lines())}
         for tree in by_name.values():
             release = tree.name.removeprefix("linux-headers-")
@@ -44,19 +44,19 @@ def main() -> None:
 
 
 def where(tree: Path) -> str:
-    """In which other release's root it's built, in brackets."""
+    """The release whose root the build uses, in brackets, if it is not the host's."""
     release, *_ = kernels.needs(tree) or ("",)
     return f" ({release})" if release else ""
 
 
 def warnings(tree: Path) -> None:
-    """Unavailable with what gcc (W=1) and sparse (C=2) have to say."""
+    """Builds with gcc (W=1) and sparse (C=2). Raises Unavailable with their warnings."""
     with tempfile.TemporaryDirectory(prefix="dmafile-lint-") as folder:
         ko.build(tree, Path(folder), ["W=1", "C=2"])
 
 
 def style() -> str:
-    """What checkpatch has to say of all C under kernel/."""
+    """The output of checkpatch for all C files under kernel/."""
     need("perl", "command", "-v", "perl")
     checkpatch = linux_source() / "scripts" / "checkpatch.pl"
     files = sorted(ko.SOURCES.rglob("*.[ch]"))
