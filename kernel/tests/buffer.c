@@ -89,7 +89,7 @@ static void mappings(void)
 	must(number_in(STATS, "buffers") == 1, "a mapping does not keep its buffer");
 	check(map, "a mapping without a descriptor");
 	munmap(map, size);
-	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 }
 
 /* debugfs shows root how the buffer was created, on one line. */
@@ -232,7 +232,7 @@ static void import(void)
 	must(number_in(STATS, "buffers") == 1, "the other importer does not keep the buffer");
 	/* Closing the device also closes handles that a program has not closed. */
 	close(other);
-	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 	close(device);
 }
 

@@ -488,7 +488,7 @@ static void short_load(int fd, bool ok)
 	must(read.bytes == size, "ALLOC_READ of %llu: %llu bytes", size, read.bytes);
 	map = map_buffer(read.fd, PROT_READ);
 	must(differ(map, shadow, size) == size, "a short file of %llu differs", size);
-	must(not_zero(map, size, 3 * GATHER) == 3 * GATHER, "not zero behind a short file");
+	must(not_zero(map, size, 3 * GATHER) == 3 * GATHER, "not zero after a short file");
 	unmap_buffer(read.fd, (__u8 *)map);
 	close(read.fd);
 }

@@ -143,9 +143,9 @@ static void lengths(void)
 			want = BOUNCE;
 		got = import(device, fd, TESTDEV_READS, limits[i]);
 		must(got.longest == want && got.segments >= LENGTH / want,
-		     "where %u bytes are taken: %u segments, of up to %u bytes", limits[i],
+		     "limit %u: %u segments, of up to %u bytes", limits[i],
 		     got.segments, got.longest);
-		device_sees(device, "what was mapped in other segments");
+		device_sees(device, "a mapping with other segments");
 		close(device);
 	}
 	close(fd);
@@ -157,7 +157,7 @@ static void what_the_cpu_writes(void)
 
 	cpu_writes(fd, 2);
 	before = importer(fd, TESTDEV_READS);
-	device_sees(before, "what was written before it was mapped");
+	device_sees(before, "data written before the mapping");
 	reader = importer(fd, TESTDEV_READS);
 	both = importer(fd, TESTDEV_BOTH);
 	cpu_writes(fd, 3);
@@ -178,12 +178,12 @@ static void what_a_device_writes(void)
 	reader = importer(fd, TESTDEV_READS);
 	writer = importer(fd, TESTDEV_WRITES);
 	device_writes(writer, 5);
-	cpu_sees(fd, "what a device wrote");
+	cpu_sees(fd, "data written by a device");
 	/* Its access has ended, so others can see the data. */
-	device_sees(reader, "what another device wrote");
+	device_sees(reader, "data written by another device");
 	device_writes(writer, 6);
 	close(writer);
-	cpu_sees(fd, "what a device wrote that has gone");
+	cpu_sees(fd, "data written by a closed device");
 	close(reader);
 	close(fd);
 }
@@ -210,7 +210,7 @@ static void two_that_may_write(void)
 		map = map_buffer(fd, PROT_READ);
 		if (bounced && turn)
 			memcpy(shadow, old, LENGTH);
-		check(map, turn ? "what the second of two devices wrote" : "and the first");
+		check(map, turn ? "data of the second device" : "data of the first device");
 		unmap_buffer(fd, map);
 		close(devices[0]);
 		close(devices[1]);
@@ -227,8 +227,8 @@ static void what_requests_move(void)
 		device = importer(fd, TESTDEV_BOTH);
 		write_file(7 + direct);
 		rw(fd, DMAFILE_READ, direct);
-		device_sees(device, "what was read from a file");
-		cpu_sees(fd, "what was read from a file, to the CPU");
+		device_sees(device, "data read from a file");
+		cpu_sees(fd, "data read from a file, for the CPU");
 		device_writes(device, 9 + direct);
 		rw(fd, DMAFILE_WRITE, direct);
 		close(device);
@@ -256,7 +256,7 @@ static void fence_that_fails(void)
 	result = call(device, TESTDEV_FENCE, NULL);
 	must(!result, "TESTDEV_FENCE: %s", why(result));
 	result = call(node, DMAFILE_IOC_RW, &request);
-	must(result == -EIO && !request.bytes, "RW behind such a fence: %s, %llu bytes",
+	must(result == -EIO && !request.bytes, "RW after a failed fence: %s, %llu bytes",
 	     why(result), request.bytes);
 	close(device);
 	/* The request has ended, and the buffer can be used again. */
@@ -272,10 +272,10 @@ static void what_a_driver_maps(void)
 
 	cpu_writes(fd, 11);
 	copy(device, TESTDEV_VMAP, fd, seen, false);
-	check(seen, "what a driver reads");
+	check(seen, "data read by a driver");
 	fill(shadow, 12, 0, LENGTH);
 	copy(device, TESTDEV_VMAP, fd, shadow, true);
-	cpu_sees(fd, "what a driver wrote");
+	cpu_sees(fd, "data written by a driver");
 	close(device);
 	close(fd);
 }

@@ -182,8 +182,8 @@ static void file_system_is_frozen(void)
 	start(&one, DMAFILE_WRITE, buffer, file, LENGTH);
 	until_it_moves(&one);
 	must(freezes_and_thaws(120), "not frozen within two minutes, during a write");
-	over(&one, "WRITE to a file system that was frozen meanwhile");
-	check_file(2, "WRITE to a file system that was frozen meanwhile");
+	over(&one, "WRITE to a file system that was frozen");
+	check_file(2, "WRITE to a file system that was frozen");
 	must(freezes_and_thaws(120), "not frozen within two minutes, after a write");
 	close(file);
 	close(buffer);

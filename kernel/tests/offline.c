@@ -84,10 +84,10 @@ static void refused(void)
 	     strerror(errno));
 	must(number_in("/proc/meminfo", "HardwareCorrupted") == corrupted, "a page was marked");
 	must(offline("soft", load.fd, PAGE) < 0, "a page was moved");
-	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
+	must(physical(load.fd, PAGE) == before, "a page has moved");
 	check(map, "after soft_offline_page");
 	must(offline("hard", load.fd, PAGE) < 0, "a page was taken");
-	must(physical(load.fd, PAGE) == before, "a page is elsewhere");
+	must(physical(load.fd, PAGE) == before, "a page has moved");
 	must(number_in("/proc/meminfo", "HardwareCorrupted") > corrupted, "nothing was marked");
 	check(map, "after hard_offline_page");
 	/* I/O still works in both directions. */
@@ -99,11 +99,11 @@ static void refused(void)
 	rw.flags = DMAFILE_READ;
 	result = call(node, DMAFILE_IOC_RW, &rw);
 	must(!result, "READ: %s", why(result));
-	check(map, "what was written and read again");
+	check(map, "data written and read back");
 	unmap_buffer(load.fd, map);
 	close(load.fd);
 	close(load.file_fd);
-	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 }
 
 static struct dmafile_progress progress;
@@ -141,11 +141,11 @@ static void refused_in_the_middle(void)
 	must(offline("soft", rw.fd, at) < 0 && offline("hard", rw.fd, at) < 0, "a page was taken");
 	must(offline("hard", rw.fd, size - PAGE) < 0, "a page was taken");
 	pthread_join(thread, NULL);
-	check(map, "what was read");
+	check(map, "data read");
 	munmap(map, size);
 	close(rw.fd);
 	close(rw.file_fd);
-	must(number_in(STATS, "buffers") == 0, "a buffer stays");
+	must(number_in(STATS, "buffers") == 0, "a buffer is left");
 }
 
 static void set_up(void)

@@ -85,9 +85,9 @@ static void loads_of_a_file_that_shrinks(void)
 		map = map_buffer(load.fd, PROT_READ);
 		all = size_of(load.fd);
 		must(one_of_both(map + load.buffer_offset, load.bytes),
-		     "bytes that the file has never had, in %llu", load.bytes);
+		     "bytes that were never in the file, in %llu", load.bytes);
 		must(not_zero(map, 0, load.buffer_offset) == load.buffer_offset, "not zero before");
-		must(not_zero(map, end, all) == all, "not zero at %zu, behind the %llu",
+		must(not_zero(map, end, all) == all, "not zero at %zu, after %llu",
 		     not_zero(map, end, all), end);
 		unmap_buffer(load.fd, map);
 		close(load.fd);

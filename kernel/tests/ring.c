@@ -91,7 +91,7 @@ static void refusals(void)
 	ring_open(0);
 	for (bit = 0; bit < 64; bit++) {
 		result = command(DMAFILE_IOC_INFO, &info, 1ULL << bit);
-		must(result == -EINVAL, "bit %d of what is reserved: %s", bit, why(result));
+		must(result == -EINVAL, "reserved bit %d: %s", bit, why(result));
 	}
 	result = command(DMAFILE_IOC_INFO, NULL, 0);
 	must(result == -EFAULT, "no structure: %s", why(result));
@@ -137,7 +137,7 @@ static void ended_by_a_cancel(void)
 		else
 			must(result == -EALREADY || !result, "cancelling: %s", why(result));
 	}
-	must(progress.bytes < size_of(fd), "all has been read");
+	must(progress.bytes < size_of(fd), "everything was read");
 	ring_close();
 	close(fd);
 }

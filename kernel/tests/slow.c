@@ -180,7 +180,7 @@ static void stop_is_heeded(void)
 	until(&one, GATHER);
 	__atomic_store_n(&one.progress.stop, 1, __ATOMIC_RELAXED);
 	over(&one, -ECANCELED, "a stopped ALLOC_READ");
-	must(bytes_of(&one) < size, "all has been read");
+	must(bytes_of(&one) < size, "everything was read");
 	start(&other);
 	until(&other, 4 * GATHER);
 	__atomic_store_n(&other.progress.stop, 1, __ATOMIC_RELAXED);
@@ -208,7 +208,7 @@ static void signals(void)
 	until(&one, GATHER);
 	pthread_kill(one.thread, SIGUSR1);
 	over(&one, -EINTR, "an interruptible ALLOC_READ");
-	must(bytes_of(&one) < size, "all has been read");
+	must(bytes_of(&one) < size, "everything was read");
 	no_buffers();
 	start(&other);
 	until(&other, GATHER);
@@ -252,7 +252,7 @@ static void killed(void)
 		     "it ended with %x", status);
 		/* It waits only for the I/O in flight. */
 		must(now() - begun < 60, "%.1f s until it exited", now() - begun);
-		must(bytes_of(one) < size, "all has been read");
+		must(bytes_of(one) < size, "everything was read");
 		if (one->target)
 			close(one->target);
 		drop_cache();
@@ -280,7 +280,7 @@ static void two_at_once(void)
 	start(&again);
 	start(&signalled);
 	usleep(300000);
-	must(!bytes_of(&again) && !bytes_of(&signalled), "two at once have a buffer to fill");
+	must(!bytes_of(&again) && !bytes_of(&signalled), "two requests fill a buffer at once");
 	sigaction(SIGUSR1, &action, NULL);
 	pthread_kill(signalled.thread, SIGUSR1);
 	over(&signalled, -EINTR, "a waiting request, on a signal");

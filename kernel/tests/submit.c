@@ -150,7 +150,7 @@ static void chain_that_breaks(unsigned int flags, int want)
 	must(result == -EBADF, "RW of no buffer: %s", why(result));
 	result = result_next(2);
 	must(result == want, "linked to it: %s, not %s", why(result), why(want));
-	must(answered(&info) == !want, "%s, and yet the opposite", why(want));
+	must(answered(&info) == !want, "%s, but the structure shows the opposite", why(want));
 }
 
 /* An INFO that has to wait for a long load is not executed before the load has ended. */

@@ -167,7 +167,7 @@ static void before_its_turn(void)
 		until_it_moves(&one.progress);
 		start(&other, flags[i], buffer);
 		freeze();
-		must(!bytes_of(&other), "two at once fill a buffer");
+		must(!bytes_of(&other), "two requests fill a buffer at once");
 		goes_on(&one, bytes_of(&one));
 		over(&one, -ECANCELED);
 		until_it_moves(&other.progress);

@@ -90,7 +90,7 @@ static int ask_by(unsigned long number, const struct kind *kind, void *request)
 	must(fd < 0 || fd == before, "%s: descriptor %d, not %d", kind->name, fd, before);
 	if (fd >= 0)
 		close(fd);
-	must(next_fd() == before, "%s: %s, and a descriptor stays", kind->name, why(result));
+	must(next_fd() == before, "%s: %s, but a descriptor is left", kind->name, why(result));
 	return result;
 }
 

@@ -99,7 +99,7 @@ class Programs:
         if STATS.exists():
             # The rings of a process that has exited are freed in the background.
             none = "buffers 0\nbuffer_bytes 0\n"
-            settles(STATS.read_text, lambda seen: none in seen, f"{case}: a buffer stays")
+            settles(STATS.read_text, lambda seen: none in seen, f"{case}: a buffer is left")
 
 
 def parameter(name: str, value: object) -> contextlib.AbstractContextManager[None]:
