@@ -80,7 +80,7 @@ void __init pin_region_init(void)
 	buckets = kvcalloc(BUCKETS, sizeof(*buckets), GFP_KERNEL | __GFP_NOFAIL);
 	for (int i = 0; i < LOCKS; i++)
 		raw_spin_lock_init(&locks[i]);
-	/* Interrupts may still be disabled during boot. */
+	/* During boot interrupts may still be disabled, and must stay so. */
 	xa_lock_irqsave(&pin_regions, flags);
 	WARN_ON(xa_err(__xa_store(&pin_regions, 0, &unknown, GFP_NOWAIT)));
 	xa_unlock_irqrestore(&pin_regions, flags);
