@@ -450,7 +450,7 @@ struct dma_tag *nvme_premap_map(struct nvme_premap_dev *pd,
 	int ret;
 
 	if (reason) {
-		dev_dbg(pd->ctrl->device, "can't pre-map: %s\n", reason);
+		dev_dbg(pd->ctrl->device, "cannot pre-map: %s\n", reason);
 		return ERR_PTR(-EOPNOTSUPP);
 	}
 	if (premap == 1 && !capable(CAP_SYS_RAWIO))
