@@ -101,8 +101,8 @@ int main(int argc, char **argv)
     CHECK(dmafile_buffer_report_json(buffer) == NULL && errno == ENODATA);
 
     /*
-     * A child reads on, and its handles do nothing. It ends as another program, in which valgrind does not look
-     * for what belongs to threads of this one.
+     * A forked child can still read, and its handles do nothing. It executes another program at its end, so that
+     * valgrind does not report memory that belongs to threads of this program.
      */
     child = fork();
     if (child == 0) {

@@ -64,7 +64,7 @@ static int files(const char *folder)
     return count - 2;
 }
 
-/* The bytes of `bytes`, in three places. */
+/* Describes the bytes as three parts. */
 static void in_parts(struct dmafile_part parts[3], int fd)
 {
     memset(parts, 0, 3 * sizeof *parts);

@@ -1,4 +1,4 @@
-"""What the documentation shows works."""
+"""The examples of the documentation work."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", ["python", "safetensors"])
-def test_the_examples_run(
+def test_the_examples_of_the_documentation_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = PAGES / f"{name}.md"
