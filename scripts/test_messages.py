@@ -15,7 +15,7 @@ AVOIDED = re.compile(
 )
 
 
-def test_messages_use_the_words_of_the_field() -> None:
+def test_messages_do_not_use_avoided_words() -> None:
     found = list(messages())
     texts = {message.text for message in found}
     # From each language, and each way to write a string.

@@ -12,7 +12,7 @@ from bench.seconds.model import Shape, header, make_model, tensors
 TINY = Shape(layers=2, hidden=24, key_value=6, intermediate=84, vocabulary=100)
 
 
-def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
+def test_safetensors_reads_the_generated_model(tmp_path: Path) -> None:
     path = tmp_path / "tiny.safetensors"
     make_model(path, TINY)
     content = path.read_bytes()

@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_evicted_means_not_one_page_cached(folder: Path) -> None:
+def test_an_evicted_file_has_no_cached_page(folder: Path) -> None:
     path = folder / "file"
     path.write_bytes(bytes(3 * MIB + 1))  # dirty, which evict has to deal with
     fill_cache(path)
@@ -71,27 +71,27 @@ def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     assert list(islice(path.parent.iterdir(), 2)) == [path]
 
 
-def test_a_full_disk_is_said_before_writing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(SystemExit, match="make room"):
         make_file(path, b"", 1 << 60)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_is_accounted_for_its_own_memory_and_time() -> None:
+def test_a_run_reports_its_own_memory_and_time() -> None:
     held = "x = bytearray(200 << 20)"
     spent = run([sys.executable, "-S", "-c", held])
     assert 200 * MIB < spent.peak < 300 * MIB
     assert 0 < spent.cpu < spent.wall + 0.1
 
 
-def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
+def test_a_peak_excludes_earlier_memory_of_this_process() -> None:
     held = b"x" * (600 * MIB)
     del held
     assert run(["true"]).peak < 600 * MIB
 
 
-def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "fastest_touch", 0.0)
     assert not memory.touch_memory(MIB)
     monkeypatch.setattr(memory, "fastest_touch", math.inf)
@@ -112,12 +112,12 @@ def test_the_baseline_holds_the_whole_file(tmp_path: Path) -> None:
     assert subprocess.run([*baseline(path), "100001"], check=False).returncode == 0
 
 
-def test_spread_is_median_least_most() -> None:
+def test_spread_shows_median_minimum_and_maximum() -> None:
     assert spread([3.0, 1.0, 2.25, 9.0, 2.0]) == "2.25 [1.00–9.00]"
     assert spread([3.0, 1.0], digits=0) == "2 [1–3]"
 
 
-def test_table_lines_up() -> None:
+def test_columns_of_a_table_are_aligned() -> None:
     assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
         "|        |   GB/s |",
         "|:-------|-------:|",
@@ -126,11 +126,11 @@ def test_table_lines_up() -> None:
     ]
 
 
-def test_a_round_that_was_interrupted_counts_for_what_ran() -> None:
+def test_runs_of_an_interrupted_round_count() -> None:
     assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
-def test_an_order_that_changes_is_undecided() -> None:
+def test_candidates_that_change_order_are_undecided() -> None:
     assert decided([2.0, 3.0], [1.0, 2.0]) and decided([1.0, 2.0], [2.0, 3.0])
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
@@ -187,7 +187,7 @@ def test_results_have_every_run(folder: Path) -> None:
     assert f"Every run: {out}" in done.stdout
 
 
-def test_a_report_stands_alone(folder: Path) -> None:
+def test_a_report_needs_no_other_files(folder: Path) -> None:
     done = bench(folder, "--report", "--seed=7")
     assert done.returncode == 0, done.stderr
     out = folder / "out"
@@ -237,7 +237,7 @@ def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
         assert one["seconds"] > 0, one
 
 
-def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
+def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
         cwd=ROOT,
@@ -260,7 +260,7 @@ def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
-def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
+def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
     # A number that isn't one ends ways.c.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
@@ -282,7 +282,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
+def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
     path, other, said = folder / "file", folder / "other", tmp_path / "said"
     make_file(path, b"", 2 * MIB)
     candidate = way(built, "one", path, line)
@@ -300,7 +300,7 @@ def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str
         run([*candidate.command, str(other)], said)
 
 
-def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
+def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
@@ -316,7 +316,7 @@ def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
 TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 
 
-def test_nothing_of_the_current_folder_is_run(
+def test_no_code_of_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of a model that was fetched may have any file."""
@@ -337,7 +337,7 @@ def test_nothing_of_the_current_folder_is_run(
         assert "HIJACKED" not in done.stderr, (command, done.stderr)
 
 
-def test_bad_usage_is_told() -> None:
+def test_usage_errors_are_reported() -> None:
     wrong = {
         ("--rounds=4",): "at least 5",
         ("--table=heap",): "invalid choice",

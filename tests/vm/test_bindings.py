@@ -23,7 +23,7 @@ def exercise(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("ready")
-def test_c_and_python_see_all_dma_bufs_and_announce_what_they_read(tmp_path: Path) -> None:
+def test_c_and_python_return_all_dma_bufs_and_sync_cpu_access(tmp_path: Path) -> None:
     package = importlib.util.find_spec("dmafile")
     if package is None or package.origin is None:
         pytest.skip("the package dmafile is not installed (make extension)")

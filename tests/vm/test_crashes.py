@@ -63,7 +63,7 @@ def crash(programs: Programs, scenario: str, count: int, plan: str, fs: str) -> 
         ),
     ],
 )
-def test_a_crash_leaves_what_was_there_or_what_is_new(
+def test_a_crash_leaves_the_old_or_the_new_data(
     programs: Programs, scenario: str, fs: str, count: int
 ) -> None:
     assert crash(programs, scenario, count, KEPT[scenario], fs) == 0
@@ -72,7 +72,7 @@ def test_a_crash_leaves_what_was_there_or_what_is_new(
 @matrix
 @pytest.mark.usefixtures("tools", "callers")
 @pytest.mark.parametrize(("scenario", "fs", "plan"), LEFT_OUT)
-def test_a_sync_that_is_left_out_is_found(
+def test_a_missing_sync_is_detected(
     programs: Programs, scenario: str, fs: str, plan: str
 ) -> None:
     assert crash(programs, scenario, 10, plan, fs) > 0

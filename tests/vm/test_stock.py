@@ -66,18 +66,18 @@ def stock(request: pytest.FixtureRequest, ready: None) -> Iterator[tuple[str, li
     yield request.param, result.stdout.decode().splitlines()
 
 
-def test_it_is_the_kernel_asked_for(stock: tuple[str, list[str]]) -> None:
+def test_the_requested_kernel_runs(stock: tuple[str, list[str]]) -> None:
     name, said = stock
     assert said[0] == kernels.find(name).image.name.removeprefix("vmlinuz-")
 
 
-def test_only_newer_kernels_have_dma_bufs_for_user_space(stock: tuple[str, list[str]]) -> None:
+def test_only_newer_kernels_offer_dma_bufs_to_user_space(stock: tuple[str, list[str]]) -> None:
     name, said = stock
     nodes = {line.split()[1] for line in said if line.startswith("node ")}
     assert nodes == (set() if name == "6.1" else {"/dev/udmabuf", "/dev/dma_heap/system"})
 
 
-def test_where_there_are_no_dma_bufs_doctor_names_the_module(
+def test_without_dma_bufs_doctor_names_dmafile_ko(
     stock: tuple[str, list[str]],
 ) -> None:
     name, said = stock
@@ -91,7 +91,7 @@ def test_doctor_runs(stock: tuple[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("fs", FILE_SYSTEMS)
-def test_a_load_is_byte_equal_and_leaves_no_page_cache(
+def test_a_load_has_the_bytes_of_the_file_and_leaves_no_page_cache(
     stock: tuple[str, list[str]], fs: str
 ) -> None:
     [line] = [line for line in stock[1] if line.startswith(f"loaded {fs} ")]
@@ -101,7 +101,7 @@ def test_a_load_is_byte_equal_and_leaves_no_page_cache(
     assert fs == "tmpfs" or cached == "0"
 
 
-def test_what_lies_in_memory_is_copied_from_there(stock: tuple[str, list[str]]) -> None:
+def test_files_on_tmpfs_are_copied_from_memory(stock: tuple[str, list[str]]) -> None:
     name, said = stock
     # From Linux 6.6 on O_DIRECT opens files of tmpfs. No alignment is asked for: it is a copy, too.
     assert ("unaligned" in said) == (name != "6.1"), said
