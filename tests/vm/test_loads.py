@@ -1,7 +1,7 @@
-"""Loads on stock kernels: byte for byte, seen by importers, within limits, and when things break.
+"""Loads on stock kernels: all bytes, importers of dma-bufs, limits and faults.
 
-One boot a part. What is checked, and why so, is in the program of that name in tests/vm/inside,
-which runs in the machine; it ends with the assertion that fails.
+Each test boots once. The checks are in the program of the same name in tests/vm/inside, which runs
+in the machine; if one fails, it ends with that assertion.
 """
 
 import os
@@ -15,7 +15,7 @@ from vm import kernels
 from vm.fixtures import FILE_SYSTEMS, MOUNTS, passed
 
 KINDS = ("udmabuf", "heap:system")
-"""What gives a dma-buf on 6.12, and on newer kernels."""
+"""The kinds of dma-bufs on 6.12 and on newer kernels."""
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 NEWEST = pytest.param(kernels.NEWEST, marks=matrix)
@@ -97,6 +97,8 @@ def test_memory_is_on_the_numa_node_of_the_caller(programs: Programs) -> None:
 @pytest.mark.parametrize(
     ("kernel", "does"), [("6.12", "fills"), pytest.param(kernels.NEWEST, "drops", marks=matrix)]
 )
-def test_buffered_loads_leave_the_page_cache_unchanged_if_the_kernel_can(programs: Programs, kernel: str, does: str) -> None:
+def test_buffered_loads_leave_the_page_cache_unchanged_if_the_kernel_can(
+    programs: Programs, kernel: str, does: str
+) -> None:
     options = (f"--kernel={kernel}", "--fs=ext4")
     passed(programs.run("page_cache", "/mnt", does, options=options), "loads checked")

@@ -1,6 +1,6 @@
-"""Loads into dma-bufs of dmafile.ko, on stock kernels, as test_loads.py does into others.
+"""Loads into dma-bufs of dmafile.ko on stock kernels, like test_loads.py for other dma-bufs.
 
-One boot a part; what is checked is in the program of that name in tests/vm/inside.
+Each test boots once. The checks are in the program of the same name in tests/vm/inside.
 """
 
 import os
@@ -18,7 +18,7 @@ OTHERS = {
     "6.1": (),
     kernels.NEWEST: ("udmabuf", "heap:system"),
 }
-"""What a kernel has of itself, the better one first."""
+"""The other kinds of dma-bufs of each kernel, the better one first."""
 
 matrix = pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make vm-test")
 each = pytest.mark.parametrize("kernel", OTHERS)

@@ -1,4 +1,4 @@
-"""The engine's own tests, on kernels that have what the host lacks."""
+"""Tests of the engine, on kernels with features that the host may lack."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Saves on stock kernels: byte for byte, from every kind of memory, and when something fails.
+"""Saves on stock kernels: all bytes, from every kind of memory, and failures.
 
-One boot a part. What is checked, and why so, is in tests/vm/inside: saves.py, save_edges.py,
-save_faults.py.
+Each test boots once. The checks are in saves.py, save_edges.py and save_faults.py of
+tests/vm/inside.
 """
 
 import os
@@ -66,6 +66,6 @@ def test_files_larger_than_memory_are_saved(programs: Programs) -> None:
     ids=lambda words: words[0],
 )
 def test_a_failed_save_leaves_the_old_data(programs: Programs, words: tuple[str, ...]) -> None:
-    # Btrfs warns when it gives up (WARN), which would count as a complaint of the kernel.
+    # Btrfs prints a warning (WARN) when it gives up, which would count as a kernel complaint.
     options = ("--kernel=6.12", "--fs=ext4")
     passed(programs.run("save_faults", *words, options=options), "faults checked")
