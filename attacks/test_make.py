@@ -1,4 +1,4 @@
-"""The files of this folder are those that make.py writes."""
+"""The files of this folder equal those that make.py writes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the documents show is what was measured, and nothing else lies beside it."""
+"""Documents show measured values, and bench/results has only samples and quoted tables."""
 
 import csv
 import re

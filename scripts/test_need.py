@@ -1,4 +1,4 @@
-"""scripts/need, with everything it runs replaced by stand-ins."""
+"""scripts/need, with placeholders for all programs that it runs."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ NEED = Path(__file__).with_name("need")
 
 
 class Machine:
-    """A PATH with nothing but what a test puts there, and a tool that the package brings."""
+    """A PATH with only the programs of a test, and a tool that the package would install."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"

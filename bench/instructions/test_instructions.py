@@ -1,7 +1,7 @@
-"""What a load costs in instructions, held against other ways in the same machine.
+"""The instructions of a load, compared with other methods in the same machine.
 
-The limits are ratios, whose spread docs/instructions.md shows. A change of what a load does, for a
-reason, is measured again (`make vm-bench ARGS=--keep`), and may move a limit.
+The limits are ratios; docs/instructions.md shows their spread. If a load changes for a good reason,
+measure again (`make vm-bench ARGS=--keep`); a limit may change then.
 """
 
 import json
@@ -40,8 +40,8 @@ from vm import kernels
 
 @pytest.fixture(scope="module")
 def measured(counting: None) -> Measured:
-    """One machine, and as few rounds as have a median; of what `cargo test` builds, whose own code,
-    optimized too, is a small part of what is counted."""
+    """One machine, and the fewest rounds with a median. Measures the build of `cargo test`, which
+    is optimized too; code of dmafile is a small part of the counted instructions."""
     return measure(lines_of(GATES), rounds=3, profile="dev", module=False)
 
 
@@ -52,11 +52,11 @@ def with_module(counting: None, request: pytest.FixtureRequest) -> Measured:
 
 
 OF_LATER_KERNELS = (NORMAL, load("udmabuf", "thp", "uring", "direct"))
-"""What Debian's 6.1 refuses: it gives user space neither heaps nor udmabufs."""
+"""Candidates that Debian's 6.1 refuses, because it offers user space neither heaps nor udmabufs."""
 
 
 def lines_of(gates: Sequence[Gate]) -> list[str]:
-    """What they compare, each once."""
+    """The lines that the gates compare, each once."""
     return list(dict.fromkeys(line for gate in gates for line in (gate.candidate, gate.against)))
 
 
@@ -84,8 +84,10 @@ def test_filling_a_buffer_takes_less_than_1_16_of_a_read_into_its_mapping(
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
-def test_dmafile_ko_takes_less_than_1_7_of_a_normal_load_beyond_zeroing(with_module: Measured) -> None:
-    """On every kernel. Debian's 6.1 has no heap, where this is the normal way."""
+def test_dmafile_ko_takes_less_than_1_7_of_a_normal_load_beyond_zeroing(
+    with_module: Measured,
+) -> None:
+    """On every kernel. On Debian's 6.1, which has no heaps, this is the normal load."""
     ratios = above_zeroing(with_module, ALLOC_READ, READ_INTO_ITS_MAPPING)
     assert statistics.median(ratios) < 1 / 7, ratios
 
@@ -112,7 +114,7 @@ def limit(gate: Gate, measured: Measured) -> float:
 
 
 def shown(name: str, **only: str) -> Measured:
-    """The measurement that documents show."""
+    """The measurement that the documents show."""
     run = Run.read(runs.kept(name))
     lines = [one for one in run.samples if only.items() <= one.items()]
     return Measured.of(run.machine["machine"], lines)
@@ -146,7 +148,7 @@ def test_the_newest_kernel_has_its_own_column() -> None:
 
 
 def test_a_measurement_is_written_and_read_back() -> None:
-    """With reasons and reports, and in rounds."""
+    """With reasons, reports and rounds."""
     lines = ["load to=memfd", "copy to=heap method=read io=direct"]
     runs = [[(1, 2), (3, 4), (5, 6)], [(2, 2), (3, 4), (5, 7)]]
     ran = Candidate(lines[0], report={"method": "uring"}, runs=[[*run] for run in runs])
@@ -160,7 +162,7 @@ def test_a_measurement_is_written_and_read_back() -> None:
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
 def test_published_rows_run_at_their_sizes() -> None:
-    """On a stock kernel, which lacks what the heap's rows want."""
+    """On a stock kernel, which refuses the rows of the patched heap."""
     run = measured_by_size(rounds=2, seed=1, sizes=HEAP_SIZES[:2], kernel="6.12")
     head, rows = tables_by_size(run)["published"]
     assert head == ["", "512 KiB", "published", "8 MiB", "published"]
@@ -208,7 +210,7 @@ def two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_jobs")
 def test_pins_are_counted_by_marks_and_by_the_clock() -> None:
-    """By operation, of each round but the first."""
+    """Per operation, for each round except the first."""
     warm = ["timed gup PIN_FAST 4k 1 10 90", "marked register page 4 2"]
     later = ["marked register page 4 3", "timed gup PIN_FAST 4k 1 10 75"]
     counted = [(0, 400), (10, 410), *((at, at + each) for at, each in ((20, 8), (30, 4), (40, 80)))]
@@ -231,7 +233,9 @@ def test_pins_are_counted_by_marks_and_by_the_clock() -> None:
         (["timed gup PIN_FAST 4k 1 1 1"], ["0 1 1", "1 1 1"], "more was counted"),
     ],
 )
-def test_pin_counts_that_do_not_match_are_an_error(said: list[str], marks: list[str], why: str) -> None:
+def test_pin_counts_that_do_not_match_are_an_error(
+    said: list[str], marks: list[str], why: str
+) -> None:
     with pytest.raises(AssertionError, match=why):
         list(pins.paired(said, marks))
 
@@ -257,14 +261,14 @@ def test_pin_costs_are_within_limits_or_a_known_miss(limit: pins.Limit) -> None:
     run = Run.read(runs.kept("pins"))
     here = pins.ratio(run, limit.state, limit.job)
     assert here <= limit.allowed
-    assert limit.missed is None or limit.most < here, "it is held by now"
+    assert limit.missed is None or limit.most < here, "the limit is met by now"
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
 @pytest.mark.usefixtures("counting")
 def test_the_cost_of_tracking_pins_is_within_its_limits() -> None:
-    """To the same kernel with the tracker off, which needs no kernel without it. Where memory lies
-    moves a read by up to 1 % from boot to boot."""
+    """Compared with the same kernel with the tracker off, so that no other kernel is needed. The
+    location of memory changes a read by up to 1 % from boot to boot."""
     run = pins.measured(rounds=3, seed=1, states=(pins.OFF, pins.ON))
     ratios = {
         one.what: (pins.ratio(run, pins.ON, one.job, pins.OFF), one.allowed)

@@ -1,4 +1,4 @@
-"""`make bench`: the parts that could mislead quietly, and all of it on small files."""
+"""`make bench`: the parts that could silently mislead, and whole runs with small files."""
 
 import html
 import importlib.util
@@ -31,7 +31,7 @@ from bench.words import decided, ratios, spread, table
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder beside the code: the system's temporary one may be memory, which can't be cold."""
+    """A folder in the checkout: the temporary folder may be a tmpfs, whose files are never cold."""
     if file_system(ROOT) in ("tmpfs", "ramfs"):
         pytest.skip("the checkout is in memory")
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 def test_an_evicted_file_has_no_cached_page(folder: Path) -> None:
     path = folder / "file"
-    path.write_bytes(bytes(3 * MIB + 1))  # dirty, which evict has to deal with
+    path.write_bytes(bytes(3 * MIB + 1))  # dirty, so that evict must write it back
     fill_cache(path)
     assert cached(path) > 3 * MIB
     evict(path)
@@ -61,7 +61,7 @@ def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     made = path.read_bytes()
     assert len(made) == 4 + 40 * MIB
     assert made.startswith(b"head")
-    # No page is like another.
+    # All pages are different.
     pages = [made[start : start + 4096] for start in range(0, 40 * MIB, 4096)]
     assert len(set(pages)) == len(pages)
 
@@ -135,7 +135,7 @@ def test_candidates_that_change_order_are_undecided() -> None:
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
 
-# Beginning with what `cargo test` has built; of the tree, where the programs are.
+# With the build of `cargo test`, from the root of the tree.
 BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
 
 
@@ -158,7 +158,7 @@ def test_results_have_every_run(folder: Path) -> None:
     samples = [one for one in kept.samples if "refused" not in one]
     runs = Counter((one["candidate"], one["warm"]) for one in samples)
     assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
-    # By turns: no candidate runs twice before all others have run.
+    # Each candidate runs once per round.
     orders = [
         [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
         for number in range(1, 6)
@@ -172,7 +172,7 @@ def test_results_have_every_run(folder: Path) -> None:
         direct = not lines[one["candidate"]].startswith("copy ")
         assert one["cached_after"] == 0 or one["warm"] or not direct, one
         assert 0 < one["seconds"] < one["wall"], one
-    # Nothing but data; the tables follow from the samples.
+    # Only data; the tables are computed from the samples.
     made = tables(kept)
     assert {path.name for path in out.iterdir()} == {
         MACHINE,
@@ -195,7 +195,7 @@ def test_a_report_needs_no_other_files(folder: Path) -> None:
     page = (out / "report.html").read_text()
     slow = sum(not one["quick_memory"] for one in samples)
     assert (f"before {slow} runs it never became" in page) == (slow > 0)
-    # It opens without a network.
+    # It needs no network.
     links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
     assert not links, links
     assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
@@ -228,7 +228,7 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
     assert done.returncode == 0, done.stderr
-    # Trying a candidate has compared its bytes.
+    # The bytes of each candidate were compared when it was probed.
     for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
         assert f"\n| {row}" in done.stdout, done.stdout
     for one in Run.read(folder / "out").samples:
@@ -244,11 +244,11 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # As in a terminal: not ignored, as it would be in a background job of a shell.
+        # As in a terminal; in a background job of a shell, SIGINT would be ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
-    # The first round is over: there is something to keep.
+    # After the first round, there are measurements to keep.
     for line in process.stderr:
         if line.startswith("round 2 of"):
             break
@@ -261,7 +261,7 @@ def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
 
 
 def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
-    # A number that isn't one ends ways.c.
+    # ways.c fails because of the invalid number.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
@@ -319,8 +319,8 @@ TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 def test_no_code_of_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder of a model that was fetched may have any file."""
-    # No command of another dmafile, but this Python's module.
+    """The folder of a downloaded model may contain any file."""
+    # Use the module of this Python, not another dmafile command.
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)

@@ -268,7 +268,7 @@ fn an_interrupt_leaves_no_file_and_no_process() {
 fn an_interrupt_of_the_process_group_prints_one_line() {
     let dir = Dir::new();
     let (running, _) = begin(&dir);
-    // SAFETY: it has a group of its own, and has not been waited for.
+    // SAFETY: it leads its own process group, and has not been waited for.
     assert_eq!(unsafe { libc::kill(-running.pid(), libc::SIGINT) }, 0);
     let ended = running.end();
     assert!(ended.line(130).ends_with("(ECANCELED)"), "{ended:?}");

@@ -15,7 +15,7 @@ use std::process::Command;
 
 const SIZE: u64 = 9 * MIB + 123;
 
-/// A folder in which this thread mounts in a mount namespace of its own. Dropping it unmounts in
+/// A folder in which this thread mounts, in its own mount namespace. Dropping it unmounts in
 /// reverse order.
 struct Mounts {
     dir: Dir,

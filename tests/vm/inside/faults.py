@@ -80,7 +80,7 @@ class Machine:
             "pinned pages": pinned(),
             "dma-bufs": int(table[-1].split()[1]),
             "KiB of shared memory": meminfo("Shmem:"),
-            # All other memory; the counts above only cover known uses.
+            # All other memory; the counts above only include known uses.
             "KiB of nobody's": nobodys(),
             "reserved huge pages": meminfo("HugePages_Rsvd:"),
             "processes": sum(map(is_ours, Path("/proc").iterdir())),

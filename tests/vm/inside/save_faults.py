@@ -120,7 +120,7 @@ class Saves:
         *fds: int,
         repair: Callable[[], object] = lambda: None,
     ) -> str:
-        """Runs a command, with `act` during its writes and `repair` afterwards; returns its line."""
+        """Runs a command with `act` during its writes and `repair` afterwards; returns its line."""
         self.count += 1
         before = seen(folder)
         process = Process(
