@@ -2,7 +2,7 @@
 
 One machine with the newest kernel that Debian has, and two files on ext4: one that the kernel keeps
 in large folios, and one that is journalled, whose folios are single pages, and which cannot be read
-directly. docs/measuring.md shows what came out.
+directly. docs/tuning.md has the results.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help=f"write to {RESULTS.relative_to(ROOT)} and docs/measuring.md [to .bench]",
+        help=f"write to {RESULTS.relative_to(ROOT)} and docs/tuning.md [to .bench]",
     )
     args = parser.parse_args()
     run = measure(args.mib, args.rounds)
