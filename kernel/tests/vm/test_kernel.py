@@ -255,7 +255,7 @@ def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> N
     result = vm("--module-options", options, "--", "echo", "ran")
     assert result.returncode == machine.NO_GUEST
     assert result.stdout == b""
-    assert b"vm: the guest could not be made" in result.stderr
+    assert b"vm: the guest could not be set up" in result.stderr
     assert said in result.stderr
 
 
