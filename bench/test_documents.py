@@ -1,4 +1,4 @@
-"""What the documents show is what was measured, and nothing else lies beside it."""
+"""The documents and the CSV files have the tables of the samples; results have no other files."""
 
 import csv
 import re
@@ -22,7 +22,7 @@ def test_tables_are_those_of_the_samples(document: Path) -> None:
 
 
 @pytest.mark.parametrize("name", quoted())
-def test_beside_the_samples_lies_what_documents_show(name: str) -> None:
+def test_csv_files_are_the_tables_of_the_documents(name: str) -> None:
     rows = rows_of(name)
     with path_of(name).open(newline="") as file:
         assert list(csv.reader(file)) == [list(rows[0]), *map(list, rows[1])], WRITE
@@ -44,13 +44,13 @@ def test_results_are_raw_and_what_documents_quote() -> None:
         assert all(Run.read(folder).samples), folder
 
 
-def test_links_to_results_lead_somewhere() -> None:
+def test_links_to_results_exist() -> None:
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(((?:\.\./)?bench/[^)#]*)\)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.relative_to(ROOT)}: {link}"
 
 
-def test_a_run_is_kept_in_place_of_the_one_before(
+def test_a_run_replaces_an_older_one_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RESULTS", tmp_path)

@@ -275,7 +275,7 @@ def parse(words: Sequence[str]) -> tuple[Wanted, list[str]]:
         parser.error("--count-instructions uses one CPU and cannot be combined with --parallel")
     options["cpus"] = options["cpus"] or (1 if options["count_instructions"] else standard.cpus)
     if options["cpus"] % options["nodes"]:
-        parser.error("--nodes: the number of CPUs must be a multiple of it")
+        parser.error("--cpus must be a multiple of --nodes")
     # The driver refuses to load with more.
     if options["poll_queues"] > options["cpus"]:
         parser.error("--poll-queues: at most one for each CPU")

@@ -1,4 +1,4 @@
-"""What loads take beside moving bytes: start, checksums, many tensors."""
+"""Costs of loads other than moving bytes: start-up, checksums, many tensors."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ START = {
     "dmafile --version": "--version",
     "dmafile load, 4 KiB": "load FILE --quiet",
 }
-"""Arguments of the command."""
+"""Arguments of the command, by row."""
 
 
 def job(place: Place, rounds: int | None) -> Job:
@@ -44,7 +44,7 @@ def nothing_said(_: Path) -> Said:
 
 
 def many_tensors(folder: Path) -> Path:
-    """A file of as many tensors as a large mixture-of-experts model has, of 64 bytes each."""
+    """A file with as many tensors as a large mixture-of-experts model, of 64 bytes each."""
     path = folder / f"{TENSORS}-tensors.safetensors"
     entries: dict[str, object] = {}
     for number in range(TENSORS):

@@ -1,4 +1,4 @@
-"""What a reader has to know of a machine to place its figures."""
+"""Describes the machine, so that readers can judge the figures."""
 
 import datetime
 import os
@@ -13,7 +13,7 @@ from bench.seconds.process import Failed, run
 
 
 def of(path: Path, default: str = "") -> str:
-    """The first line of a file of the kernel's, or what stands for it where there is none."""
+    """The first line of a file in /sys or /proc, or DEFAULT if there is none."""
     try:
         return path.read_text().splitlines()[0].strip()
     except (OSError, IndexError):
@@ -21,13 +21,13 @@ def of(path: Path, default: str = "") -> str:
 
 
 def chosen(path: Path) -> str:
-    """Of a list of settings, the one in brackets."""
+    """The setting in brackets in a list of settings."""
     found = re.search(r"\[([\w-]+)\]", of(path))
     return found[1] if found else ""
 
 
 def disk(folder: Path) -> str:
-    """Name and model of the device that a folder is on."""
+    """Name and model of the disk that a folder is on."""
     number = folder.stat().st_dev
     node = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not node.exists():
@@ -36,14 +36,14 @@ def disk(folder: Path) -> str:
     whole = node.parent if (node / "partition").exists() else node
     kind = "rotating" if of(whole / "queue/rotational") == "1" else "solid state"
     if whole.name.startswith("vd"):
-        # It says the one or the other whatever is behind it.
+        # `rotational` does not describe the device behind virtio.
         kind = "virtio"
     words = [whole.name, of(whole / "device/model"), kind, chosen(whole / "queue/scheduler")]
     return ", ".join(word for word in words if word)
 
 
 def version(command: Sequence[str], scratch: Path) -> str:
-    """The first line with which a program names itself, or nothing where there is none."""
+    """The first line of a program's version output; empty if the program is missing."""
     out = scratch / "version"
     try:
         run(command, out)
@@ -53,7 +53,7 @@ def version(command: Sequence[str], scratch: Path) -> str:
 
 
 def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[str, str]:
-    """All of it, a line each, without names of hosts or users."""
+    """The description, one line for each property, without names of hosts or users."""
     cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     thp = Path("/sys/kernel/mm/transparent_hugepage")
     return {

@@ -1,4 +1,4 @@
-"""The generated model, read by the safetensors library."""
+"""Reads the generated model with the safetensors library."""
 
 import json
 from math import prod
@@ -23,7 +23,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     assert {tensor["dtype"] for tensor in found.values()} == {"BF16"}
     for tensor in found.values():
         assert len(tensor["data"]) == prod(tensor["shape"]) * 2
-    # All of it finite: an exponent of ones would be an infinity or no number.
+    # All finite: an exponent with all bits set would be an infinity or NaN.
     high_bytes = b"".join(tensor["data"][1::2] for tensor in found.values())
     assert all(byte & 0x7F < 0x7F for byte in high_bytes)
 

@@ -1,4 +1,4 @@
-"""`make bench`: the parts that could mislead quietly, and all of it on small files."""
+"""Tests of `make bench`: parts whose errors would go unnoticed, and whole runs on small files."""
 
 import html
 import importlib.util
@@ -31,16 +31,16 @@ from bench.words import decided, ratios, spread, table
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder beside the code: the system's temporary one may be memory, which can't be cold."""
+    """A folder in the checkout. The temporary folder may be a tmpfs, which is always cached."""
     if file_system(ROOT) in ("tmpfs", "ramfs"):
-        pytest.skip("the checkout is in memory")
+        pytest.skip("the checkout is on a tmpfs")
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
         yield Path(name)
 
 
-def test_evicted_means_not_one_page_cached(folder: Path) -> None:
+def test_evict_leaves_no_page_cached(folder: Path) -> None:
     path = folder / "file"
-    path.write_bytes(bytes(3 * MIB + 1))  # dirty, which evict has to deal with
+    path.write_bytes(bytes(3 * MIB + 1))  # dirty pages
     fill_cache(path)
     assert cached(path) > 3 * MIB
     evict(path)
@@ -55,13 +55,13 @@ def test_a_file_that_stays_cached_is_an_error() -> None:
             evict(Path(file.name))
 
 
-def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
+def test_a_file_is_made_once_and_completely(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     make_file(path, b"head", 40 * MIB)
     made = path.read_bytes()
     assert len(made) == 4 + 40 * MIB
     assert made.startswith(b"head")
-    # No page is like another.
+    # All pages differ.
     pages = [made[start : start + 4096] for start in range(0, 40 * MIB, 4096)]
     assert len(set(pages)) == len(pages)
 
@@ -71,27 +71,27 @@ def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     assert list(islice(path.parent.iterdir(), 2)) == [path]
 
 
-def test_a_full_disk_is_said_before_writing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(SystemExit, match="make room"):
         make_file(path, b"", 1 << 60)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_is_accounted_for_its_own_memory_and_time() -> None:
+def test_a_run_counts_its_own_memory_and_time() -> None:
     held = "x = bytearray(200 << 20)"
     spent = run([sys.executable, "-S", "-c", held])
     assert 200 * MIB < spent.peak < 300 * MIB
     assert 0 < spent.cpu < spent.wall + 0.1
 
 
-def test_a_peak_is_not_that_of_what_this_process_once_held() -> None:
+def test_a_peak_excludes_memory_that_this_process_used_before() -> None:
     held = b"x" * (600 * MIB)
     del held
     assert run(["true"]).peak < 600 * MIB
 
 
-def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_does_not_become_fast_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "fastest_touch", 0.0)
     assert not memory.touch_memory(MIB)
     monkeypatch.setattr(memory, "fastest_touch", math.inf)
@@ -99,7 +99,7 @@ def test_memory_that_does_not_become_quick_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_failed_run_says_why() -> None:
-    with pytest.raises(Failed, match="ended with 3"):
+    with pytest.raises(Failed, match="exit status 3"):
         run(["sh", "-c", "exit 3"])
     with pytest.raises(Failed, match="No such file"):
         run(["no-such-command"])
@@ -117,7 +117,7 @@ def test_spread_is_median_least_most() -> None:
     assert spread([3.0, 1.0], digits=0) == "2 [1–3]"
 
 
-def test_table_lines_up() -> None:
+def test_table_is_aligned() -> None:
     assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
         "|        |   GB/s |",
         "|:-------|-------:|",
@@ -126,7 +126,7 @@ def test_table_lines_up() -> None:
     ]
 
 
-def test_a_round_that_was_interrupted_counts_for_what_ran() -> None:
+def test_the_complete_pairs_of_an_interrupted_round_count() -> None:
     assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
@@ -135,7 +135,7 @@ def test_an_order_that_changes_is_undecided() -> None:
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
 
-# Beginning with what `cargo test` has built; of the tree, where the programs are.
+# Uses the library that `cargo test` has built, and the programs in the tree.
 BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
 
 
@@ -158,7 +158,7 @@ def test_results_have_every_run(folder: Path) -> None:
     samples = [one for one in kept.samples if "refused" not in one]
     runs = Counter((one["candidate"], one["warm"]) for one in samples)
     assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
-    # By turns: no candidate runs twice before all others have run.
+    # In turns: no candidate runs twice before all others have run.
     orders = [
         [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
         for number in range(1, 6)
@@ -172,7 +172,7 @@ def test_results_have_every_run(folder: Path) -> None:
         direct = not lines[one["candidate"]].startswith("copy ")
         assert one["cached_after"] == 0 or one["warm"] or not direct, one
         assert 0 < one["seconds"] < one["wall"], one
-    # Nothing but data; the tables follow from the samples.
+    # Only data; the tables are made from the samples.
     made = tables(kept)
     assert {path.name for path in out.iterdir()} == {
         MACHINE,
@@ -184,10 +184,10 @@ def test_results_have_every_run(folder: Path) -> None:
         assert table(head, rows) in done.stdout
     assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
     assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
-    assert f"Every run: {out}" in done.stdout
+    assert f"All runs: {out}" in done.stdout
 
 
-def test_a_report_stands_alone(folder: Path) -> None:
+def test_a_report_needs_no_other_files(folder: Path) -> None:
     done = bench(folder, "--report", "--seed=7")
     assert done.returncode == 0, done.stderr
     out = folder / "out"
@@ -224,11 +224,11 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
-@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root takes huge pages")
+@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root can reserve huge pages")
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
     assert done.returncode == 0, done.stderr
-    # Trying a candidate has compared its bytes.
+    # The first run of each candidate has compared the bytes.
     for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
         assert f"\n| {row}" in done.stdout, done.stdout
     for one in Run.read(folder / "out").samples:
@@ -244,11 +244,11 @@ def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # As in a terminal: not ignored, as it would be in a background job of a shell.
+        # As in a terminal. A shell's background job would ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
-    # The first round is over: there is something to keep.
+    # The first round has finished, so there are results to keep.
     for line in process.stderr:
         if line.startswith("round 2 of"):
             break
@@ -260,14 +260,14 @@ def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
-def test_what_was_measured_outlives_a_failure(folder: Path) -> None:
-    # A number that isn't one ends ways.c.
+def test_results_are_kept_after_a_failure(folder: Path) -> None:
+    # ways.c exits with an error for an invalid number.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
-    assert "cannot measure on: odd: " in done.stderr and "many: not a number" in done.stderr
+    assert "the measurement failed: odd: " in done.stderr and "many: not a number" in done.stderr
     page = (folder / "out" / "report.html").read_text()
-    assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+    assert "The measurement failed: odd: " in page and "10000 tensors" in page
 
 
 LINES = [
@@ -282,7 +282,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
+def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, line: str) -> None:
     path, other, said = folder / "file", folder / "other", tmp_path / "said"
     make_file(path, b"", 2 * MIB)
     candidate = way(built, "one", path, line)
@@ -296,11 +296,11 @@ def test_wrong_bytes_end_it(built: Path, folder: Path, tmp_path: Path, line: str
     with pytest.raises(Failed, match="wrong bytes"):
         run([*candidate.command, str(other)], said)
     other.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Failed, match="another size"):
+    with pytest.raises(Failed, match="different size"):
         run([*candidate.command, str(other)], said)
 
 
-def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
+def test_a_candidate_that_cannot_run_has_a_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
@@ -316,11 +316,11 @@ def test_what_cannot_run_says_why(built: Path, tmp_path: Path) -> None:
 TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 
 
-def test_nothing_of_the_current_folder_is_run(
+def test_no_file_of_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder of a model that was fetched may have any file."""
-    # No command of another dmafile, but this Python's module.
+    """A downloaded model's folder may contain any file."""
+    # Not the command in PATH, but this Python's module.
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)
@@ -337,12 +337,12 @@ def test_nothing_of_the_current_folder_is_run(
         assert "HIJACKED" not in done.stderr, (command, done.stderr)
 
 
-def test_bad_usage_is_told() -> None:
+def test_bad_usage_is_reported() -> None:
     wrong = {
         ("--rounds=4",): "at least 5",
         ("--table=heap",): "invalid choice",
         ("--out=a", "--keep=b"): "cannot be combined",
-        ("--candidate=name",): "wanted NAME=",
+        ("--candidate=name",): "not of the form NAME=",
     }
     for words, said in wrong.items():
         done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)
