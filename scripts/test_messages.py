@@ -1,4 +1,4 @@
-"""The language of messages: words that CONTRIBUTING.md has a better one for."""
+"""Refuses words in messages for which CONTRIBUTING.md has better ones."""
 
 import re
 
@@ -18,7 +18,7 @@ AVOIDED = re.compile(
 def test_messages_use_the_words_of_the_field() -> None:
     found = list(messages())
     texts = {message.text for message in found}
-    # From each language, and each way to write a string.
+    # Messages in each language, and in each form of string.
     assert {"no such tensor", "cannot use dmafile.ko", "the file is closed"} <= texts
     assert any("DMAFILE_FD is its descriptor, DMAFILE_BYTES" in text for text in texts)
     assert len(texts) > 900
