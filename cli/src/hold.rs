@@ -49,7 +49,7 @@ pub(crate) fn run(args: &HoldArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
-    let all = dmafile::holds(args.at.as_deref())?;
+    let all = dmafile::holds(args.at.as_deref(), &CancelToken::new())?;
     if args.json {
         return write_json(&all);
     }
@@ -57,7 +57,7 @@ pub(crate) fn list(args: &HoldsArgs) -> Result<u8, Failure> {
 }
 
 pub(crate) fn release(args: &ReleaseArgs) -> Result<u8, Failure> {
-    dmafile::release(&args.name, args.at.as_deref())?;
+    dmafile::release(&args.name, args.at.as_deref(), &CancelToken::new())?;
     Ok(0)
 }
 

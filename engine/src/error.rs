@@ -86,10 +86,10 @@ impl Error {
         error
     }
 
-    /// As [`Error::cancelled`], for a take.
-    pub(crate) fn take_cancelled(place: impl Into<String>) -> Self {
+    /// As [`Error::cancelled`], for another operation: "take", "list".
+    pub(crate) fn cancelled_while(what: &'static str, place: impl Into<String>) -> Self {
         let mut error = Self::cancelled(place);
-        error.0.what = "take".into();
+        error.0.what = what.into();
         error
     }
 

@@ -5,7 +5,7 @@ mod common;
 mod models;
 
 use common::{bytes_digest, cold, descriptor_digest, dir, file_digest, memfd, noise};
-use dmafile::{Algorithm, Ended, ErrorKind, Held, Hold, Kind, Verify, holds, release};
+use dmafile::{Algorithm, CancelToken, Ended, ErrorKind, Held, Hold, Kind, Verify, holds, release};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -140,7 +140,7 @@ fn each_file_of_a_model_has_memory_of_its_own() {
         })
         .collect();
     taken_is_equal(&at, "model", &files);
-    let all = holds(Some(&at)).unwrap();
+    let all = holds(Some(&at), &CancelToken::new()).unwrap();
     assert_eq!((all.len(), all[0].files.len()), (1, 40));
     assert!(all[0].sealed && !all[0].changed);
     drop(holder);
@@ -194,7 +194,7 @@ fn a_name_that_is_held_is_refused_and_replaced_on_request() {
     assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE), "{error}");
     let held = Held::take("a").at(&at).run().unwrap();
     fs::write(&path, noise(200_000, 2)).unwrap();
-    assert!(holds(Some(&at)).unwrap()[0].changed);
+    assert!(holds(Some(&at), &CancelToken::new()).unwrap()[0].changed);
     assert!(
         Held::take("a").at(&at).run().unwrap().files()[0]
             .info
@@ -204,11 +204,11 @@ fn a_name_that_is_held_is_refused_and_replaced_on_request() {
     assert_eq!(first.wait(), Ended::Released);
     taken_is_equal(&at, "a", std::slice::from_ref(&path));
     assert_eq!(digest(&held.files()[0]), old);
-    assert!(!holds(Some(&at)).unwrap()[0].changed);
+    assert!(!holds(Some(&at), &CancelToken::new()).unwrap()[0].changed);
     let others = common::names(dir.path());
     assert_eq!(others, ["file", "socket"]);
-    release("b", Some(&at)).unwrap_err();
-    release("a", Some(&at)).unwrap();
+    release("b", Some(&at), &CancelToken::new()).unwrap_err();
+    release("a", Some(&at), &CancelToken::new()).unwrap();
     assert_eq!(second.wait(), Ended::Released);
     assert!(!at.exists());
 }

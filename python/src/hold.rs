@@ -317,19 +317,58 @@ impl Work for Fill {
     }
 }
 
+/// The sockets to list.
+struct List {
+    at: Option<PathBuf>,
+    token: CancelToken,
+}
+
+impl Work for List {
+    type Outcome = Vec<dmafile::Holding>;
+
+    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self { token, ..self }
+    }
+
+    fn run(self) -> Result<Vec<dmafile::Holding>, Error> {
+        dmafile::holds(self.at.as_deref(), &self.token)
+    }
+}
+
 /// Lists what is held at one socket, or at all of them, as a list of dicts.
 #[pyfunction]
 pub(crate) fn holds(py: Python<'_>, at: Option<PathBuf>) -> PyResult<Py<PyAny>> {
-    let all = py.detach(|| dmafile::holds(at.as_deref()));
-    let all = all.map_err(|error| raise(py, &error, at.as_deref()))?;
+    let path = at.clone().unwrap_or_default();
+    let token = CancelToken::new();
+    let all = Job::start(py, List { at, token }, &path, || ())?.attend(py, None)?;
     as_dict(py, serde_json::to_string(&all))
+}
+
+/// The hold to end.
+struct Release {
+    name: String,
+    at: Option<PathBuf>,
+    token: CancelToken,
+}
+
+impl Work for Release {
+    type Outcome = ();
+
+    fn watched(self, token: CancelToken, _: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        Self { token, ..self }
+    }
+
+    fn run(self) -> Result<(), Error> {
+        dmafile::release(&self.name, self.at.as_deref(), &self.token)
+    }
 }
 
 /// Ends a hold.
 #[pyfunction]
-pub(crate) fn release(py: Python<'_>, name: &str, at: Option<PathBuf>) -> PyResult<()> {
-    let done = py.detach(|| dmafile::release(name, at.as_deref()));
-    done.map_err(|error| raise(py, &error, at.as_deref()))
+pub(crate) fn release(py: Python<'_>, name: String, at: Option<PathBuf>) -> PyResult<()> {
+    let path = at.clone().unwrap_or_default();
+    let token = CancelToken::new();
+    Job::start(py, Release { name, at, token }, &path, || ())?.attend(py, None)
 }
 
 fn taken(py: Python<'_>, held: dmafile::Held) -> PyResult<Taken> {

@@ -150,9 +150,10 @@ def test_a_wait_ends_with_the_hold_or_with_control_c(model: Path, place: Path) -
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
 
 
-def test_control_c_ends_the_wait_for_an_answer(place: Path) -> None:
+@pytest.mark.parametrize("call", ["take('x', wait=None, ", "release('x', ", "holds("])
+def test_control_c_ends_the_wait_for_an_answer(place: Path, call: str) -> None:
     at = place / "silent"
-    program = "import sys, dmafile; dmafile.take('x', at=sys.argv[1], wait=None)"
+    program = f"import sys, dmafile; dmafile.{call}at=sys.argv[1])"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
         holder.bind(str(at))
         holder.listen()

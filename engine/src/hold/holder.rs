@@ -237,7 +237,7 @@ impl Hold {
         holder.stored = is_stored;
         if let Some(other) = replaced {
             // Its socket has no path any more, so it does not matter if it does not answer.
-            let _ = list::end(&other.0, &name);
+            let _ = list::end(&other.0, &name, &CancelToken::new());
         }
         if let Some(manager) = &manager {
             manager.tell("READY=1\n", &[])?;

@@ -52,13 +52,14 @@ pub struct Taker {
 }
 
 /// Lists what is held at one socket, or at all sockets of this user and of root. Without `at`,
-/// sockets that have no holder or that this user may not use are skipped.
+/// sockets that have no holder or that this user may not use are skipped. `cancel` ends the wait for
+/// a holder that does not answer; it may take up to 10 seconds.
 ///
 /// # Errors
-/// As [`Take::run`](super::Take::run), if `at` is given.
-pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
+/// ECANCELED; as [`Take::run`](super::Take::run), if `at` is given.
+pub fn holds(at: Option<&Path>, cancel: &CancelToken) -> Result<Vec<Holding>> {
     if let Some(at) = at {
-        return Ok(vec![ask(at)?]);
+        return Ok(vec![ask(at, cancel)?]);
     }
     let mut all = Vec::new();
     for folder in place::folders() {
@@ -75,7 +76,10 @@ pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
             let name = entry.file_name();
             let named = name.to_str().is_some_and(|name| name::check(name).is_ok());
             if is_socket && named {
-                all.extend(ask(&entry.path()).ok());
+                match ask(&entry.path(), cancel) {
+                    Err(error) if cancel.is_set() => return Err(error),
+                    answer => all.extend(answer.ok()),
+                }
             }
         }
     }
@@ -83,12 +87,13 @@ pub fn holds(at: Option<&Path>) -> Result<Vec<Holding>> {
     Ok(all)
 }
 
-/// Ends a hold. Processes that have taken the memory keep it.
+/// Ends a hold. Processes that have taken the memory keep it. `cancel` ends the wait for a holder
+/// that does not answer; it may take up to 10 seconds.
 ///
 /// # Errors
-/// EPERM unless this process belongs to the holder's user or to root; otherwise as
+/// ECANCELED; EPERM unless this process belongs to the holder's user or to root; otherwise as
 /// [`Take::run`](super::Take::run).
-pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
+pub fn release(name: &str, at: Option<&Path>, cancel: &CancelToken) -> Result<()> {
     name::check(name)?;
     let places = match at {
         Some(at) => vec![at.to_path_buf()],
@@ -99,7 +104,8 @@ pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
     };
     let mut first = None;
     for at in places {
-        match end(&at, name) {
+        match end(&at, name, cancel) {
+            Err(error) if cancel.is_set() => return Err(error),
             Err(error) if first.is_none() => first = Some(error),
             Err(_) => {}
             Ok(()) => return Ok(()),
@@ -108,13 +114,13 @@ pub fn release(name: &str, at: Option<&Path>) -> Result<()> {
     first.map_or(Ok(()), Err)
 }
 
-pub(super) fn end(at: &Path, name: &str) -> Result<()> {
-    let mut talk = Talk::begin("cannot release", at, Instant::now(), &CancelToken::new())?;
+pub(super) fn end(at: &Path, name: &str, cancel: &CancelToken) -> Result<()> {
+    let mut talk = Talk::begin("cannot release", at, Instant::now(), cancel)?;
     talk.ask(Op::Release, Some(name), 0).map(drop)
 }
 
-fn ask(at: &Path) -> Result<Holding> {
-    let mut talk = Talk::begin("cannot list", at, Instant::now(), &CancelToken::new())?;
+fn ask(at: &Path, cancel: &CancelToken) -> Result<Holding> {
+    let mut talk = Talk::begin("cannot list", at, Instant::now(), cancel)?;
     let mut files = Vec::new();
     loop {
         let (answer, _) = talk.ask(Op::List, None, files.len())?;

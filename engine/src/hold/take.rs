@@ -241,7 +241,7 @@ impl Take {
             }
             let error = first.expect("there is a place to look at");
             if self.cancel.is_set() {
-                return Err(Error::take_cancelled(&self.name));
+                return Err(Error::cancelled_while("take", &self.name));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -414,7 +414,8 @@ impl Talk {
                 done => break done.map_err(failed)?,
             }
             if self.cancel.is_set() {
-                return Err(Error::take_cancelled(self.at.display().to_string()));
+                let what = self.what.trim_start_matches("cannot ");
+                return Err(Error::cancelled_while(what, self.at.display().to_string()));
             }
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
