@@ -22,7 +22,7 @@ from bench.seconds import facts
 from bench.seconds.commands import script
 from bench.seconds.files import MIB, cached, evict, fill_cache
 from bench.seconds.model import Shape, header, make_model
-from bench.seconds.peers import converted, label, lacks
+from bench.seconds.peers import converted, label, to_install
 from bench.seconds.programs.peer import HELD, WAYS
 from bench.waiting import Waiting, load_at_once
 from bench.words import compared, ratio, spread
@@ -51,7 +51,7 @@ def model(folder: Path, mib: int) -> Path:
 
 def files(source: Path, ways: Sequence[str]) -> dict[str, Path]:
     """The file that each loader reads, for those that can run here."""
-    return {way: converted(source, ALL[way].file) for way in ways if not lacks(ALL[way])}
+    return {way: converted(source, ALL[way].file) for way in ways if not to_install(ALL[way])}
 
 
 def workers(way: str, path: str, count: int) -> tuple[list[dict[str, Any]], float, int]:

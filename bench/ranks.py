@@ -65,7 +65,7 @@ def model(folder: Path, mib: int) -> list[Path]:
     return files
 
 
-def lacks(way: str) -> bool:
+def is_missing(way: str) -> bool:
     try:
         importlib.metadata.version(WAYS[way][1])
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def measure(
     files: Sequence[Path], count: int, rounds: int, draw: random.Random
 ) -> list[dict[str, Any]]:
     samples = []
-    ways = [way for way in WAYS if not lacks(way)]
+    ways = [way for way in WAYS if not is_missing(way)]
     size = sum(file.stat().st_size for file in files)
     for number in range(1, rounds + 1):
         draw.shuffle(ways)

@@ -68,16 +68,16 @@ def of_python(file: Path) -> Iterator[Message]:
     for node in nodes:
         match node:
             case ast.JoinedStr():
-                text = "".join(map(said, node.values))
+                text = "".join(map(text_of, node.values))
             case ast.Constant(value=str()) if not {node} & (documentation | parts):
-                text = said(node)
+                text = text_of(node)
             case _:
                 continue
         if WORDS.search(text):
             yield Message(file, node.lineno, text)
 
 
-def said(part: ast.expr) -> str:
+def text_of(part: ast.expr) -> str:
     return str(part.value) if isinstance(part, ast.Constant) else "{}"
 
 

@@ -49,7 +49,7 @@ def build(tree: Path, folder: Path, words: Sequence[str] = ()) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     command = ["make", "--silent", "-C", str(folder / "module"), f"KDIR={tree}", NO_BTF, *words]
-    with roots.beside(tree, folder) as before:
+    with roots.build_prefix(tree, folder) as before:
         result = subprocess.run(
             [*before, *command, "modules"], capture_output=True, text=True, env=environment()
         )
@@ -65,7 +65,7 @@ def other(source: Path, tree: Path, folder: Path) -> Path:
     place = folder / source.name
     shutil.copytree(source, place)
     command = ["make", "--silent", "-C", str(tree), f"M={place}", NO_BTF, "modules"]
-    with roots.beside(tree, folder) as before:
+    with roots.build_prefix(tree, folder) as before:
         subprocess.run([*before, *command], check=True, env=environment())
     return place / f"{source.name}.ko"
 

@@ -526,17 +526,17 @@ def relay(source: BinaryIO, target: BinaryIO) -> None:
 def judge(wanted: Wanted, share: Path, log: bytes, in_time: bool) -> int:
     first = COMPLAINTS.search(log)
     if first:
-        say(f"the kernel reported an error:\n{around(log, first.start())}")
+        say(f"the kernel reported an error:\n{excerpt(log, first.start())}")
         return COMPLAINT
     if not in_time:
-        say(f"timeout after {wanted.timeout:g} seconds; end of the kernel's log:\n{last(log)}")
+        say(f"timeout after {wanted.timeout:g} seconds; end of the kernel's log:\n{tail(log)}")
         return HANG
     broken, status = share / "broken", share / "status"
     if broken.exists():
-        say(f"the guest could not be set up: {broken.read_text().strip()}\n{last(log)}")
+        say(f"the guest could not be set up: {broken.read_text().strip()}\n{tail(log)}")
         return NO_GUEST
     if not status.exists():
-        say(f"the machine ended before COMMAND; end of the kernel's log:\n{last(log)}")
+        say(f"the machine ended before COMMAND; end of the kernel's log:\n{tail(log)}")
         return NO_GUEST
     if wanted.count_instructions:
         user, kernel = counted(share / MARKS)
@@ -568,12 +568,12 @@ def counted(marks: Path) -> tuple[int, int]:
     return end[0] - begin[0], end[1] - begin[1]
 
 
-def around(log: bytes, position: int) -> str:
+def excerpt(log: bytes, position: int) -> str:
     """The line at POSITION, with 5 lines before it and 99 after it."""
     before = log[:position].decode(errors="replace").splitlines(keepends=True)
     after = log[position:].decode(errors="replace").splitlines(keepends=True)
     return "".join([*before[-6:], *after[:100]])
 
 
-def last(log: bytes) -> str:
+def tail(log: bytes) -> str:
     return "\n".join(log.decode(errors="replace").splitlines()[-20:])

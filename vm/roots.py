@@ -25,7 +25,7 @@ PROGRAMS = ("bin", "etc", "lib", "lib64", "sbin", "usr")
 
 
 @contextlib.contextmanager
-def beside(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
+def build_prefix(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
     """Yields the words to put before a command that builds with headers; none if the host can.
 
     The command runs as the calling user. It sees the root instead of the host's files, and FOLDERS
@@ -40,15 +40,15 @@ def beside(tree: Path, *folders: Path) -> Iterator[Sequence[str]]:
     place = cache() / "roots" / release
     while True:
         with alone(f"roots-{release}", only_using=True):
-            if wanted <= made_of(place):
-                yield words(place / "root", tree.parents[2], folders)
+            if wanted <= packages_of(place):
+                yield bwrap(place / "root", tree.parents[2], folders)
                 return
         with alone(f"roots-{release}"):
-            if not wanted <= made_of(place):
-                make(release, wanted | made_of(place), place)
+            if not wanted <= packages_of(place):
+                make(release, wanted | packages_of(place), place)
 
 
-def made_of(place: Path) -> set[str]:
+def packages_of(place: Path) -> set[str]:
     file = place / LIST
     return set(file.read_text().split()) if file.exists() else set()
 
@@ -73,7 +73,7 @@ def make(release: str, packages: Iterable[str], place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def words(root: Path, headers: Path, folders: Sequence[Path]) -> list[str]:
+def bwrap(root: Path, headers: Path, folders: Sequence[Path]) -> list[str]:
     """The bubblewrap command. It needs no privilege if users may create namespaces."""
     found = ["bwrap", "--die-with-parent", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     for part in (root / name for name in PROGRAMS):

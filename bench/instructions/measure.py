@@ -133,7 +133,7 @@ def measure(
     The file is on ext4; with RAW it is a disk of that size without a file system.
     """
     # Before the run, because the sources may change during it.
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     # Room for the file's contents to compare with, the page cache and the buffer, and for a pool of
     # huge pages as large as two files.
     mib = -(-size // MIB)
@@ -159,13 +159,13 @@ def measure(
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guest[1],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Measured(size, about, every)
 
 
-def said_by(*command: str) -> str:
+def output_of(*command: str) -> str:
     return subprocess.check_output(command, text=True).strip()
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.instructions.measure import said_by
+from bench.instructions.measure import output_of
 from bench.runs import ROOT, Rows, Run
 from vm.compiled import static
 
@@ -89,7 +89,7 @@ Sample = Mapping[str, Any]
 
 
 def measured(rounds: int, seed: int, states: Iterable[str] = STATES) -> Run:
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     samples: list[dict[str, Any]] = []
     guests = []
     for state in states:
@@ -100,7 +100,7 @@ def measured(rounds: int, seed: int, states: Iterable[str] = STATES) -> Run:
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guests[-1],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Run({"bench": "pins", "machine": about}, samples)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.instructions.measure import STEPS, Measured, measure, said_by, step, whole
+from bench.instructions.measure import STEPS, Measured, measure, output_of, step, whole
 from bench.instructions.tables import ratio_text
 from bench.runs import ROOT, Rows, Run
 from bench.words import size_text, thousands
@@ -42,7 +42,7 @@ Sample = Mapping[str, Any]
 
 def measured(rounds: int) -> Run:
     """One machine for each IOMMU mode, and one with a kernel without the series."""
-    ours = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty")
+    ours = output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty")
     samples: list[dict[str, Any]] = []
     guests = []
     for kernel, iommu in [*((SERIES, one) for one in IOMMUS), (BASE, "off"), (BASE, "intel")]:
@@ -59,7 +59,7 @@ def measured(rounds: int) -> Run:
     about = {
         "date": datetime.date.today().isoformat(),
         "guest": guests[0],
-        "qemu": said_by("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
+        "qemu": output_of("qemu-system-x86_64", "--version").splitlines()[0].split("version ")[1],
         "dmafile": ours,
     }
     return Run({"bench": "premap", "machine": about}, samples)

@@ -62,7 +62,7 @@ def lines_of(gates: Sequence[Gate]) -> list[str]:
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
 def test_a_load_stays_within_its_limit(gate: Gate, measured: Measured) -> None:
-    holds(gate, measured)
+    check_gate(gate, measured)
 
 
 @pytest.mark.parametrize("gate", MODULE_GATES, ids=lambda gate: gate.name)
@@ -72,7 +72,7 @@ def test_the_module_stays_within_its_limit(gate: Gate, with_module: Measured) ->
         refused = with_module.candidates[gate.against].refused
         assert refused is not None, "Debian's 6.1 now has heaps"
         return
-    holds(gate, with_module)
+    check_gate(gate, with_module)
 
 
 @pytest.mark.skipif(not os.environ.get("MATRIX"), reason="make kernel-test")
@@ -99,7 +99,7 @@ def test_a_save_out_of_the_module_takes_a_sixteenth_of_a_write_from_its_mapping(
     assert statistics.median(saves.ratios(measured)) <= TO_DISK_GOAL[2]
 
 
-def holds(gate: Gate, measured: Measured) -> None:
+def check_gate(gate: Gate, measured: Measured) -> None:
     for line in (gate.candidate, gate.against):
         assert measured.candidates[line].refused is None, measured.candidates[line].refused
     ratios = measured.ratios(gate.candidate, gate.against)

@@ -13,7 +13,7 @@ PHASES = ("create", "fill", "close")
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     """The measurements that a process prints."""
 
     seconds: float
@@ -23,7 +23,7 @@ class Said:
     report: Any = None
 
 
-def said_by_ways(out: Path) -> Said | str:
+def parse_ways(out: Path) -> Output | str:
     """Parses the output of ways.c. A string is the reason why the candidate cannot run here."""
     phases: dict[str, float] = {}
     cpu, report = 0.0, None
@@ -38,33 +38,33 @@ def said_by_ways(out: Path) -> Said | str:
         phases[what] = seconds
         # Closing is reported, but does not count as part of the load.
         cpu += busy if what != "close" else 0
-    return Said(phases["create"] + phases["fill"], cpu, phases, report)
+    return Output(phases["create"] + phases["fill"], cpu, phases, report)
 
 
-def said_by_script(out: Path) -> Said | str:
+def parse_script(out: Path) -> Output | str:
     """Parses the output of the scripts in programs/."""
     said = json.loads(out.read_text().splitlines()[-1])
     if "refused" in said:
         return str(said["refused"])
     phases = {name: said[name] for name in PHASES}
-    return Said(said["create"] + said["fill"], said["cpu"], phases, said["report"])
+    return Output(said["create"] + said["fill"], said["cpu"], phases, said["report"])
 
 
-def said_by_fio(out: Path) -> Said | str:
+def parse_fio(out: Path) -> Output | str:
     """Parses fio's JSON. fio's clock excludes its start and that of its threads."""
     job = json.loads(out.read_text())["jobs"][0]
     moved = job["write"] if job["write"]["io_bytes"] else job["read"]
     seconds = moved["io_bytes"] / moved["bw_bytes"]
     busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * moved["runtime"] / 1000
-    return Said(float(seconds), float(busy))
+    return Output(float(seconds), float(busy))
 
 
-def said_by_save(out: Path) -> Said | str:
+def parse_save(out: Path) -> Output | str:
     """Parses the output of ways.c for a save, whose memory exists before it starts."""
-    said = said_by_ways(out)
+    said = parse_ways(out)
     if isinstance(said, str):
         return said
-    return Said(said.phases["fill"], said.cpu, said.phases, said.report)
+    return Output(said.phases["fill"], said.cpu, said.phases, said.report)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Candidate:
     size: int
     """Number of bytes that it moves."""
     command: Sequence[str]
-    said: Callable[[Path], Said | str] = said_by_script
+    parse: Callable[[Path], Output | str] = parse_script
     checks: str = "check=1"
     """An argument that makes it compare the bytes; empty if it cannot."""
     memory: int = 0
@@ -93,7 +93,7 @@ def way(ways: Path, name: str, file: Path, line: str) -> Candidate:
     # All others leave nothing in the page cache.
     memory = 0 if line.startswith("copy ") else size
     command = [str(ways), "once", str(file), line]
-    return Candidate(name, line, file, size, command, said_by_ways, str(file), memory)
+    return Candidate(name, line, file, size, command, parse_ways, str(file), memory)
 
 
 def saved(ways: Path, name: str, noise: Path, line: str) -> Candidate:
@@ -101,7 +101,7 @@ def saved(ways: Path, name: str, noise: Path, line: str) -> Candidate:
     to, size = noise.with_name(f"{noise.name}.saved"), noise.stat().st_size
     memory = 2 * size if "io=buffered" in line else size
     command = [str(ways), "once", str(noise), line]
-    return Candidate(name, line, to, size, command, said_by_save, str(noise), memory, writes=True)
+    return Candidate(name, line, to, size, command, parse_save, str(noise), memory, writes=True)
 
 
 def bare(name: str, *words: str) -> list[str]:
@@ -129,7 +129,7 @@ def fio(name: str, file: Path, block: str, depth: int, *, huge: bool) -> Candida
     what = " ".join([*before, "fio", *words])
     command = [*before, "fio", *words, f"--filename={file}", "--output-format=json"]
     size, own = file.stat().st_size, 256 << 20
-    return Candidate(name, what, file, size, command, said_by_fio, checks="", memory=own)
+    return Candidate(name, what, file, size, command, parse_fio, checks="", memory=own)
 
 
 def fio_to_disk(name: str, file: Path, size: int, engine: str, block: str, depth: int) -> Candidate:
@@ -144,5 +144,5 @@ def fio_to_disk(name: str, file: Path, size: int, engine: str, block: str, depth
     command = [*before, "fio", *words, f"--size={size}", f"--filename={file}"]
     command.append("--output-format=json")
     return Candidate(
-        name, what, file, size, command, said_by_fio, checks="", memory=256 << 20, writes=True
+        name, what, file, size, command, parse_fio, checks="", memory=256 << 20, writes=True
     )

@@ -12,7 +12,7 @@ from bench.seconds.memory import meminfo
 from bench.seconds.process import Failed, run
 
 
-def of(path: Path, default: str = "") -> str:
+def first_line(path: Path, default: str = "") -> str:
     """The first line of a file in /sys or /proc, or DEFAULT if there is none."""
     try:
         return path.read_text().splitlines()[0].strip()
@@ -20,9 +20,9 @@ def of(path: Path, default: str = "") -> str:
         return default
 
 
-def chosen(path: Path) -> str:
+def selected(path: Path) -> str:
     """The setting in brackets in a list of settings."""
-    found = re.search(r"\[([\w-]+)\]", of(path))
+    found = re.search(r"\[([\w-]+)\]", first_line(path))
     return found[1] if found else ""
 
 
@@ -34,11 +34,16 @@ def disk(folder: Path) -> str:
         return ""
     node = node.resolve()
     whole = node.parent if (node / "partition").exists() else node
-    kind = "rotating" if of(whole / "queue/rotational") == "1" else "solid state"
+    kind = "rotating" if first_line(whole / "queue/rotational") == "1" else "solid state"
     if whole.name.startswith("vd"):
         # `rotational` does not describe the device behind virtio.
         kind = "virtio"
-    words = [whole.name, of(whole / "device/model"), kind, chosen(whole / "queue/scheduler")]
+    words = [
+        whole.name,
+        first_line(whole / "device/model"),
+        kind,
+        selected(whole / "queue/scheduler"),
+    ]
     return ", ".join(word for word in words if word)
 
 
@@ -49,7 +54,7 @@ def version(command: Sequence[str], scratch: Path) -> str:
         run(command, out)
     except Failed:
         return ""
-    return of(out)
+    return first_line(out)
 
 
 def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[str, str]:
@@ -64,8 +69,8 @@ def described(program: Sequence[str], folder: Path, scratch: Path) -> Mapping[st
         "memory": f"{meminfo('MemTotal') / (1 << 30):.1f} GiB",
         "file system": file_system(folder),
         "disk": disk(folder),
-        "huge pages": f"THP {chosen(thp / 'enabled')}, shmem {chosen(thp / 'shmem_enabled')}, "
+        "huge pages": f"THP {selected(thp / 'enabled')}, shmem {selected(thp / 'shmem_enabled')}, "
         f"hugetlb pool {meminfo('HugePages_Total') // 1024}",
-        "load": of(Path("/proc/loadavg")),
+        "load": first_line(Path("/proc/loadavg")),
         "Python": platform.python_version(),
     }

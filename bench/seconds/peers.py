@@ -26,11 +26,15 @@ SCALES = (1536, 768, 384, 96)
 
 def job(place: Place, rounds: int | None) -> Job:
     source = model(place)
-    notes = [f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not lacks(way)]
-    notes += [f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := lacks(way))]
+    notes = [
+        f"{name}: {way.note}" for name, way in WAYS.items() if way.note and not to_install(way)
+    ]
+    notes += [
+        f"{name}: not installed ({why})" for name, way in WAYS.items() if (why := to_install(way))
+    ]
     cells = []
     for name, way in WAYS.items():
-        if lacks(way):
+        if to_install(way):
             continue
         file = converted(source, way.file)
         command = script("peer.py", name, str(file))
@@ -59,7 +63,7 @@ def model(place: Place) -> Path:
     return path
 
 
-def lacks(way: Way) -> str:
+def to_install(way: Way) -> str:
     """How to install what is missing for a loader; empty if nothing is."""
     try:
         importlib.metadata.version(way.package)

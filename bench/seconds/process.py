@@ -26,7 +26,7 @@ class Failed(Exception):
     """A command failed; the message is its error output or its exit status."""
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     """Resets this process's peak memory, with which its children's peak begins.
 
     See proc_pid_clear_refs(5). If the kernel does not support it, peaks may be too high.
@@ -48,7 +48,7 @@ def run(command: Sequence[str], out: Path | None = None) -> Run:
         errors = out.with_suffix(".err")
         for number, path in ((1, out), (2, errors)):
             actions.append((os.POSIX_SPAWN_OPEN, number, str(path), flags, 0o644))
-    forget_peak()
+    reset_peak()
     start = time.perf_counter()
     try:
         pid = os.posix_spawnp(command[0], list(command), os.environ, file_actions=actions)

@@ -124,12 +124,12 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
     quick = prepare(candidate.file, candidate.size, warm=cell.warm, memory=candidate.memory)
     try:
         done = run(candidate.command, out)
-        said = candidate.said(out)
+        output = candidate.parse(out)
     except Failed as why:
         # A candidate that cannot run reports `refused`. This is another error, such as wrong bytes.
         sys.exit(f"{candidate.name}: {why}")
-    if isinstance(said, str):
-        return said
+    if isinstance(output, str):
+        return output
     return Sample(
         candidate.name,
         candidate.size,
@@ -139,15 +139,15 @@ def sample(cell: Cell, number: int, scratch: Path) -> Sample | str:
         done.cpu,
         done.peak,
         cached(candidate.file),
-        said.seconds,
-        said.cpu,
-        said.phases,
-        said.report,
+        output.seconds,
+        output.cpu,
+        output.phases,
+        output.report,
         quick,
     )
 
 
-def tried(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
+def try_candidate(cell: Cell, scratch: Path, same: Mapping[str, Any]) -> str | None:
     """The reason why a candidate cannot run here. Exits if it reads wrong bytes."""
     command, checks = cell.candidate.command, cell.candidate.checks
     checking = replace(cell.candidate, command=[*command, checks] if checks else command)
@@ -188,7 +188,7 @@ def measure(
             if (cell.candidate.name, cell.candidate.size) in measured.refused:
                 bar.total = left = left - rounds - 1
                 continue
-            if why := tried(cell, scratch, same):
+            if why := try_candidate(cell, scratch, same):
                 measured.refused[cell.candidate.name, cell.candidate.size] = why
                 bar.total = left = left - rounds
             else:

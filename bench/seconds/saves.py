@@ -35,7 +35,7 @@ def job(place: Place, rounds: int | None) -> Job:
     else:
         missing.append("fio: not installed; apt install fio")
     for name, way in WAYS.items():
-        if why := lacks(way):
+        if why := to_install(way):
             missing.append(f"{name}: not installed ({why})")
         else:
             command = script("save.py", name, str(noise), str(to))
@@ -44,7 +44,7 @@ def job(place: Place, rounds: int | None) -> Job:
     return Job([Cell(one) for one in every], rounds or ROUNDS, missing)
 
 
-def lacks(way: Way) -> str:
+def to_install(way: Way) -> str:
     """How to install what is missing for a package; empty if nothing is."""
     wanted = [one for one in (way.package, *way.needs) if importlib.util.find_spec(one) is None]
     return f"pip install {' '.join(wanted)}" if wanted else ""

@@ -23,7 +23,7 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bo
             f"{available / MIB:,.0f} MiB are available"
         )
     if warm:
-        return warmed(path, size)
+        return warm_up(path, size)
     evict(path)
     quick = touch_memory(memory)
     if cached(path):
@@ -31,7 +31,7 @@ def prepare(path: Path, size: int, *, warm: bool = False, memory: int = 0) -> bo
     return quick
 
 
-def warmed(path: Path, memory: int) -> bool:
+def warm_up(path: Path, memory: int) -> bool:
     """Brings the file into the page cache, and touches memory, until both hold at the same time.
 
     Each step may undo the other, if the system reclaims cold pages of the cache early, or if the

@@ -21,7 +21,7 @@ from bench.__main__ import program
 from bench.candidates import BY_PAGE_CACHE, QUICK, READ, RECORDS, TO_DISK
 from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
-from bench.seconds.commands import Said, bare, baseline, script, way
+from bench.seconds.commands import Output, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
 from bench.seconds.process import Failed, run
 from bench.seconds.programs.save import POOL
@@ -287,11 +287,11 @@ def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, lin
     make_file(path, b"", 2 * MIB)
     candidate = way(built, "one", path, line)
     assert run([*candidate.command, candidate.checks], said).wall > 0
-    told = candidate.said(said)
-    assert isinstance(told, Said) and told.seconds > 0
-    assert set(told.phases) == {"create", "fill", "close"}
+    output = candidate.parse(said)
+    assert isinstance(output, Output) and output.seconds > 0
+    assert set(output.phases) == {"create", "fill", "close"}
     if line.startswith(("load ", "store ")):
-        assert told.report["bytes"] == 2 * MIB
+        assert output.report["bytes"] == 2 * MIB
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Failed, match="wrong bytes"):
         run([*candidate.command, str(other)], said)
@@ -306,7 +306,7 @@ def test_a_candidate_that_cannot_run_has_a_reason(built: Path, tmp_path: Path) -
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
         candidate = way(built, "one", path, line)
         run(candidate.command, tmp_path / "said")
-        why = candidate.said(tmp_path / "said")
+        why = candidate.parse(tmp_path / "said")
         assert isinstance(why, str) and len(why) > 10, why
     for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
         with pytest.raises(Failed):
