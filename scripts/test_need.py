@@ -1,4 +1,4 @@
-"""Tests of scripts/need, with substitutes for all programs that it runs."""
+"""scripts/need, with placeholders for all programs that it runs."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ NEED = Path(__file__).with_name("need")
 
 
 class Machine:
-    """A PATH with only the programs that a test adds, and a tool that the package installs."""
+    """A PATH with only the programs of a test, and a tool that the package would install."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
@@ -39,13 +39,13 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_an_installed_tool_needs_no_installation(machine: Machine) -> None:
+def test_nothing_is_done_if_the_tool_is_installed(machine: Machine) -> None:
     machine.tool.touch()
     done = machine.need()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_root_installs(machine: Machine) -> None:
+def test_root_installs_the_package(machine: Machine) -> None:
     machine.has("id", "echo 0")
     machine.has_apt(f": > {machine.tool}")
     assert machine.need().returncode == 0
@@ -55,9 +55,7 @@ def test_root_installs(machine: Machine) -> None:
     ]
 
 
-def test_other_users_see_the_command_to_type_even_if_sudo_needs_no_password(
-    machine: Machine,
-) -> None:
+def test_other_users_see_the_command_even_with_passwordless_sudo(machine: Machine) -> None:
     machine.has("id", "echo 1000")
     machine.has("sudo", f'echo sudo >> {machine.log}; shift; "$@"')
     machine.has_apt(f": > {machine.tool}")
@@ -67,7 +65,7 @@ def test_other_users_see_the_command_to_type_even_if_sudo_needs_no_password(
     assert not machine.log.exists()
 
 
-def test_a_failed_or_useless_installation_is_reported(machine: Machine) -> None:
+def test_a_failed_or_useless_installation_is_an_error(machine: Machine) -> None:
     machine.has("id", "echo 0")
     machine.has_apt("exit 100")
     assert "installing a-package failed" in machine.need().stderr

@@ -1,4 +1,4 @@
-"""Tests of `make bench`: parts whose errors would go unnoticed, and whole runs on small files."""
+"""`make bench`: the parts that could silently mislead, and whole runs with small files."""
 
 import html
 import importlib.util
@@ -31,16 +31,16 @@ from bench.words import decided, ratios, spread, table
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder in the checkout. The temporary folder may be a tmpfs, which is always cached."""
+    """A folder in the checkout: the temporary folder may be a tmpfs, whose files are never cold."""
     if file_system(ROOT) in ("tmpfs", "ramfs"):
         pytest.skip("the checkout is on a tmpfs")
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
         yield Path(name)
 
 
-def test_evict_leaves_no_page_cached(folder: Path) -> None:
+def test_an_evicted_file_has_no_cached_page(folder: Path) -> None:
     path = folder / "file"
-    path.write_bytes(bytes(3 * MIB + 1))  # dirty pages
+    path.write_bytes(bytes(3 * MIB + 1))  # dirty, so that evict must write it back
     fill_cache(path)
     assert cached(path) > 3 * MIB
     evict(path)
@@ -55,13 +55,13 @@ def test_a_file_that_stays_cached_is_an_error() -> None:
             evict(Path(file.name))
 
 
-def test_a_file_is_made_once_and_completely(tmp_path: Path) -> None:
+def test_a_file_is_made_once_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     make_file(path, b"head", 40 * MIB)
     made = path.read_bytes()
     assert len(made) == 4 + 40 * MIB
     assert made.startswith(b"head")
-    # All pages differ.
+    # All pages are different.
     pages = [made[start : start + 4096] for start in range(0, 40 * MIB, 4096)]
     assert len(set(pages)) == len(pages)
 
@@ -71,27 +71,27 @@ def test_a_file_is_made_once_and_completely(tmp_path: Path) -> None:
     assert list(islice(path.parent.iterdir(), 2)) == [path]
 
 
-def test_a_full_disk_is_reported_before_writing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(SystemExit, match="make room"):
         make_file(path, b"", 1 << 60)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_counts_its_own_memory_and_time() -> None:
+def test_a_run_reports_its_own_memory_and_time() -> None:
     held = "x = bytearray(200 << 20)"
     spent = run([sys.executable, "-S", "-c", held])
     assert 200 * MIB < spent.peak < 300 * MIB
     assert 0 < spent.cpu < spent.wall + 0.1
 
 
-def test_a_peak_excludes_memory_that_this_process_used_before() -> None:
+def test_a_peak_excludes_earlier_memory_of_this_process() -> None:
     held = b"x" * (600 * MIB)
     del held
     assert run(["true"]).peak < 600 * MIB
 
 
-def test_memory_that_does_not_become_fast_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "fastest_touch", 0.0)
     assert not memory.touch_memory(MIB)
     monkeypatch.setattr(memory, "fastest_touch", math.inf)
@@ -112,12 +112,12 @@ def test_the_baseline_holds_the_whole_file(tmp_path: Path) -> None:
     assert subprocess.run([*baseline(path), "100001"], check=False).returncode == 0
 
 
-def test_spread_is_median_least_most() -> None:
+def test_spread_shows_median_minimum_and_maximum() -> None:
     assert spread([3.0, 1.0, 2.25, 9.0, 2.0]) == "2.25 [1.00–9.00]"
     assert spread([3.0, 1.0], digits=0) == "2 [1–3]"
 
 
-def test_table_is_aligned() -> None:
+def test_columns_of_a_table_are_aligned() -> None:
     assert table(["", "GB/s"], [["read()", "1.25"], ["ours", "10.00"]]).splitlines() == [
         "|        |   GB/s |",
         "|:-------|-------:|",
@@ -126,16 +126,16 @@ def test_table_is_aligned() -> None:
     ]
 
 
-def test_the_complete_pairs_of_an_interrupted_round_count() -> None:
+def test_runs_of_an_interrupted_round_count() -> None:
     assert ratios([2.0, 3.0, 4.0], [1.0, 1.0]) == [2.0, 3.0]
 
 
-def test_an_order_that_changes_is_undecided() -> None:
+def test_candidates_that_change_order_are_undecided() -> None:
     assert decided([2.0, 3.0], [1.0, 2.0]) and decided([1.0, 2.0], [2.0, 3.0])
     assert not decided([2.0, 1.0], [1.0, 2.0])
 
 
-# Uses the library that `cargo test` has built, and the programs in the tree.
+# With the build of `cargo test`, from the root of the tree.
 BENCH = [sys.executable, "-m", "bench", "--profile=dev"]
 
 
@@ -158,7 +158,7 @@ def test_results_have_every_run(folder: Path) -> None:
     samples = [one for one in kept.samples if "refused" not in one]
     runs = Counter((one["candidate"], one["warm"]) for one in samples)
     assert runs["dmafile, memfd", False] == runs[READ, True] == runs["small pages", True] == 5, runs
-    # In turns: no candidate runs twice before all others have run.
+    # Each candidate runs once per round.
     orders = [
         [one["candidate"] for one in samples if one["round"] == number and not one["warm"]]
         for number in range(1, 6)
@@ -172,7 +172,7 @@ def test_results_have_every_run(folder: Path) -> None:
         direct = not lines[one["candidate"]].startswith("copy ")
         assert one["cached_after"] == 0 or one["warm"] or not direct, one
         assert 0 < one["seconds"] < one["wall"], one
-    # Only data; the tables are made from the samples.
+    # Only data; the tables are computed from the samples.
     made = tables(kept)
     assert {path.name for path in out.iterdir()} == {
         MACHINE,
@@ -195,7 +195,7 @@ def test_a_report_needs_no_other_files(folder: Path) -> None:
     page = (out / "report.html").read_text()
     slow = sum(not one["quick_memory"] for one in samples)
     assert (f"before {slow} runs it never became" in page) == (slow > 0)
-    # It opens without a network.
+    # It needs no network.
     links = re.findall(r'(?:src|href)\s*=\s*"(?!#)([^"]*)"|url\((?!#)([^)]*)\)', page)
     assert not links, links
     assert page.count("<svg") == len(list(out.glob("*.png"))) > 3
@@ -228,7 +228,7 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
     assert done.returncode == 0, done.stderr
-    # The first run of each candidate has compared the bytes.
+    # The bytes of each candidate were compared when it was probed.
     for row in (*TO_DISK, *RECORDS, "`dmafile.numpy.save_file`", "`safetensors.numpy.save_file`"):
         assert f"\n| {row}" in done.stdout, done.stdout
     for one in Run.read(folder / "out").samples:
@@ -237,18 +237,18 @@ def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
         assert one["seconds"] > 0, one
 
 
-def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
+def test_an_interrupt_keeps_the_measurements(folder: Path) -> None:
     process = subprocess.Popen(
         [*BENCH, f"--dir={folder}", f"--out={folder / 'out'}", "--most=8", "--rounds=200"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # As in a terminal. A shell's background job would ignore SIGINT.
+        # As in a terminal; in a background job of a shell, SIGINT would be ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
-    # The first round has finished, so there are results to keep.
+    # After the first round, there are measurements to keep.
     for line in process.stderr:
         if line.startswith("round 2 of"):
             break
@@ -260,8 +260,8 @@ def test_interrupted_it_keeps_what_was_measured(folder: Path) -> None:
     assert {one["round"] for one in kept.samples if "round" in one} >= {1}
 
 
-def test_results_are_kept_after_a_failure(folder: Path) -> None:
-    # ways.c exits with an error for an invalid number.
+def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
+    # ways.c fails because of the invalid number.
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
@@ -300,7 +300,7 @@ def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, lin
         run([*candidate.command, str(other)], said)
 
 
-def test_a_candidate_that_cannot_run_has_a_reason(built: Path, tmp_path: Path) -> None:
+def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make_file(path, b"", MIB)
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
@@ -316,11 +316,11 @@ def test_a_candidate_that_cannot_run_has_a_reason(built: Path, tmp_path: Path) -
 TRAP = "import os, sys; os.write(2, b'HIJACKED'); sys.exit(9)"
 
 
-def test_no_file_of_the_current_folder_is_run(
+def test_no_code_of_the_current_folder_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A downloaded model's folder may contain any file."""
-    # Not the command in PATH, but this Python's module.
+    """The folder of a downloaded model may contain any file."""
+    # Use the module of this Python, not another dmafile command.
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "model.noise"
     make_file(path, b"", MIB)
@@ -337,7 +337,7 @@ def test_no_file_of_the_current_folder_is_run(
         assert "HIJACKED" not in done.stderr, (command, done.stderr)
 
 
-def test_bad_usage_is_reported() -> None:
+def test_usage_errors_are_reported() -> None:
     wrong = {
         ("--rounds=4",): "at least 5",
         ("--table=heap",): "invalid choice",
