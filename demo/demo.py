@@ -40,12 +40,12 @@ def packaged_model() -> Path:
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
-        sys.exit(f"the Python package {PACKAGE} is missing here; `make demo` installs it in .venv")
+        sys.exit(f"the Python package {PACKAGE} is missing; `make demo` installs it in .venv")
     for file in files:
         path = short(Path(str(file.locate())))
         if path.name == "model.safetensors" and path.stat().st_size == PACKAGED_BYTES:
             return path
-    sys.exit(f"{PACKAGE} holds no model.safetensors of {PACKAGED_BYTES:,} bytes")
+    sys.exit(f"{PACKAGE} contains no model.safetensors of {PACKAGED_BYTES:,} bytes")
 
 
 def say(title: str) -> None:
@@ -57,7 +57,7 @@ def first_word(command: Sequence[str]) -> str:
     """The first word that a command prints: the digest, for sha256sum."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{command[0]}: ended with {done.returncode}")
+        sys.exit(f"{command[0]}: exit status {done.returncode}")
     return done.stdout.split()[0]
 
 
@@ -90,9 +90,7 @@ def compare(load: list[str], path: Path) -> str:
         ]
         for name, timed in runs.items()
     ]
-    say(
-        f"{ROUNDS} cold runs of each by turns, whole processes timed from outside: median [min–max]"
-    )
+    say(f"{ROUNDS} cold runs of each, in turns; times of whole processes: median [min–max]")
     print(table(["", "seconds", "GB/s", "CPU seconds", "page cache left"], rows))
     # In pairs: the speed of disks and hosts varies, but is similar for both runs of a round.
     pairs = list(zip(*runs.values(), strict=True))
@@ -118,10 +116,10 @@ def demonstrate(dmafile: str, path: Path, what: str) -> tuple[str, bool]:
 
     say(f"$ {' '.join(load)} --quiet -- sh -c '{READER}'")
     buffer = first_word([*load, "--quiet", "--", "sh", "-c", READER])
-    print(f"{buffer}  the descriptor's bytes, read by another process")
+    print(f"{buffer}  memory, read by another process through the descriptor")
     say(f"$ sha256sum {path}")
     file = first_word(["sha256sum", str(path)])
-    print(f"{file}  the file's")
+    print(f"{file}  file")
     verdict = "the same bytes" if buffer == file else "THE BYTES DIFFER"
     return f"{path.name}: {ratio}; {verdict}", buffer == file
 
@@ -130,18 +128,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dmafile", default=str(ROOT / "target/release/dmafile"), metavar="PATH")
     parser.add_argument(
-        "--folder", default=ROOT / ".demo", type=Path, help="where the generated model is kept"
+        "--folder", default=ROOT / ".demo", type=Path, help="folder for the generated model [.demo]"
     )
     args = parser.parse_args()
 
     generated = short(args.folder / "llama-style-2GiB.safetensors")
-    say(f"Writing {generated}, unless it is there.")
+    say(f"Writing {generated} unless it exists.")
     make_model(generated, Shape())
     outcomes = [
         demonstrate(args.dmafile, packaged_model(), "a real model, all-MiniLM-L6-v2"),
-        demonstrate(args.dmafile, generated, "made up, an 8B llama-style model scaled down"),
+        demonstrate(args.dmafile, generated, "generated, an 8B llama-style model scaled down"),
     ]
-    say("=== In short ===")
+    say("=== Summary ===")
     for words, _ in outcomes:
         print(words)
     if not all(same for _, same in outcomes):

@@ -21,7 +21,7 @@ from bench.__main__ import program
 from bench.candidates import BY_PAGE_CACHE, QUICK, READ, RECORDS, TO_DISK
 from bench.runs import MACHINE, ROOT, RUNS, Run
 from bench.seconds import memory
-from bench.seconds.commands import Said, bare, baseline, script, way
+from bench.seconds.commands import Output, bare, baseline, script, way
 from bench.seconds.files import MIB, cached, evict, file_system, fill_cache, make_file
 from bench.seconds.process import Failed, run
 from bench.seconds.programs.save import POOL
@@ -33,7 +33,7 @@ from bench.words import decided, ratios, spread, table
 def folder() -> Iterator[Path]:
     """A folder in the checkout: the temporary folder may be a tmpfs, whose files are never cold."""
     if file_system(ROOT) in ("tmpfs", "ramfs"):
-        pytest.skip("the checkout is in memory")
+        pytest.skip("the checkout is on a tmpfs")
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".bench-test-") as name:
         yield Path(name)
 
@@ -99,7 +99,7 @@ def test_slow_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_run_says_why() -> None:
-    with pytest.raises(Failed, match="ended with 3"):
+    with pytest.raises(Failed, match="exit status 3"):
         run(["sh", "-c", "exit 3"])
     with pytest.raises(Failed, match="No such file"):
         run(["no-such-command"])
@@ -184,7 +184,7 @@ def test_results_have_every_run(folder: Path) -> None:
         assert table(head, rows) in done.stdout
     assert "round 1 of 5" in done.stderr and "round 5 of 5, 0.0 minutes left" in done.stderr
     assert "use `dmafile load" in done.stdout or "use read()" in done.stdout
-    assert f"Every run: {out}" in done.stdout
+    assert f"All runs: {out}" in done.stdout
 
 
 def test_a_report_needs_no_other_files(folder: Path) -> None:
@@ -224,7 +224,7 @@ def test_each_table_has_its_rows(folder: Path, name: str, rows: list[str]) -> No
         assert "torch.load: not installed (pip install torch)" in done.stdout
 
 
-@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root takes huge pages")
+@pytest.mark.skipif(not os.access(POOL, os.W_OK), reason="only root can reserve huge pages")
 def test_saves_are_compared_with_fio_and_the_page_cache(folder: Path) -> None:
     done = bench(folder, "--table=saves", "--seed=7")
     assert done.returncode == 0, done.stderr
@@ -265,9 +265,9 @@ def test_a_failure_keeps_earlier_measurements(folder: Path) -> None:
     words = ["--table=extras", "--table=quick", "--candidate=odd=to=memfd gather=many"]
     done = bench(folder, *words, "--report")
     assert done.returncode == 1, done.stdout
-    assert "cannot measure on: odd: " in done.stderr and "many: not a number" in done.stderr
+    assert "the measurement failed: odd: " in done.stderr and "many: not a number" in done.stderr
     page = (folder / "out" / "report.html").read_text()
-    assert "It did not come to its end: odd: " in page and "10000 tensors" in page
+    assert "The measurement failed: odd: " in page and "10000 tensors" in page
 
 
 LINES = [
@@ -287,16 +287,16 @@ def test_wrong_bytes_are_an_error(built: Path, folder: Path, tmp_path: Path, lin
     make_file(path, b"", 2 * MIB)
     candidate = way(built, "one", path, line)
     assert run([*candidate.command, candidate.checks], said).wall > 0
-    told = candidate.said(said)
-    assert isinstance(told, Said) and told.seconds > 0
-    assert set(told.phases) == {"create", "fill", "close"}
+    output = candidate.parse(said)
+    assert isinstance(output, Output) and output.seconds > 0
+    assert set(output.phases) == {"create", "fill", "close"}
     if line.startswith(("load ", "store ")):
-        assert told.report["bytes"] == 2 * MIB
+        assert output.report["bytes"] == 2 * MIB
     other.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(Failed, match="wrong bytes"):
         run([*candidate.command, str(other)], said)
     other.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Failed, match="another size"):
+    with pytest.raises(Failed, match="different size"):
         run([*candidate.command, str(other)], said)
 
 
@@ -306,7 +306,7 @@ def test_an_unavailable_candidate_gives_the_reason(built: Path, tmp_path: Path) 
     for line in ("copy to=heap method=heap-read io=direct", "load to=heap:none"):
         candidate = way(built, "one", path, line)
         run(candidate.command, tmp_path / "said")
-        why = candidate.said(tmp_path / "said")
+        why = candidate.parse(tmp_path / "said")
         assert isinstance(why, str) and len(why) > 10, why
     for line in ("burn to=memfd", "load to=memfd gather=many", "load to", "copy pace=high"):
         with pytest.raises(Failed):
@@ -342,7 +342,7 @@ def test_usage_errors_are_reported() -> None:
         ("--rounds=4",): "at least 5",
         ("--table=heap",): "invalid choice",
         ("--out=a", "--keep=b"): "cannot be combined",
-        ("--candidate=name",): "wanted NAME=",
+        ("--candidate=name",): "not of the form NAME=",
     }
     for words, said in wrong.items():
         done = subprocess.run([*BENCH, *words], cwd=ROOT, capture_output=True, text=True)
