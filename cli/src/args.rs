@@ -932,12 +932,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn definitions_are_sound() {
+    fn the_clap_definitions_are_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn an_offset_is_what_follows_the_last_at() {
+    fn the_offset_follows_the_last_at_sign() {
         let place = |to: &str| {
             let cli = Cli::try_parse_from(["dmafile", "save", "--from", "file", to]).unwrap();
             let Command::Save(args) = cli.command else {
@@ -959,7 +959,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn times_have_units_and_modes_are_octal() {
         for (text, ms) in [
             ("500ms", 500),
             ("60s", 60_000),
