@@ -63,7 +63,7 @@ def tree() -> Path:
         ("void no_such_symbol(void); void f(void); void f(void) { no_such_symbol(); }", "no_such"),
     ],
 )
-def test_a_warning_an_error_and_an_unknown_symbol_end_a_build(
+def test_a_warning_an_error_or_an_unknown_symbol_fails_the_build(
     sources: Path, line: str, said: str
 ) -> None:
     with (sources / "module" / "stats.c").open("a") as file:
@@ -88,7 +88,7 @@ DOES_NOT = "#error no\n"
         (kernels.NEWEST, "uring_sqe_typed", DOES_NOT, "struct io_uring_cmd"),
     ],
 )
-def test_a_kernel_that_is_not_known_ends_a_build_with_a_sentence(
+def test_an_unsupported_kernel_fails_the_build_with_a_message(
     sources: Path, kernel: str, probe: str, text: str, said: str
 ) -> None:
     """The build must fail, and not fall back to the interface of the oldest or newest kernel."""
@@ -103,7 +103,9 @@ OTHER_NAMES = """
 """
 
 
-def test_freeze_protection_of_its_own(sources: Path, programs: Path) -> None:
+def test_dmafile_ko_takes_freeze_protection_where_the_kernel_does_not(
+    sources: Path, programs: Path
+) -> None:
     """Linux 6.1 before 6.1.119 lacks these functions, but Debian no longer has headers of it.
 
     So the test renames the functions of the kernel.
@@ -119,7 +121,7 @@ def test_freeze_protection_of_its_own(sources: Path, programs: Path) -> None:
     passed(vm("--kernel=6.1", "--fs=ext4", "--", *words), "programs ran")
 
 
-def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
+def test_modules_cannot_be_built_for_an_image_alone(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"Module\.symvers"):
         ko.find(kernels.Kernel(tmp_path / "bzImage"))
 
@@ -127,7 +129,7 @@ def test_an_image_on_its_own_has_no_tree_for_modules(tmp_path: Path) -> None:
 # Checked
 
 
-def test_lint_has_nothing_to_say() -> None:
+def test_lint_is_clean() -> None:
     command = [sys.executable, "-m", "kernel.lint"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -141,14 +143,14 @@ def test_lint_has_nothing_to_say() -> None:
         ("static const int lonely = 1;", "lonely"),
     ],
 )
-def test_lint_sees_what_a_build_does_not(sources: Path, line: str, said: str) -> None:
+def test_lint_finds_errors_that_a_build_does_not(sources: Path, line: str, said: str) -> None:
     with (sources / "module" / "stats.c").open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(Unavailable, match=said):
         lint.warnings(kernels.find("6.12").build)
 
 
-def test_lint_sees_style(sources: Path) -> None:
+def test_lint_finds_wrong_style(sources: Path) -> None:
     with (sources / "uapi" / "dmafile.h").open("a") as file:
         file.write("extern int f( int a );\n")
     assert "dmafile.h" in lint.style()
@@ -158,7 +160,7 @@ def test_lint_sees_style(sources: Path) -> None:
 
 
 @pytest.mark.parametrize("kernel", [*kernels.STOCK, kernels.NEWEST])
-def test_dkms_builds_what_is_installed(kernel: str, tmp_path: Path) -> None:
+def test_dkms_builds_the_installed_source(kernel: str, tmp_path: Path) -> None:
     need("dkms", "command", "-v", "dkms")
     stage, state = tmp_path / "stage", tmp_path / "state"
     make = ["make", "-C", str(ROOT), f"DESTDIR={stage}", "PREFIX=/usr"]
@@ -221,7 +223,7 @@ def test_udev_gives_the_node_to_the_group() -> None:
     assert result.stdout == b"660 0 2001\n", result.stderr
 
 
-def test_another_user_may_not_open_the_node() -> None:
+def test_a_user_outside_the_group_cannot_open_the_node() -> None:
     result = vm("--module", "--as-user", "--", "sh", "-c", ": <>/dev/dmafile")
     assert result.returncode == 2
     assert b"Permission denied" in result.stderr
@@ -233,7 +235,7 @@ RMMOD = """#!/bin/sh
 """
 
 
-def test_it_is_unloaded_at_the_end(tmp_path: Path) -> None:
+def test_the_module_is_unloaded_at_the_end(tmp_path: Path) -> None:
     """So that leaks on unloading are detected. A leaked buffer keeps the module loaded."""
     # The kernel does not log that a module was unloaded, and the machine is powered off right after
     # that. So the guest gets an rmmod, first in its PATH, that checks and logs this.
@@ -251,7 +253,7 @@ def test_it_is_unloaded_at_the_end(tmp_path: Path) -> None:
         ("max_bufer_mb=7", b"no parameter `max_bufer_mb`"),
     ],
 )
-def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> None:
+def test_a_module_that_does_not_load_ends_the_run(options: str, said: bytes) -> None:
     result = vm("--module-options", options, "--", "echo", "ran")
     assert result.returncode == machine.NO_GUEST
     assert result.stdout == b""
@@ -262,7 +264,7 @@ def test_a_module_that_is_not_taken_ends_the_run(options: str, said: bytes) -> N
 # Small kernels
 
 
-def test_base_has_what_stock_kernels_have(small_base: str) -> None:
+def test_base_has_the_interfaces_of_stock_kernels(small_base: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
     mounts = ["/mnt", *(f"/mnt{number}" for number in range(2, len(FILE_SYSTEMS) + 1))]
     script = """
@@ -302,7 +304,9 @@ def small_base(request: pytest.FixtureRequest) -> str:
         (("leak",), (b"kmemleak: new suspected memory leaks", b'comm "insmod"')),
     ],
 )
-def test_base_debug_finds(faults: Sequence[str], found: Sequence[bytes], tmp_path: Path) -> None:
+def test_base_debug_finds_bugs(
+    faults: Sequence[str], found: Sequence[bytes], tmp_path: Path
+) -> None:
     kernel = kernels.find("base-debug")
     faulty = ko.other(HERE / "faulty", kernel.build, tmp_path)
     load = f"insmod {faulty} fault=$fault && rmmod faulty"

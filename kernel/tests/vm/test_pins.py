@@ -75,11 +75,11 @@ def ran(result: Result) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_page_of_the_machine_has_the_pins_that_were_made(run: Run, kernel: str) -> None:
+def test_the_pins_of_every_page_of_the_machine_are_counted(run: Run, kernel: str) -> None:
     ran(run(kernel, PLAIN, "pins", f"-n{STEPS[kernel]}"))
 
 
-def test_as_many_pins_as_there_is_room_for(run: Run, tmp_path: Path) -> None:
+def test_a_page_takes_as_many_pins_as_its_count_has_room_for(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "log"
     result = run("series", PLAIN, "pin_most", options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
@@ -92,7 +92,7 @@ def test_as_many_pins_as_there_is_room_for(run: Run, tmp_path: Path) -> None:
     assert len(warned) == len(complaints), log.read_text()
 
 
-def test_nothing_is_tracked_unasked(run: Run) -> None:
+def test_nothing_is_tracked_without_the_option(run: Run) -> None:
     swap = ("--fs=raw", "--disk-size=256M")
     ran(run("series", SWAP, "pin_moves", "off", options=swap))
     off = ("--append=pin_owner=off", *swap)
@@ -100,12 +100,12 @@ def test_nothing_is_tracked_unasked(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_references_are_not_taken_for_pins(run: Run, kernel: str) -> None:
+def test_plain_references_are_not_counted_as_pins(run: Run, kernel: str) -> None:
     options = (ON, "--fs=raw", "--disk-size=256M")
     ran(run(kernel, SWAP, "pin_moves", "reclaimed", options=options))
 
 
-def test_stacks_of_those_who_pin(run: Run) -> None:
+def test_the_stack_of_each_pin_is_shown(run: Run) -> None:
     ran(run("series", PLAIN, "pin_moves", "stacks", options=("--append=pin_owner=on,stack",)))
 
 
@@ -113,7 +113,7 @@ def test_stacks_of_those_who_pin(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_sort_of_program_that_pins_is_named(run: Run, kernel: str) -> None:
+def test_every_kind_of_program_that_pins_is_named(run: Run, kernel: str) -> None:
     ran(run(kernel, PLAIN, "pin_makers"))
 
 
@@ -141,7 +141,7 @@ DISKS = ("ext4", "xfs", "btrfs", "f2fs", "vfat")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_direct_io_that_is_on_its_way_is_named(run: Run, kernel: str) -> None:
+def test_direct_io_in_flight_is_named(run: Run, kernel: str) -> None:
     packages = ("dmsetup", "xfsprogs", "btrfs-progs", "f2fs-tools", "dosfstools")
     commands = ("dmsetup", "mkfs.xfs", "mkfs.btrfs", "mkfs.f2fs", "mkfs.vfat")
     for package, command in zip(packages, commands, strict=True):
@@ -160,7 +160,7 @@ exec /tmp/pins/pin_makers -v "$device"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_memory_that_a_device_is_given_is_named(run: Run, kernel: str) -> None:
+def test_memory_given_to_a_device_is_named(run: Run, kernel: str) -> None:
     ran(run(kernel, VFIO, options=(ON, "--fs=raw", "--disk-size=16M", "--iommu=intel")))
 
 
@@ -171,7 +171,7 @@ exec python3 -E -S -m kernel.tests.vm.inside.rdma
 """
 
 
-def test_memory_that_is_registered_for_rdma_is_named() -> None:
+def test_memory_registered_for_rdma_is_named() -> None:
     for package, file in (("libibverbs1", "libibverbs.so.1"), ("ibverbs-providers", "libibverbs/")):
         need(package, "sh", "-c", f"ls /usr/lib/*/{file}* >/dev/null")
     need("iproute2", "command", "-v", "rdma")
@@ -198,7 +198,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("what", MACHINES)
-def test_who_was_in_the_way(run: Run, kernel: str, what: str) -> None:
+def test_the_holder_that_blocked_an_operation_is_named(run: Run, kernel: str, what: str) -> None:
     ran(run(kernel, PLAIN, "pin_moves", what, options=(ON, *MACHINES[what])))
 
 
@@ -218,7 +218,7 @@ HELD = (
 """What `dmafile pins --blocked` prints for each way in which pin_moves.c holds a page."""
 
 
-def test_who_was_in_the_way_in_sentences(run: Run, programs: Programs) -> None:
+def test_dmafile_pins_says_who_blocked_an_operation(run: Run, programs: Programs) -> None:
     result = run("series", SENTENCES, str(programs.dmafile))
     said = result.stdout.decode() + result.stderr.decode()
     assert result.returncode == 0, said
@@ -228,7 +228,7 @@ def test_who_was_in_the_way_in_sentences(run: Run, programs: Programs) -> None:
         assert re.fullmatch(SEALED + held, sentence), said
 
 
-def test_memory_that_fails_is_given_up_unless_it_is_pinned(run: Run) -> None:
+def test_failing_memory_is_offlined_unless_it_is_pinned(run: Run) -> None:
     ran(run("series-debug", PLAIN, "pin_moves", "soft_offline"))
 
 
@@ -257,7 +257,9 @@ WRONG = {
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_is_no_pair_is_told_once(run: Run, kernel: str, kind: str, tmp_path: Path) -> None:
+def test_an_unpin_without_a_pin_is_reported_once(
+    run: Run, kernel: str, kind: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     result = run(kernel, PLAIN, "pin_wrong", kind, options=(ON, f"--kernel-log={log}"))
     said = result.stdout.decode() + result.stderr.decode()
@@ -294,7 +296,7 @@ def test_races(run: Run, kernel: str) -> None:
     ran(run(kernel, RACES, "90", options=(ON, "--cpus=4", "--parallel", *memory, *disks)))
 
 
-def test_memory_that_runs_out(run: Run) -> None:
+def test_allocations_of_the_tracker_may_fail(run: Run) -> None:
     ran(run("series-debug", PLAIN, "pin_faults"))
     stacks = ("--append=pin_owner=on,stack",)
     ran(run("series-debug", PLAIN, "pin_faults", options=stacks))

@@ -42,7 +42,7 @@ DISKS_OF_COPIES = {"series": DISKS, "series-debug": ("ext4",)}
 """A debug kernel takes most of an hour for one file system."""
 
 
-def test_every_new_file_comes_with_one_patch() -> None:
+def test_every_new_file_is_added_by_one_patch() -> None:
     named = [name for patch in series.patches() for name in patch.new]
     new = series.SERIES / series.NEW
     there = [str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()]
@@ -59,7 +59,7 @@ def test_a_hook_has_a_line_of_context_at_most() -> None:
 
 
 @matrix
-def test_a_hook_that_finds_no_place_is_named(tmp_path: Path) -> None:
+def test_a_hook_that_does_not_apply_is_named(tmp_path: Path) -> None:
     linux = linux_source()
     series.originals(linux, tmp_path)
     file = tmp_path / "drivers" / "dma-buf" / "dma-heap.c"
@@ -70,7 +70,7 @@ def test_a_hook_that_finds_no_place_is_named(tmp_path: Path) -> None:
 
 
 @matrix
-def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
+def test_checkpatch_is_clean(tmp_path: Path) -> None:
     checkpatch = linux_source() / "scripts" / "checkpatch.pl"
     mails = series.mails(linux_source(), tmp_path)
     assert len(mails) == len(series.patches())
@@ -85,7 +85,7 @@ def test_checkpatch_has_nothing_to_say(tmp_path: Path) -> None:
 
 
 @matrix
-def test_gcc_and_sparse_have_nothing_to_say() -> None:
+def test_gcc_and_sparse_are_clean() -> None:
     need("sparse", "command", "-v", "sparse")
     build = kernels.find("series").build
     new = [Path(name) for patch in series.patches() for name in patch.new]
@@ -211,7 +211,7 @@ int main(void) { return 0; }
 
 
 @matrix
-def test_programs_get_the_interface_that_the_series_has(tmp_path: Path) -> None:
+def test_the_copied_uapi_header_is_that_of_the_series(tmp_path: Path) -> None:
     ours = series.SERIES.parent / "uapi"
     with series.tree(linux_source()) as tree:
         theirs = its_headers(tree, tmp_path)
@@ -234,7 +234,7 @@ echo selftests passed
 
 @matrix
 @pytest.mark.parametrize("kernel", ["base", "series", "series-debug"])
-def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> None:
+def test_a_write_may_come_from_any_source(selftests: Path, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in WRITERS]
     command = ("sh", "-c", RUN, "sh", str(selftests / "write_source"), *MOUNTS[: len(WRITERS)])
     result = vm(f"--kernel={kernel}", "--parallel", *disks, "--", *command)
@@ -243,7 +243,7 @@ def test_where_the_bytes_of_a_write_come_from(selftests: Path, kernel: str) -> N
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_a_source_that_is_not_mapped_yet_does_not_cost_large_folios() -> None:
+def test_a_source_that_is_not_mapped_yet_is_copied_in_large_folios() -> None:
     python = ("python3", "-E", "-S", "-m", "kernel.tests.vm.inside.cold_writes")
     options = ("--kernel=series", "--fs=xfs", "--memory=3G")
     passed(vm(*options, "--", *python, MOUNTS[0]), "writes checked")
@@ -251,7 +251,7 @@ def test_a_source_that_is_not_mapped_yet_does_not_cost_large_folios() -> None:
 
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_udmabufs_of_memory_that_nobody_has_used(selftests: Path, kernel: str) -> None:
+def test_a_udmabuf_of_untouched_memory_is_zero(selftests: Path, kernel: str) -> None:
     command = ("sh", "-c", RUN, "sh", str(selftests / "udmabuf_fallocate"), "/tmp")
     passed(vm(f"--kernel={kernel}", "--", *command), "selftests passed")
 
@@ -259,7 +259,9 @@ def test_udmabufs_of_memory_that_nobody_has_used(selftests: Path, kernel: str) -
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(("kernel", "touches"), [("base", 2), ("series", 1)])
-def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_path: Path) -> None:
+def test_a_write_touches_its_source_once_with_the_series(
+    kernel: str, touches: int, tmp_path: Path
+) -> None:
     program = static(ROOT / "bench" / "writes.c", tmp_path, "-Wextra", "-DWRITES=100")
     disks = [f"--fs={fs}" for fs in WRITERS]
     inside = 'cp "$1" /tmp/writes; shift; exec /tmp/writes 0 "$@"'
@@ -274,7 +276,7 @@ def test_how_often_a_write_touches_its_source(kernel: str, touches: int, tmp_pat
 
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_files_in_buffers_of_a_heap(selftests: Path, kernel: str) -> None:
+def test_a_heap_reads_files_into_its_buffers(selftests: Path, kernel: str) -> None:
     disks = [f"--fs={fs}" for fs in FILE_SYSTEMS]
     command = ("sh", "-c", RUN, "sh", str(selftests / "read_file"), *MOUNTS)
     result = vm(f"--kernel={kernel}", *disks, "--", *command)
@@ -292,12 +294,12 @@ HUGE = "echo always >/sys/kernel/mm/transparent_hugepage/shmem_enabled\n" + COPY
 
 @matrix
 @pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
-def test_copies_between_disks_and_memory(selftests: Path, kernel: str) -> None:
+def test_copy_file_range_between_disk_and_memory(selftests: Path, kernel: str) -> None:
     copies(COPY, selftests, kernel, DISKS_OF_COPIES[kernel])
 
 
 @matrix
-def test_copies_where_tmpfs_has_huge_pages(selftests: Path) -> None:
+def test_copy_file_range_with_huge_pages_of_tmpfs(selftests: Path) -> None:
     copies(HUGE, selftests, "series", DISKS[:1])
 
 
@@ -311,7 +313,7 @@ def copies(script: str, selftests: Path, kernel: str, disks: Sequence[str]) -> N
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(DISKS_OF_COPIES))
-def test_loads_that_the_kernel_copies(programs: Programs, kernel: str) -> None:
+def test_dmafile_loads_by_copy_file_range(programs: Programs, kernel: str) -> None:
     disks = DISKS_OF_COPIES[kernel]
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in disks))
     passed(programs.run("copy_range", *MOUNTS[: len(disks)], options=options), "loads checked")
@@ -327,20 +329,20 @@ def calls(program: str, kernel: str, parts: Sequence[str], *more: str) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS_OF_COPIES))
-def test_copies_where_things_go_wrong(kernel: str) -> None:
+def test_faults_during_copy_file_range(kernel: str) -> None:
     calls("copy_faults", kernel, PARTS_OF_COPIES[kernel])
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_copies_into_as_much_as_there_is() -> None:
+def test_copy_file_range_into_all_free_memory() -> None:
     calls("copy_faults", "series", ["large"], "--memory=5G")
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_loads_by_a_heap(programs: Programs, kernel: str) -> None:
+def test_dmafile_loads_by_heap_read(programs: Programs, kernel: str) -> None:
     options = (f"--kernel={kernel}", *(f"--fs={fs}" for fs in FILE_SYSTEMS))
     passed(programs.run("heap_read", *MOUNTS, options=options), "loads checked")
 
@@ -359,7 +361,7 @@ MAPPING = {
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(("kernel", "iommu"), MAPPING)
-def test_loads_into_memory_that_is_mapped_once(programs: Programs, kernel: str, iommu: str) -> None:
+def test_dmafile_loads_into_pre_mapped_buffers(programs: Programs, kernel: str, iommu: str) -> None:
     machine = (f"--kernel={kernel}", f"--iommu={iommu}")
     how = MAPPING[kernel, iommu]
     raw = (*machine, "--fs=raw", "--disk-size=16M")
@@ -371,7 +373,7 @@ def test_loads_into_memory_that_is_mapped_once(programs: Programs, kernel: str, 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_loads_from_disks_that_refuse_to_map(programs: Programs) -> None:
+def test_dmafile_loads_from_disks_that_refuse_pre_mapping(programs: Programs) -> None:
     kinds = ("raw-pi", "raw-zoned", "raw-multipath")
     options = ("--kernel=series", "--disk-size=64M", *(f"--fs={kind}" for kind in kinds))
     passed(programs.run("premap", "maps", *kinds, options=options), "loads checked")
@@ -380,13 +382,13 @@ def test_loads_from_disks_that_refuse_to_map(programs: Programs) -> None:
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("kernel", sorted(PARTS))
-def test_the_flag_where_things_go_wrong(kernel: str) -> None:
+def test_faults_while_a_heap_reads_a_file(kernel: str) -> None:
     calls("heap_flag", kernel, PARTS[kernel])
 
 
 @matrix
 @pytest.mark.usefixtures("ready")
-def test_importers_see_what_the_kernel_has_read(programs: Programs) -> None:
+def test_importers_see_what_the_kernel_read(programs: Programs) -> None:
     options = ("--kernel=series", "--fs=ext4")
     kinds = ["heap:system", "heap:system,copy-file-range", "udmabuf", "udmabuf,copy-file-range"]
     result = programs.run("importers", "/mnt", *kinds, options=options)
@@ -427,20 +429,20 @@ def premap(
 
 @matrix
 @pytest.mark.parametrize("iommu", ["off", "intel", "intel-strict", "intel-pt", "amd"])
-def test_buffers_that_are_mapped_once(selftests: Path, iommu: str) -> None:
+def test_pre_mapped_buffers(selftests: Path, iommu: str) -> None:
     premap(selftests, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
 
 
 @matrix
 @pytest.mark.parametrize(("fs", "iommu"), [("ext4", "off"), ("xfs", "off"), ("xfs", "intel")])
-def test_buffers_that_are_mapped_once_for_files(selftests: Path, fs: str, iommu: str) -> None:
+def test_pre_mapped_buffers_and_files(selftests: Path, fs: str, iommu: str) -> None:
     premap(selftests, "series", FILES[fs], f"--fs={fs}", *DISK[1:], f"--iommu={iommu}")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 @pytest.mark.parametrize("iommu", ["off", "intel-strict"])
-def test_mapped_buffers_where_the_disk_is_reset_and_removed(
+def test_pre_mapped_buffers_while_the_disk_is_reset_or_removed(
     selftests: Path, kernel: str, iommu: str
 ) -> None:
     premap(selftests, kernel, 0, *DISK, f"--iommu={iommu}", mode="life")
@@ -449,7 +451,7 @@ def test_mapped_buffers_where_the_disk_is_reset_and_removed(
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
 @pytest.mark.parametrize("iommu", ["off", "intel-strict"])
-def test_mapped_buffers_where_the_disk_is_suspended(
+def test_pre_mapped_buffers_while_the_disk_is_suspended(
     selftests: Path, kernel: str, iommu: str, tmp_path: Path
 ) -> None:
     module = ko.other(HERE / "awake", kernels.find(kernel).build, tmp_path)
@@ -461,7 +463,7 @@ def test_mapped_buffers_where_the_disk_is_suspended(
 @matrix
 @pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize("iommu", ["off", "intel"])
-def test_mapped_buffers_of_programs_of_32_bits(tmp_path: Path, iommu: str) -> None:
+def test_pre_mapped_buffers_of_32_bit_programs(tmp_path: Path, iommu: str) -> None:
     need_32_bits()
     its_selftests("premap.c", tmp_path, *WIDE)
     premap(tmp_path, "series", OF_DISKS, *DISK, f"--iommu={iommu}")
@@ -469,31 +471,31 @@ def test_mapped_buffers_of_programs_of_32_bits(tmp_path: Path, iommu: str) -> No
 
 
 @matrix
-def test_mapped_buffers_behind_bounce_buffers(selftests: Path) -> None:
+def test_pre_mapped_bounce_buffers(selftests: Path) -> None:
     bounces = ("--iommu=swiotlb", "--append=nvme.premap_bounce=1")
     premap(selftests, "series", 67, *DISK, *bounces, mode="bounce")
 
 
 @matrix
 @pytest.mark.parametrize("disk", ["raw-pi", "raw-zoned", "raw-multipath"])
-def test_disks_that_refuse_to_map_buffers(selftests: Path, disk: str) -> None:
+def test_disks_that_refuse_pre_mapping(selftests: Path, disk: str) -> None:
     premap(selftests, "series", 0, f"--fs={disk}", *DISK[1:], mode="refused")
 
 
 @matrix
 @pytest.mark.parametrize("how", ["--iommu=swiotlb", "--append=nvme.premap=0"])
-def test_mapping_that_is_refused(selftests: Path, how: str) -> None:
+def test_machines_that_refuse_pre_mapping(selftests: Path, how: str) -> None:
     premap(selftests, "series", 0, *DISK, how, mode="refused")
 
 
 @matrix
-def test_mapped_buffers_with_all_checks(selftests: Path) -> None:
+def test_pre_mapped_buffers_on_the_debug_kernel(selftests: Path) -> None:
     premap(selftests, "series-debug", OF_DISKS, *DISK)
     premap(selftests, "series-debug", FILES["ext4"], "--fs=ext4", *DISK[1:])
 
 
 @matrix
-def test_mapped_buffers_where_memory_and_requests_fail(selftests: Path) -> None:
+def test_pre_mapped_buffers_when_memory_or_requests_fail(selftests: Path) -> None:
     # DMA API debugging disables itself if its allocations fail, so run no other tests.
     premap(selftests, "series-debug", 4, *DISK, mode="failures")
     premap(selftests, "series-debug", 12, "--fs=ext4", *DISK[1:], mode="failures")
@@ -501,7 +503,7 @@ def test_mapped_buffers_where_memory_and_requests_fail(selftests: Path) -> None:
 
 @matrix
 @pytest.mark.parametrize("kernel", ["series", "series-debug"])
-def test_who_pins_memory(selftests: Path, kernel: str) -> None:
+def test_selftest_pin_owner(selftests: Path, kernel: str) -> None:
     command = ("sh", "-c", RUN, "sh", str(selftests / "pin_owner"), "/tmp")
     result = vm(f"--kernel={kernel}", "--append=pin_owner=on", "--", *command)
     passed(result, "selftests passed")

@@ -33,13 +33,13 @@ def inside(programs: Path, part: str, *options: str, words: tuple[str, ...] = ()
 
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_other_ways_to_ask_and_guarded_files(programs: Path, kernel: str) -> None:
+def test_other_kinds_of_requests_and_restricted_files(programs: Path, kernel: str) -> None:
     inside(programs, "requests", f"--kernel={kernel}")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_programs_of_32_bits(
+def test_32_bit_programs(
     ready: None, tmp_path_factory: pytest.TempPathFactory, kernel: str
 ) -> None:
     need_32_bits()
@@ -53,7 +53,7 @@ def need_32_bits() -> None:
 
 
 @matrix
-def test_structures_are_the_same_for_32_bits(tmp_path: Path) -> None:
+def test_structures_have_the_same_layout_for_32_bits(tmp_path: Path) -> None:
     need_32_bits()
     lines = []
     for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", HEADER.read_text(), re.M | re.S):
@@ -77,26 +77,26 @@ def test_structures_are_the_same_for_32_bits(tmp_path: Path) -> None:
 
 @matrix
 @pytest.mark.parametrize("kernel", STOCK)
-def test_nfs(programs: Path, kernel: str) -> None:
+def test_files_on_nfs(programs: Path, kernel: str) -> None:
     inside(programs, "network", f"--kernel={kernel}")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", STOCK)
-def test_suspended_in_the_middle(programs: Path, kernel: str) -> None:
+def test_a_suspend_in_the_middle_of_a_request(programs: Path, kernel: str) -> None:
     inside(programs, "suspended", f"--kernel={kernel}")
 
 
 @matrix
 @pytest.mark.parametrize("kernel", STOCK)
-def test_memory_that_fails(programs: Path, kernel: str, tmp_path: Path) -> None:
+def test_every_allocation_may_fail(programs: Path, kernel: str, tmp_path: Path) -> None:
     device = ko.other(HERE / "testdev", kernels.find(kernel).build, tmp_path)
     inside(programs, "offline", f"--kernel={kernel}", words=(str(device),))
 
 
 @matrix
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_with_preemption_everywhere(programs: Path, kernel: str) -> None:
+def test_full_preemption(programs: Path, kernel: str) -> None:
     inside(programs, "preemptible", f"--kernel={kernel}", "--parallel", "--append=preempt=full")
 
 
