@@ -330,6 +330,10 @@ pub struct LoadArgs {
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
 
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
+
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
     pub quiet: bool,
@@ -584,6 +588,10 @@ pub struct SaveArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     #[arg(help_heading = OUTPUT)]
     pub json: Option<Option<PathBuf>>,
+
+    /// Also print the plan, the reason for each choice, and the phases
+    #[arg(long, short, conflicts_with = "quiet", help_heading = OUTPUT)]
+    pub verbose: bool,
 
     /// Suppress text and progress (errors and JSON are still written)
     #[arg(long, short, help_heading = OUTPUT)]
