@@ -50,7 +50,7 @@ KERNEL_TESTS = $(PYTHON) -m pytest --quiet -rs --numprocesses=2 --dist=load --ma
 LOADERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/loaders
 LOADER_TESTS := python/tests/loaders
 
-.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
+.PHONY: help demo test vm-test consumers-test loaders-test dropin-test loaders-contract arm64-test gpu-test gpu-bench fuzz vm-bench bench save-bench lint features docs install uninstall build built extension \
 	deb deb-test module base base-debug base-kcsan series series-debug series-unpinned series-cost premap-cost pins-cost save-cost kernel-lint kernel-test kernel-overlap kernel-install kernel-uninstall kernel-version need-headers \
 	need-rust need-rust-tools need-test-tools
 
@@ -89,6 +89,11 @@ consumers-test: need-rust need-test-tools extension .venv/consumers ## let third
 	CI=true $(PYTHON) -m pytest --quiet -rs python/tests/test_paths.py python/tests/test_consumers.py \
 		python/tests/test_takers.py $(ARGS)
 	CONSUMERS=1 $(VM_TESTS) tests/vm/test_vulkan.py $(ARGS)
+
+arm64-test: need-rust need-test-tools ## the command and the engine's tests on Debian's arm64 kernels, pages of 4 and 16 KiB (an hour; 250 MB, once)
+	@echo "arm64-test: compiles for aarch64, then boots a machine for each test, without KVM"
+	rustup target add aarch64-unknown-linux-gnu
+	ARM64=1 $(VM_TESTS) tests/vm/test_arm64.py $(ARGS)
 
 gpu-test: need-rust .venv/dev $(LOADERS)/torch/ready ## test loads into GPU memory with a double of the driver: 100,000 schedules (half an hour)
 	@echo "gpu-test: a GPU is neither needed nor used"
