@@ -19,7 +19,7 @@ from vm.machine import COMPLAINTS
 
 IMAGES = {"4k": "linux-image-6.12-arm64", "16k": "linux-image-6.12-arm64-16k"}
 """By the size of their base pages. Debian has none with 64 KiB."""
-PROGRAMS = ("busybox-static", "libc6", "libgcc-s1")
+PROGRAMS = ("busybox-static", "libc6", "libgcc-s1", "libsmartcols1", "util-linux-extra")
 MODULES = ("nvme", "ext4", "crc32c")
 DISK = 2 << 30
 STATUS = re.compile(r"^script ended with (\d+)\r?$", re.MULTILINE)

@@ -549,6 +549,27 @@ fn text_shows_the_plan_reasons_phases_and_rate() {
 }
 
 #[test]
+fn explain_shows_the_plan_for_the_memory_of_a_gpu() {
+    let dir = Dir::new();
+    dir.file("file", 5 * MIB);
+    // The machine may have a GPU; then its model and driver are shown.
+    let plan = dir
+        .run("explain file --to hip:77 --io direct --json")
+        .ok()
+        .json();
+    assert_eq!(plan["kind"], "hip:77");
+    let reasons = common::reasons(&plan);
+    assert!(reasons.contains("device missing: "), "{reasons}");
+    assert!(reasons.contains(" slots of "), "{reasons}");
+    assert!(
+        plan["ladder"][0]
+            .as_str()
+            .is_none_or(|first| !first.contains("registered"))
+    );
+    dir.refusal(&mut dir.dmafile("load file --to hip:77"), 2);
+}
+
+#[test]
 fn a_load_and_a_save_print_one_line_each() {
     let dir = Dir::new();
     dir.file("file", 5 * MIB);
