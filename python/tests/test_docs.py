@@ -1,21 +1,36 @@
 """What the documentation shows works."""
 
+import fcntl
+import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-PAGES = Path(__file__).parents[2] / "docs"
+from conftest import file_sha256
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S)
+    return [text for name, text in found if name == language]
 
 
 @pytest.mark.parametrize("name", ["python", "safetensors"])
-def test_the_examples_run(
+def test_the_python_examples_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = PAGES / f"{name}.md"
-    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    page = ROOT / f"docs/{name}.md"
+    examples = blocks(page, "python")
     assert examples
     monkeypatch.chdir(tmp_path)
     weight = np.arange(400 * 256, dtype=np.float32).reshape(400, 256)
@@ -31,3 +46,173 @@ def test_the_examples_run(
         return
     some = names["some"]
     assert isinstance(some, dict) and set(some) == {"large.bias", "a.norm.weight"}
+
+
+ELSEWHERE = {
+    "MATRIX=1": "tests/vm/test_crashes.py",
+    "adduser": "kernel/tests/vm/test_kernel.py, as udev does it",
+    "apt-get": "kernel/tests/vm/test_kernel.py, the headers it builds with",
+    "cargo": "packaging/test builds the same command",
+    "cc": "capi/tests/install.rs",
+    "make": "the targets' own tests",
+    "mokutil": "nothing: no machine here has Secure Boot",
+    "pip": "the test of the wheels",
+    "reboot": "nothing",
+    "systemctl": "cli/tests/systemd.rs plays systemd",
+    "vllm": "python/tests/loaders/test_vllm.py",
+    "vm/run": "vm/, tests/vm/",
+}
+"""Where commands are tested that install something, boot something, or need another package."""
+
+IN_MACHINES = {"dmafile pins --pages", "dmafile pins --watch=60"}
+"""Need root and a kernel that has /proc/kcore and kprobes: tests/vm/test_pins.py."""
+
+PROGRAMS = {
+    # The programs that the pages start get the bytes of the model.
+    "serve": """
+number=${DMAFILE_FD%%,*}
+test "$(head --bytes="${DMAFILE_BYTES%%,*}" "/proc/self/fd/$number" | sha256sum)" = "$WANTED  -"
+""",
+    "resume": """
+test "$(cat "/proc/self/fd/${DMAFILE_FD%%,*}" | sha256sum)" = "$WANTED  -"
+""",
+    "llama-server": """
+test "$1" = -m
+test -f "$2" || set -- "$1" "$2/model.safetensors"
+test "$(sha256sum < "$2")" = "$WANTED  -"
+""",
+    "python3": """
+test "${2#--model=}" != "$2"
+test "$(sha256sum < "${2#--model=}/model.safetensors")" = "$WANTED  -"
+""",
+    "camera": """
+exec cat model.safetensors
+""",
+}
+
+
+def commands(block: str) -> list[str]:
+    """The lines of a block that someone would type, without their comments."""
+    lines = [re.sub(r"\s+#.*", "", line.removeprefix("$ ")) for line in block.splitlines()]
+    first = {"dmafile", "./camera", "cd", *ELSEWHERE}
+    return [line for line in lines if line.partition(" ")[0] in first]
+
+
+def is_elsewhere(lines: list[str]) -> bool:
+    return any(line.partition(" ")[0] in ELSEWHERE for line in lines)
+
+
+def test_blocks_without_a_language_are_commands() -> None:
+    """Or what a program prints, or a file of settings."""
+    for page in PAGES:
+        for block in blocks(page, ""):
+            assert block.startswith(("# ", "[")) or commands(block), f"{page}: {block}"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with what the pages name: a model of one file and of a folder, and programs."""
+    arrays = {f"model.layers.{n}.weight": np.arange(1 << 18, dtype=np.float32) for n in range(2)}
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    (tmp_path / "model").mkdir()
+    for copy in ("model.gguf", "model/model.safetensors"):
+        shutil.copy(tmp_path / "model.safetensors", tmp_path / copy)
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "serve.py").touch()
+    (tmp_path / "task.snapshot").mkdir()
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "disk").write_bytes(b"")
+    os.truncate(tmp_path / "disk", 2 << 30)
+    (tmp_path / "bin").mkdir()
+    for name, script in PROGRAMS.items():
+        path = tmp_path / "bin" / name
+        path.write_text("#!/bin/sh -e\n" + script)
+        path.chmod(0o755)
+        (tmp_path / name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_run(page: Path, place: Path) -> None:
+    """Each line as it stands, in one folder, with a memfd of the model as descriptors 3 and 4."""
+    groups = [commands(block) for block in blocks(page, "")]
+    lines = [line for group in groups if not is_elsewhere(group) for line in group]
+    model = place / "model.safetensors"
+    wanted = file_sha256(model)
+    path = f"{place}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(place / "run")}
+    environment |= {"WANTED": wanted}
+    first = os.memfd_create("model")
+    memory = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(first)
+    os.write(memory, model.read_bytes())
+    holders = []
+    try:
+        for line in lines:
+            if line in IN_MACHINES or ("jq " in line and shutil.which("jq") is None):
+                continue
+            if "--to dma-buf" in line and not os.access("/dev/udmabuf", os.R_OK | os.W_OK):
+                continue
+            line = line.replace("sha256=…", f"sha256={wanted}")
+            line = line.replace("/dev/nvme0n1p2", "disk")
+            # Root's holds are those of the whole machine.
+            line = re.sub(r"\bllama\b(?!-)", f"llama-{os.getpid()}", line)
+            script = f"exec 3<&{memory} 4<&{memory}; exec {memory}<&-; {line}"
+            if line.startswith("dmafile hold "):
+                holder = subprocess.Popen(
+                    ["bash", "-c", f"exec {line}"],
+                    cwd=place,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                )
+                holders.append(holder)
+                assert holder.stdout is not None
+                assert json.loads(holder.stdout.readline())
+                continue
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", script],
+                cwd=place,
+                env=environment,
+                pass_fds=[memory],
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    finally:
+        os.close(memory)
+        for holder in holders:
+            holder.send_signal(signal.SIGTERM)
+            holder.communicate()
+    saved = {"capture.bin", "copy.gguf", "recording.raw"} if page.stem == "saving" else set()
+    assert {name for name in saved if file_sha256(place / name) != wanted} == set()
+
+
+PRELUDE = """
+#include <dmafile.h>
+#include <stdio.h>
+#include <stdint.h>
+void import(int fd, uint64_t offset, uint64_t len);
+void copy(uint64_t at, const void *from, uint64_t bytes);
+void use(const char *name, const void *data, uint64_t len);
+extern char header[512], *memory;
+extern uint64_t length, room;
+extern int memfd, dma_buf;
+extern struct dmafile_options options;
+extern struct dmafile_buffer *buffer;
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/c.md"], ids=["README", "c"])
+def test_the_c_examples_compile(page: Path, tmp_path: Path) -> None:
+    examples = blocks(page, "c")
+    assert examples
+    functions = [f"int f{n}(void)\n{{\n{code}\nreturn 0;\n}}\n" for n, code in enumerate(examples)]
+    source = tmp_path / "examples.c"
+    source.write_text(PRELUDE + "\n".join(functions))
+    include = f"-I{ROOT / 'capi/include'}"
+    # An example may leave a result unused.
+    command = ["cc", "-std=c99", "-Wall", "-Werror", "-Wno-unused", "-fsyntax-only", include]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
