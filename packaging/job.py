@@ -1,4 +1,4 @@
-"""The main job of the Python package: the file `file` is loaded, and written to `viewed` and `stored`."""
+"""The main job of the Python package: loads `file`, and writes it to `viewed` and `stored`."""
 
 from pathlib import Path
 

@@ -54,7 +54,7 @@ def inside(wheel: Path) -> list[str]:
 
 
 def unversioned(library: str) -> list[str]:
-    """Symbols that must be there when it is loaded, though neither Python nor a version has them."""
+    """Symbols without a version that must be there when it is loaded, other than Python's."""
     needed = list(NEEDED.finditer(run("readelf", "--dyn-syms", "--wide", library)))
     assert any(symbol["version"] for symbol in needed), library
     return [
