@@ -5,6 +5,7 @@ version, which an older C library lacks: the import would fail. So the only ones
 Python's. Nothing in a wheel may name a folder of the machine that built it.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = re.compile(r" (?P<bind>GLOBAL|WEAK) .* UND (?P<name>\w+)(?P<version>@\S+)?")
-PLACES = {str(ROOT), str(Path.home()) + "/"}
+CARGO = os.environ.get("CARGO_HOME", str(Path.home() / ".cargo"))
+PLACES = (str(ROOT), CARGO)
 
 
 def main(tag: str, *wheels: str) -> int:
