@@ -239,14 +239,14 @@ deb-test: deb ## install those packages into clean roots of Debian 12 and 13, an
 	lintian --fail-on error $(DEB)/*.changes
 	packaging/test $(DEB)/*.deb
 
-# Paths of this machine have no place in what others get, nor would two machines then build the same. Where several
-# fit, rustc takes the last.
+# No path of this machine goes into a binary: otherwise two machines would build different files. If several prefixes
+# match, rustc uses the last.
 REMAP = --remap-path-prefix=$(CURDIR)=/dmafile --remap-path-prefix=$(abspath $(TARGET))=/dmafile/target \
 	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src=/crates
 deb wheels: export RUSTFLAGS := $(REMAP)
 deb wheels sbom: export SOURCE_DATE_EPOCH := $(EPOCH)
 
-# The oldest C library that has all that is needed: preadv2 came with 2.26, statx with 2.28.
+# The oldest glibc with preadv2 (2.26) and statx (2.28).
 MANYLINUX := manylinux_2_28
 WHEELS    := $(TARGET)/wheels
 MATURIN    = PATH="$(CURDIR)/.venv/bin:$$PATH" maturin
@@ -271,19 +271,19 @@ wheels-test: wheels ## install those wheels into clean roots of Debian 12 and 13
 
 CRATES := dmafile dmafile-cli
 
-crates: need-rust ## package the crates as crates.io would get them, in target/package, build their documentation and use them (5 minutes)
+crates: need-rust ## package the crates for crates.io in target/package, build their documentation, use the command (5 minutes)
 	@echo "crates: to $(TARGET)/package"
 	@rm -rf $(TARGET)/package
 	cargo publish --dry-run --locked $(CRATES:%=--package=%)
 	cargo package --quiet --no-verify --locked $(CRATES:%=--package=%)
 	CARGO_TARGET_DIR=$(abspath $(TARGET))/crates packaging/test-crates $(CRATES:%=$(TARGET)/package/%-$(VERSION).crate)
 
-# What is in the binaries, by CycloneDX. Its program writes beside each Cargo.toml: so there is a copy.
+# cargo-cyclonedx writes beside each Cargo.toml, so it gets a copy of the crates.
 SBOM      := $(TARGET)/sbom
 CYCLONEDX := 0.5.9
 TOOLS     := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dmafile/cyclonedx-$(CYCLONEDX)
 
-sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx
+sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx ## list the crates in each binary (CycloneDX), in target/sbom
 	@echo "sbom: to $(SBOM)"
 	@rm -rf $(SBOM)
 	@mkdir -p $(SBOM)/tree
@@ -294,13 +294,13 @@ sbom: need-rust $(TOOLS)/bin/cargo-cyclonedx
 	done
 	@rm -rf $(SBOM)/tree
 
-# Unoptimised, as it runs for seconds only.
+# It runs for seconds: optimising it would take longer.
 $(TOOLS)/bin/cargo-cyclonedx:
 	cargo install --quiet --debug --locked --root $(TOOLS) cargo-cyclonedx@$(CYCLONEDX)
 
 RELEASE = $(abspath $(TARGET))/release-files
 
-release: ## build all that a release has, of the last commit, in target/release-files: packages, crates, source, SBOMs, checksums
+release: ## build all packages of the last commit, with source, SBOMs and checksums, in target/release-files (half an hour)
 	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit or remove first:" >&2; git status --short >&2; exit 1; }
 	@echo "release: to $(RELEASE)"
 	@rm -rf $(RELEASE)
@@ -310,7 +310,7 @@ release: ## build all that a release has, of the last commit, in target/release-
 	@git archive --prefix=dmafile-$(VERSION)/ --output=$(RELEASE)/dmafile-source-$(VERSION).tar.gz HEAD
 	@cd $(RELEASE) && sha256sum * >SHA256SUMS && cat SHA256SUMS
 
-release-test: release deb-test wheels-test ## use the packages of a release, build it again in another folder, and compare
+release-test: release deb-test wheels-test ## install the packages of a release and use them, build it again in another folder, and compare (an hour)
 	@rm -rf $(TARGET)/again
 	git clone --quiet . $(TARGET)/again
 	@ln -s $(CURDIR)/.venv $(TARGET)/again

@@ -1,8 +1,8 @@
 """Checks wheels: `python -m scripts.wheels TAG WHEEL...`, where TAG is such as manylinux_2_28.
 
-auditwheel looks at versions of symbols only. A shared library may also need a symbol without a
-version, which an older C library lacks: the import would fail. So the only ones without must be
-Python's. Nothing in a wheel may name a folder of the machine that built it.
+auditwheel looks at versions of symbols only. A library may also need a symbol without a version,
+which an older C library lacks: the import would fail. So only Python's symbols may have none.
+No file of a wheel may name a folder of the machine that built it.
 """
 
 import os
@@ -45,7 +45,7 @@ def inside(wheel: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if name.endswith(".so")]
         if len(libraries) != 1:
-            faults.append(f"not one library, but {libraries}")
+            faults.append(f"has {len(libraries)} libraries instead of one: {libraries}")
         for name in libraries:
             library = archive.extract(name, folder)
             faults += [f"needs {symbol}, of no version" for symbol in unversioned(library)]
